@@ -38,7 +38,7 @@ JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo check test lint structure test-bounds conformance bench triton clean \
+.PHONY: help demo check test lint structure test-bounds conformance bench reference triton clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -51,6 +51,7 @@ help:
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
 	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
 	@echo "make bench        run the benchmarks"
+	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -92,6 +93,9 @@ test-conformance: $(TEST)/installed-$(ORT)
 test-timed: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m timed tests/system tests/conformance
 
+reference: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.reference
+
 test-bounds:
 	@"$(PYTHON)" scripts/try_bounds.py --extra $(ORT)
 
@@ -111,7 +115,7 @@ bench: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m pytest benchmarks --benchmark-columns=min,median,ops,rounds --benchmark-sort=name
 
 triton: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m tests.support.triton_setup
+	@$(TEST)/bin/python -m tests.support.triton.setup
 
 clean:
 	rm -rf $(DEMO) $(TEST) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache

@@ -26,7 +26,7 @@ def report(request: pytest.FixtureRequest) -> Report:
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model repository with a small network for the hot path and a wide one that gains from batching."""
     from examples.digits.build import build_repository  # only the benchmarks that need a repository build one
-    from tests.support.onnx_models import save_mlp
+    from tests.support.models.onnx_models import save_mlp
 
     root = tmp_path_factory.mktemp("repository")
     build_repository(root)

@@ -12,14 +12,14 @@ from benchmarks.conftest import Report
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc import codec as codec_grpc
 from sluice.gateway.http import codec as codec_http
-from sluice.gateway.inference.dataplane import Terms
 from sluice.gateway.inference.request_template import JsonTemplate
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import identity
+from tests.unit.gateway.instant_gateway import identity
 
 IMAGE = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
 """602 112 bytes."""
@@ -45,7 +45,7 @@ def http_binary() -> Callable[[], None]:
 
     def there_and_back() -> None:
         request, flags = codec_http.decode_request(body, len(head), signature)
-        inputs = signature.accept(request.inputs).inputs
+        inputs = signature.check_inputs(request.inputs).inputs
         encoded = codec_http.encode_response(respond(inputs["x"]), flags, signature)
         assert encoded.length > IMAGE.nbytes
 
@@ -57,7 +57,7 @@ def http_json() -> Callable[[], None]:
 
     def there_and_back() -> None:
         request, flags = codec_http.decode_request(JSON, None, signature)
-        inputs = signature.accept(request.inputs).inputs
+        inputs = signature.check_inputs(request.inputs).inputs
         codec_http.encode_response(respond(inputs["x"]), flags, signature)
 
     return there_and_back
@@ -66,11 +66,11 @@ def http_json() -> Callable[[], None]:
 def http_json_repeated() -> Callable[[], None]:
     signature = of(ROW)
     request, flags = codec_http.decode_request(JSON, None, signature)
-    inputs, rows, key, memory_bytes = signature.accept(request.inputs)
-    form = JsonTemplate(JSON, signature, inputs, Terms(("x",), rows, key, memory_bytes, 0), flags)
+    inputs, rows, key, memory_bytes = signature.check_inputs(request.inputs)
+    form = JsonTemplate(JSON, signature, inputs, RequestOptions(("x",), rows, key, memory_bytes, 0), flags)
 
     def there_and_back() -> None:
-        assert form.fits(JSON, None, signature)
+        assert form.matches(JSON, None, signature)
         inputs = form.tensors(JSON)
         assert inputs is not None
         codec_http.encode_response(respond(inputs["x"]), form.flags, signature)
@@ -87,7 +87,7 @@ def grpc_binary() -> Callable[[], None]:
     )
 
     def there_and_back() -> None:
-        inputs = signature.accept(codec_grpc.decode_request(message).inputs).inputs
+        inputs = signature.check_inputs(codec_grpc.decode_request(message).inputs).inputs
         codec_grpc.encode_response(respond(inputs["x"]), signature)
 
     return there_and_back

@@ -131,10 +131,10 @@ class Run:
         self.busy_ns += took_ns
         return took_ns
 
-    def batch_verdicts(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
+    def batch_confidences(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
         return (tuple((self._chance.random(batch.rows) > self._escalation).astype(float).tolist()),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
+    def combined_confidences(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
         return ()
 
     @staticmethod

@@ -22,8 +22,8 @@ from sluice.mps.ipc.messages import BatchFinished, ModelFile, RunBatch
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.onnx_models import save_mlp
-from tests.support.workers import Gateway, serving
+from tests.support.gateway.workers import Gateway, serving
+from tests.support.models.onnx_models import save_mlp
 
 SHARES = (1, 2, 4)
 REPETITIONS = 10

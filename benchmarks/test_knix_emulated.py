@@ -21,8 +21,8 @@ import pytest
 from benchmarks.conftest import Report
 from sluice.models.backends.timed import load
 from sluice.models.profiles.simulated_gpu import latency_ms
-from tests.support.server import gateway_server
-from tests.support.timed_models import save_timed
+from tests.support.gateway.server import gateway_server
+from tests.support.models.timed_models import save_timed
 
 SHARES = (1, 2, 4)
 TABLE_2 = "0.67 %"

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.conftest import Report
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.http_load import HttpLoad, percentiles_ms
-from tests.support.onnx_models import save_mlp
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.http_load import HttpLoad, percentiles_ms
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_mlp
 
 RATE = 100
 WINDOW_S = 0.25

@@ -8,6 +8,7 @@ from collections import deque
 from typing import Any
 
 from benchmarks.conftest import Report
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import (
     Limits,
     PartitionConfig,
@@ -127,4 +128,4 @@ def test_decisions_at_scale(benchmark: Any, report: Report) -> None:
     report("a decision with 100 x 5 stages, 64 partitions, 10 000 queued, us", f"{at_large:.1f}", "<= 100")
     report("against 10 x 5 stages and 8 partitions", f"{at_large / at_small:.2f}x ({at_small:.1f} us)", "<= 2x")
     report("memory of fronts and queues in that case, MB", f"{memory / 1e6:.1f}", "<= 100")
-    large.scheduler.check()
+    check_invariants(large.scheduler)

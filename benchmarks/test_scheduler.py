@@ -9,11 +9,12 @@ from typing import Any
 from benchmarks.conftest import Report
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
+from tests.support.scheduling.services import WithoutConfidences
 
 TABLE = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
 SPEC = SchedulerSpec(
@@ -25,17 +26,11 @@ RATE = 8000.0
 SLO_NS = 100_000_000
 
 
-class TableService:
+class TableService(WithoutConfidences):
     """Batches take what the table says."""
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLE.latency_ns(batch.rows)
-
-    def batch_verdicts(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
-        return ()
 
 
 def arrivals(count: int) -> Iterator[tuple[int, RequestArrived]]:

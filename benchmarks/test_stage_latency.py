@@ -18,7 +18,7 @@ from sluice.batcher.interface.config import (
     SchedulerSpec,
     StageConfig,
 )
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.demand import demand_table
@@ -30,6 +30,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
+from tests.support.scheduling.services import WithoutConfidences
 
 SHAPES: dict[str, Callable[[int], float]] = {
     "affine": lambda rows: 10 + rows,
@@ -50,7 +51,7 @@ DIAMOND = [StageConfig(key, f"{key}:1", before) for key, before in zip("abcd", (
 CHAINS = [StageConfig(key, f"{key}:1", before) for key, before in zip("abcd", ((), (), (0,), (1,)), strict=True)]
 
 
-class Run:
+class Run(WithoutConfidences):
     """A simulated run of a pipeline of identical models, and the simulated machine at the same time."""
 
     def __init__(
@@ -76,12 +77,6 @@ class Run:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self._table.latency_ns(batch.rows)
-
-    def batch_verdicts(self, batch: DispatchBatch) -> tuple[tuple[float, ...], ...]:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> tuple[tuple[float, ...], ...]:
-        return ()
 
     def arrivals(self, rate: float) -> Iterator[tuple[int, RequestArrived]]:
         gaps = random.Random(7)

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.conftest import Report
 from benchmarks.support.closed_loop import Closed, drive_grpc, drive_http, grpc_request, http_request
 from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned
-from tests.support.onnx_models import save_mlp
-from tests.support.triton import TritonServer, triton_server
-from tests.support.triton_models import add_model
-from tests.support.triton_setup import TritonUnavailable, set_up
+from tests.support.models.onnx_models import save_mlp
+from tests.support.triton.models import add_model
+from tests.support.triton.server import TritonServer, triton_server
+from tests.support.triton.setup import TritonUnavailable, set_up
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 ROUNDS = 5

@@ -3,6 +3,8 @@
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+INFINITE_NS = 1 << 62
+"""Stands for a time that never comes; sums with other times stay within 64 bits."""
 
 
 def ms_to_ns(milliseconds: float) -> int:

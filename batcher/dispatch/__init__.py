@@ -1,1 +1,1 @@
-"""TODO batcher/dispatch."""
+"""Batches: when they close, where they run, and what happens when they time out or fail."""

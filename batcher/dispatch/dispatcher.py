@@ -1,105 +1,116 @@
-"""Dispatch: which queue's batch goes to which partition, and when to look again."""
+"""Dispatch: which queue's batch goes to which partition, and when to decide again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
-from sluice.batcher.fleet.agenda import WakeupQueue
-from sluice.batcher.fleet.fair_sharing import sharing
+from sluice.batcher.fleet.fair_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.partition_group import first_idle, first_opened
+from sluice.batcher.fleet.run_queue import RunQueue
+from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.interface.config import SchedulerSpec
-from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, ReleaseReason
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.interface.planner_protocol import Planner
-from sluice.batcher.prediction.entering import enter
-from sluice.batcher.queues.fair_queue import NOBODY, Queue
+from sluice.batcher.prediction.backlog import release_batch
+from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.response_order import FinishedEntries
-from sluice.batcher.reservations.reserved_work import ReservedWork
-from sluice.batcher.state.model import RESTART_NS, ModelState, PartitionState
-from sluice.batcher.state.pipeline import StageState
-from sluice.batcher.state.pool import NEVER_NS, PartitionGroup
-from sluice.batcher.state.request import Batch, Entry, Request, StageRun
-
-if TYPE_CHECKING:
-    from sluice.batcher.residency.on_demand import OnDemandLoader
+from sluice.batcher.reservations.reserved_work import Chosen, ReservedWork
+from sluice.batcher.state import (
+    RESTART_NS,
+    Batch,
+    Entry,
+    ModelState,
+    PartitionState,
+    PipelineState,
+    QueueKey,
+    Request,
+    StageRun,
+    StageState,
+)
+from sluice.models.units import INFINITE_NS
 
 _rows = attrgetter("rows")
+TYPICAL_WEIGHT = 0.1
+"""Weight of one batch in the smoothed number of rows of a batch."""
+PEAK_DECAY = 0.9
+"""The peak of outstanding rows falls by this factor with every batch."""
 REFRESH_BATCHES = 16
-"""Predictions of a model's pipelines are renewed after this many of its batches."""
+"""Predictions of a model's pipelines are made again after this many of its batches."""
 
 
 class Dispatcher:
-    """Owns queues and batches; forms batches when asked to, for the partitions of its `fleet`.
+    """Owns batches; closes them when asked to, for the partitions of the `fleet`.
 
-    `planner` ranks where and how big, where there is a choice. `evict` is called for requests whose deadline a batch
-    would miss, `resume` for entries whose answers were held back. `booked` is there when some pipeline evicts: what of
-    it was admitted waits there for its places.
+    `planner` ranks where a batch runs and how large it is, where there is a choice. `evict` is called for requests
+    whose deadline a batch would miss, `resume` for entries whose answers were held back. Entries with a reserved slot
+    wait in `reserved`.
     """
 
     def __init__(
         self,
         spec: SchedulerSpec,
+        fleet: Fleet,
         planner: Planner | None,
         evict: Callable[[Request, list[AnyDecision]], None],
         resume: Callable[[FinishedEntries, int, list[AnyDecision]], None],
     ) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
-        self._locator = PartitionChooser(planner, self.hand_off_ns)
-        self.fleet = Fleet(spec)
-        self.models = self.fleet.models
+        self.fleet = fleet
+        self.models = fleet.models
         self.batches: dict[int, Batch] = {}
-        self.agenda = WakeupQueue()
-        self._sharing = sharing(spec.partitions, self.fleet.partitions, self.agenda)
+        self.wakeups = fleet.wakeups
+        self.reserved = ReservedWork(fleet, self._release)
+        self.timeouts = RequestTimeouts(fleet, self.reserved)
+        self._queues = fleet.queues
+        self._chooser = PartitionChooser(planner, self.hand_off_ns)
+        self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._evict = evict
         self._resume = resume
         self._disturbed: dict[PriorityQueue, None] = {}
         self._formed_ns = 0
-        self.booked: ReservedWork | None = None
-        self.evictions = RequestTimeouts(self.models, self.hand_off_ns)
         self._next_batch = 1
         self._next_sequence = 1
-
-    def reserve(self, spec: SchedulerSpec, now_ns: int) -> ReservedWork:
-        """Reserve places from now on, as is needed once some pipeline evicts."""
-        booked = self.booked = self.evictions.booked = ReservedWork(spec, self.fleet, self.agenda.wake, self._release)
-        booked.begin(now_ns)
-        return booked
 
     # -- entries
 
     def enqueue(self, request: Request, stage: StageState, run: StageRun | None, now_ns: int) -> Entry:
         """Queue the rows of a request for a stage, and wake up when a partition could take them.
 
-        Raises RefusedError when it may not wait there.
+        Raises EntryRefusedError if it may not wait there.
         """
         model = stage.model
         assert model is not None, "a combiner is not queued"
-        queue = stage.queue
         slot = None
-        if self.booked is not None:
-            slot = self.booked.slot(request.identity, stage.index)
+        if self.reserved.active:
+            slot = self.reserved.slot(request.identity, stage.index)
             if slot is not None and slot.queue[0] != model.config.key:
-                model, queue = self.models[slot.queue[0]], None  # another variant was reserved
-        if queue is None:
-            queue = model.queue_of(batch_key_for(request, stage))
-        stage_deadline_ns = request.deadline_ns - stage.tail_ns
+                model = self.models[slot.queue[0]]  # another variant was reserved
+        if stage.is_keyed and not model.mixes_keys:
+            queue = self._queues.get((model.config.key, batch_key_for(request, stage)))
+        else:
+            queue = self._queues.default[model]
+        stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
         self._next_sequence += 1
         rows, row_index = request.rows, None
         if run is not None:
             rows, row_index = run.rows, run.row_index
-        lane, sequence = request.pipeline.number, self._next_sequence
-        entry = Entry(request, stage.index, rows, row_index, queue, stage_deadline_ns, now_ns, sequence, lane)
-        request.entries.append(entry)
+        pipeline, sequence = request.pipeline, self._next_sequence
+        entry = Entry(
+            request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence, pipeline.number
+        )
         if slot is None:
             self._push(entry, queue, model, now_ns)
-        elif self.booked is not None:
-            self.booked.hold(entry, now_ns)
+        else:
+            self.reserved.park(entry, now_ns)
+        if pipeline.evicts:
+            self.timeouts.plan(entry, now_ns)
         return entry
 
     def _push(self, entry: Entry, queue: Queue, model: ModelState, now_ns: int) -> None:
@@ -108,97 +119,112 @@ class Dispatcher:
         else:
             order_ns = entry.enqueued_ns
             if isinstance(queue, PriorityQueue):
-                self.evictions.limit(entry, *queue.admit(entry, now_ns), now_ns)
+                self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
         model.outstanding = outstanding = model.outstanding + entry.rows
-        if outstanding > model.peak:
-            model.peak = outstanding
+        if outstanding > model.peak_rows:
+            model.peak_rows = outstanding
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         if first or queue.rows >= queue.wanted_rows:
-            queue.wanted_rows = NOBODY
-            for pool in model.pools:
+            queue.offered()
+            wakeups = self.wakeups
+            for group in model.groups:
                 # With entries before this one, it is known already when a partition opens.
-                if first or queue in pool.aside:
-                    self.agenda.announce(queue, pool, now_ns)
+                if first or queue in wakeups.run_queues[group].deferred:
+                    wakeups.notify(queue, group, now_ns)
             if first and not model.served:
                 self.strand(model, now_ns)
 
     def strand(self, model: ModelState, now_ns: int) -> None:
-        """Something waits for a model that no partition that is up holds."""
-        self.fleet.stranded[model] = None
-        self.agenda.check_ns = now_ns
+        """Note that something waits for a model that no partition that is up holds."""
+        self.fleet.strand(model)
+        self.wakeups.check_ns = now_ns
+
+    def check_by(self, at_ns: int) -> None:
+        """Wake up at a time, or before, for queues that no group can run."""
+        if self.wakeups.check_ns is None or at_ns < self.wakeups.check_ns:
+            self.wakeups.check_ns = at_ns
+
+    def retry(self, key: QueueKey, entries: list[Entry], now_ns: int) -> None:
+        """Dispatch the entries again, as one batch of their own."""
+        model = self.models[key[0]]
+        queue = self._queues.get(key)
+        queue.retry(entries)
+        model.outstanding += sum(entry.rows for entry in entries)
+        self.wakeups.notify_all(queue, model, now_ns)
+        if not model.served:
+            self.strand(model, now_ns)
 
     def _release(self, entry: Entry, now_ns: int) -> None:
-        """Queue an entry that has lost its place."""
-        model = self.models[entry.queue.model]
-        entry.queue = model.queues.setdefault(entry.queue.batch_key, entry.queue)
-        self._push(entry, entry.queue, model, now_ns)
+        """Queue an entry that has lost its slot."""
+        self._push(entry, self._queues.get(entry.queue_key), self.models[entry.queue_key[0]], now_ns)
 
     def withdraw(self, entry: Entry) -> None:
-        """Take an entry that waits out again."""
-        queue = entry.queue
-        model = self.models[queue.model]
-        if self.booked is not None and self.booked.drop(entry):
-            self._forget_if_empty(model.queues.get(queue.batch_key, queue), model)
+        """Take out an entry that waits."""
+        if self.reserved.active and self.reserved.drop(entry):
+            if (queue := self._queues.find(entry.queue_key)) is not None:
+                self._queues.forget_if_empty(queue)
             return
+        queue = self._queues.get(entry.queue_key)
         queue.discard(entry)
-        model.outstanding -= entry.rows
-        self._forget_if_empty(queue, model)
-        self.disturb(queue)
+        self.models[queue.model].outstanding -= entry.rows
+        self._queues.forget_if_empty(queue)
+        self.disturb(queue.key)
 
-    def disturb(self, queue: Queue) -> None:
-        """Entries of a queue moved or were settled: those after them may have waited for that."""
+    def disturb(self, key: QueueKey) -> None:
+        """Note that entries of a queue moved or were settled: those after them may have waited for that."""
+        queue = self._queues.find(key)
         if isinstance(queue, PriorityQueue):
             self._disturbed[queue] = None
-            self.agenda.check_ns = self._formed_ns + 1
+            self.wakeups.check_ns = self._formed_ns + 1
 
     def _calm(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Look again at the queues that were disturbed."""
+        """Offer the queues again that were disturbed."""
         while self._disturbed:
             queue, _ = self._disturbed.popitem()
-            for done in queue.ordering.release() if queue.ordering is not None else ():
+            for done in queue.response_order.release() if queue.response_order is not None else ():
                 self._resume(done, now_ns, decisions)
             if queue:
-                for pool in self.models[queue.model].pools:
-                    self.agenda.announce(queue, pool, now_ns)
-        self.agenda.check_ns = None
+                self.wakeups.notify_all(queue, self.models[queue.model], now_ns)
+        self.wakeups.check_ns = None
 
-    @staticmethod
-    def _forget_if_empty(queue: Queue, model: ModelState) -> None:
-        if queue.batch_key and not queue:
-            # Keys come from requests' shapes: keeping a queue for every one ever seen would grow without bound.
-            model.queues.pop(queue.batch_key, None)
+    def holds_answer(self, entry: Entry) -> bool:
+        """True if an entry has run, and its answer waits for those before it."""
+        queue = self._queues.find(entry.queue_key)
+        return queue is not None and queue.response_order is not None and queue.response_order.holds(entry)
 
     # -- partitions
 
     def ready(self, event: PartitionReady, now_ns: int) -> None:
-        """A partition's worker is up with these models."""
-        self.fleet.ready(event, now_ns)
-        self.look_at(event.partition, now_ns)
+        """Take in that a partition's worker is up with these models."""
+        self.fleet.partitions[event.partition].idle_since_ns = now_ns
+        self.fleet.ready(event)
+        self.reconsider(event.partition, now_ns)
 
-    def look_at(self, name: str, now_ns: int) -> None:
-        """A partition is gone or holds other models: look at what it could run, here and where it was left to it."""
-        mine = self.fleet.partitions[name].pool
-        for pool in self.fleet.pools:
-            if pool.aside or pool is mine:
-                pool.recall()
-                self.agenda.wake(pool, now_ns)
-        if self.booked is not None:
-            self.booked.sync(now_ns)
+    def reconsider(self, name: str, now_ns: int) -> None:
+        """Reconsider what a partition could run, here and elsewhere: it is gone, or holds other models."""
+        mine = self.fleet.partitions[name].group
+        for group in self.fleet.groups:
+            run_queue = self.wakeups.run_queues[group]
+            if run_queue.deferred or group is mine:
+                run_queue.end_deferrals()
+                self.wakeups.wake_run_queue(run_queue, now_ns)
+        self.reserved.sync(now_ns)
 
     def resized(self, event: PartitionResized, now_ns: int) -> None:
-        """A partition's worker is another one, on another share of the machine."""
+        """Take in that a partition's worker is another one, on another share of the machine."""
         self.fleet.resized(event)
-        if self._sharing is not None:
-            self._sharing.resized(self.fleet.partitions[event.partition], event.device, now_ns)
-        if self.booked is not None:
-            self.booked.resized(self.fleet.partitions[event.partition], now_ns)
-        self.look_at(event.partition, now_ns)
+        partition = self.fleet.partitions[event.partition]
+        self._sharing.resized(partition, event.device, now_ns)
+        self.reserved.resized(partition, now_ns)
+        self.reconsider(event.partition, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
-        """A partition's worker is gone; its batches fail one by one in events of their own."""
+        """Take in that a partition's worker is gone; its batches fail one by one in events of their own."""
         self.fleet.lost(name, now_ns)
-        self.look_at(name, now_ns)
-        self.agenda.check_ns = now_ns
+        if batches := self.fleet.partitions[name].batches:
+            batches[0].suspect = True
+        self.reconsider(name, now_ns)
+        self.wakeups.check_ns = now_ns
 
     # -- batches
 
@@ -214,144 +240,166 @@ class Dispatcher:
             partition.free_at_ns = now_ns + sum(waiting.median_ns for waiting in partition.batches)
         else:
             partition.free_at_ns -= batch.median_ns
-        model = self.models[batch.queue.model]
+        reserved = self.reserved
+        model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
-            for pipeline in model.pipelines:
-                pipeline.stale = True
-            if model.ceilings and model.ceilings_held(now_ns) and self.booked is not None:
-                self.booked.learn((model,))
-        pool = partition.pool
-        assert pool is not None, "a partition that had a batch has a pool"
-        pool.changed(partition)
-        if partition.stake is not None and self._sharing is not None:
-            self._sharing.ended(partition.stake, batch, now_ns)
-        if self.booked is not None:
-            self.booked.ended(batch, now_ns, was_running=was_running)
-        if (pool.waiting or self.booked is not None) and partition.ready:
-            self.agenda.wake(pool, now_ns)
-        elif pool.gathered_ns is not None:
-            self.agenda.wake(pool, pool.gathered_ns)
+            outdate_pipelines(model)
+            if model.batch_limits and raise_limits(model, now_ns):
+                reserved.learn((model,))
+        group = partition.group
+        assert group is not None, "a partition that had a batch has a group"
+        run_queue = self.wakeups.run_queues[group]
+        run_queue.partition_changed(partition)
+        if self._sharing.accounts:
+            self._sharing.ended(batch, now_ns)
+        if reserved.active:
+            reserved.ended(batch, now_ns, was_running=was_running)
+        if (run_queue.waiting or reserved.active) and partition.ready:
+            self.wakeups.wake_run_queue(run_queue, now_ns)
+        elif run_queue.idle_wakeup_ns is not None:
+            self.wakeups.wake_run_queue(run_queue, run_queue.idle_wakeup_ns)
         return batch
+
+    def drop_member(self, entry: Entry, batch: Batch, decisions: list[AnyDecision]) -> None:
+        """Note that a running entry's request has its outcome; a batch without such requests is taken back."""
+        batch.live -= 1
+        self.disturb(batch.queue_key)
+        if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
+            batch.revoking = True
+            decisions.append(RevokeBatch(batch.identity))
 
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
         self._formed_ns = now_ns
-        agenda, booked = self.agenda, self.booked
-        if agenda.check_ns is not None and agenda.check_ns <= now_ns:
+        wakeups, reserved, sharing = self.wakeups, self.reserved, self._sharing
+        if wakeups.check_ns is not None and wakeups.check_ns <= now_ns:
             self._calm(now_ns, decisions)
-        items = agenda.items
+        items = wakeups.items
         while items and items[0][0] <= now_ns:
-            due = agenda.due(now_ns)
-            if self._sharing is not None:
-                due = self._sharing.order(due, now_ns)
+            due = wakeups.due(now_ns)
+            if sharing.accounts:
+                due = sharing.order(due, now_ns)
             for ahead in (False, True):
-                for pool in due:
-                    if booked is not None:
-                        self._form_booked(booked, pool, ahead, now_ns, decisions)
-                    elif pool.waiting:
-                        self._form_in(pool, ahead, now_ns, decisions)
-            for pool in due:
-                if (next_ns := pool.next_ns()) is not None:
-                    agenda.wake(pool, max(next_ns, now_ns + 1))
-                if booked is not None and (next_ns := booked.next_ns(pool, now_ns)) is not None:
-                    agenda.wake(pool, max(next_ns, now_ns + 1))
-            if self._sharing is not None:
-                decisions.extend(self._sharing.revocations())
-                self._sharing.remind(due, now_ns)
+                for run_queue in due:
+                    if reserved.active:
+                        self._form_reserved(run_queue, ahead, now_ns, decisions)
+                    elif run_queue.waiting:
+                        self._form_in(run_queue, ahead, now_ns, decisions)
+            for run_queue in due:
+                if (next_ns := run_queue.next_ns()) is not None:
+                    wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
+                if reserved.active and (next_ns := reserved.next_ns(run_queue.group, now_ns)) is not None:
+                    wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
+            if sharing.accounts:
+                self._revoke_unstarted(decisions)
+                sharing.wake_throttled(due, now_ns)
 
-    def _form_booked(
-        self, booked: ReservedWork, pool: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]
-    ) -> None:
+    def _revoke_unstarted(self, decisions: list[AnyDecision]) -> None:
+        """Take back the batches that have not started on partitions that were throttled."""
+        for batch in self._sharing.take_unstarted():
+            if not batch.revoking:
+                batch.revoking = True
+                decisions.append(RevokeBatch(batch.identity))
+
+    def _form_reserved(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
-        for before_ns in (pool.waiting[0][0], NEVER_NS) if pool.waiting else (NEVER_NS,):
-            batches = booked.form_in(pool, ahead, before_ns, now_ns)
-            decisions.extend(self._close(*self._chosen(*batch, now_ns), now_ns) for batch in batches)
-            if before_ns < NEVER_NS:
-                self._form_in(pool, ahead, now_ns, decisions)
+        waiting = run_queue.waiting
+        for before_ns in (waiting[0][0], INFINITE_NS) if waiting else (INFINITE_NS,):
+            for batch, parked_rows in self.reserved.form_in(run_queue.group, ahead, before_ns, now_ns):
+                self.models[batch[1].model].outstanding += parked_rows  # parked entries do not count yet
+                decisions.append(self._close(*self._chosen(*batch, now_ns), now_ns))
+            if before_ns < INFINITE_NS:
+                self._form_in(run_queue, ahead, now_ns, decisions)
 
-    def _form_in(self, pool: PartitionGroup, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Close batches for the idle partitions of a pool, or for those about to become so."""
-        while pool.waiting:
-            partition = pool.opened(now_ns) if ahead else pool.idle()
-            if self.booked is not None:
-                partition = self.booked.roomiest(pool, ahead, now_ns)
+    def _form_in(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Close batches for the idle partitions of a group, or for those about to become so."""
+        group, reserved = run_queue.group, self.reserved
+        while run_queue.waiting:
+            if reserved.active:
+                partition = reserved.most_free(group, ahead, now_ns)
+            else:
+                partition = first_opened(group, now_ns) if ahead else first_idle(group)
             if partition is None:
                 return
-            chosen = self._choose(pool, partition, now_ns)
+            chosen = self._choose(run_queue, partition, now_ns)
             if chosen is None:
                 return
             partition, queue, entries, reason = chosen
-            if self.booked is not None and reason is not ReleaseReason.RETRY:
+            if reserved.active and reason is not ReleaseReason.RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
 
-    def _choose(
-        self, pool: PartitionGroup, partition: PartitionState, now_ns: int
-    ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason] | None:
-        """What should run now, here or on a better partition: of all queues, the most urgent one to be served."""
-        while (queue := pool.most_urgent()) is not None:
+    def _choose(self, run_queue: RunQueue, partition: PartitionState, now_ns: int) -> Chosen | None:
+        """The batch to run now, here or on a better partition, from the most urgent queue that is to be served."""
+        reserved = self.reserved
+        while (queue := run_queue.most_urgent()) is not None:
             model = self.models[queue.model]
-            if model.ceilings and model.is_left(queue, pool.kind):
-                pool.put_off(queue, now_ns + RESTART_NS)
+            if model.batch_limits and is_left_to_others(model, queue, run_queue.group.kind):
+                run_queue.defer(queue, now_ns + RESTART_NS)
                 continue
             if queue.retries:
-                if self.booked is not None and not self.booked.has_room(partition, queue, now_ns):
-                    self.booked.put_off(queue, pool, now_ns)
+                if reserved.active and not reserved.has_room(partition, queue, now_ns):
+                    reserved.defer(queue, run_queue.group, now_ns)
                     continue
                 return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
-                pool.announce(queue)  # there may be another head now, which is less urgent
+                run_queue.notify(queue)  # there may be another head now, which is less urgent
                 continue
-            choice = model.policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
+            policy = self.fleet.policies[queue.model]
+            choice = policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
             if choice.rows:
-                placement = self._locator.place(queue, head, model, choice, partition, now_ns)
+                placement = self._chooser.choose(queue, head, model, choice, partition, now_ns)
                 if placement is None:
-                    pool.put_off(queue, max(head.stage_deadline_ns, now_ns + 1))
-                elif (taken := self._take(pool, partition, queue, placement, now_ns)) is not None:
+                    run_queue.defer(queue, max(head.stage_deadline_ns, now_ns + 1))
+                elif (taken := self._take(run_queue, partition, queue, placement, now_ns)) is not None:
                     return self._chosen(*taken, choice.reason, now_ns)
             else:
-                pool.put_off(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
+                run_queue.defer(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
                 if choice.after_idle_ns is not None:
-                    pool.park(queue, choice.after_idle_ns)
+                    run_queue.wait_for_idle(queue, choice.after_idle_ns)
         return None
 
     def _take(
         self,
-        pool: PartitionGroup,
+        run_queue: RunQueue,
         partition: PartitionState,
         queue: Queue,
-        place: tuple[PartitionState, int, int],
+        placement: tuple[PartitionState, int, int],
         now_ns: int,
     ) -> tuple[PartitionState, Queue, list[Entry]] | None:
-        """What runs of a queue in a place, or on `partition` when that has no time for it between reserved places."""
-        host, rows, from_ns = place
-        if self.booked is None:
+        """Take a batch out of a queue for a placement, or for `partition` if that has no time before its next slot."""
+        host, rows, from_ns = placement
+        if not self.reserved.active:
             return host, queue, queue.take(rows, from_ns)
-        taken = self.booked.take(queue, (host, partition), rows, from_ns, now_ns)
+        taken = self.reserved.take(queue, (host, partition), rows, from_ns, now_ns)
         if taken is None:
-            self.booked.put_off(queue, pool, now_ns)
+            self.reserved.defer(queue, run_queue.group, now_ns)
         return taken
 
     def _chosen(
         self, host: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
-    ) -> tuple[PartitionState, Queue, list[Entry], ReleaseReason]:
-        """What was taken is to run; what is left of the queue may be for somebody else."""
+    ) -> Chosen:
+        """Offer what is left of the queue to all groups."""
         if queue.live or queue.retries:
+            wakeups = self.wakeups
             model = self.models[queue.model]
-            for pool in model.pools:
-                if (queue in pool.listed and model.by_deadline) or (queue.wanted_rows and queue in pool.aside):
+            for group in model.groups:
+                run_queue = wakeups.run_queues[group]
+                if (queue in run_queue.ready and model.by_deadline) or (
+                    queue.wanted_rows and queue in run_queue.deferred
+                ):
                     continue
-                self.agenda.announce(queue, pool, now_ns)
+                wakeups.notify(queue, group, now_ns)
         return host, queue, entries, reason
 
     def _on_time(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]
     ) -> list[Entry]:
-        """The entries less those to be evicted rather than answered late, as they would be in this batch."""
+        """The entries without those that are evicted because they would be late in this batch."""
         if not any(entry.request.pipeline.evicts for entry in entries):
             return entries
         model = self.models[queue.model]
@@ -362,42 +410,57 @@ class Dispatcher:
             if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
                 self._evict(entry.request, decisions)
         model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
-        self._forget_if_empty(queue, model)
+        self._queues.forget_if_empty(queue)
         return [entry for entry in entries if not entry.request.settled]
 
     def _close(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
     ) -> DispatchBatch:
         model = self.models[queue.model]
-        batch = Batch(self._next_batch, queue, partition, partition.kind, entries, 0, 0, now_ns, len(entries))
-        members = enter(batch)
-        batch.rows = rows = sum(map(_rows, entries))
-        batch.median_ns = median_ns = model.estimates[partition.kind].median_ns(rows)
+        rows = sum(map(_rows, entries))
+        median_ns = model.estimates[partition.kind].median_ns(rows)
+        kind, identity = partition.kind, self._next_batch
+        batch = Batch(identity, queue.key, partition, kind, entries, rows, median_ns, now_ns, len(entries))
         self._next_batch += 1
-        self.batches[batch.identity] = batch
-        if self.booked is not None:
-            self.booked.started(partition, queue.model, entries, rows, now_ns)
+        self.batches[identity] = batch
+        for entry in entries:
+            entry.batch = batch
+        release_batch(entries)
+        if self.reserved.active:
+            self.reserved.started(partition, queue.model, entries, rows, now_ns)
         partition.free_at_ns = partition.start_ns(now_ns) + median_ns
         partition.batches.append(batch)
-        assert partition.pool is not None, "a partition that takes a batch has a pool"
-        partition.pool.changed(partition)
-        if partition.stake is not None and self._sharing is not None:
-            self._sharing.started(partition.stake, now_ns)
-        model.dispatched(rows)
-        model.last_ns = now_ns
-        self._forget_if_empty(queue, model)
-        return DispatchBatch(batch.identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)
+        assert partition.group is not None, "a partition that takes a batch has a group"
+        self.wakeups.run_queues[partition.group].partition_changed(partition)
+        if self._sharing.accounts:
+            self._sharing.started(partition, now_ns)
+        model.peak_rows = max(model.outstanding, model.peak_rows * PEAK_DECAY)
+        model.typical_rows += TYPICAL_WEIGHT * (rows - model.typical_rows)
+        model.batches += 1
+        model.last_dispatch_ns = now_ns
+        self._queues.forget_if_empty(queue)
+        members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
+        return DispatchBatch(identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)
 
-    def abandoned(self, now_ns: int, cold_starts: OnDemandLoader | None) -> list[tuple[Entry, str]]:
-        """What waits for models that do not come, and why; wakes up again for those that may."""
-        entries, again_ns = self.fleet.abandoned(now_ns, cold_starts)
-        if again_ns is not None and (self.agenda.check_ns is None or again_ns < self.agenda.check_ns):
-            self.agenda.check_ns = again_ns
-        return entries
+    def forget(self, pipeline: PipelineState) -> None:
+        """Forget a pipeline that is gone."""
+        for stage in pipeline.stages:
+            self._chooser.forget(stage)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
-        depths = {key: sum(queue.waiting for queue in model.queues.values()) for key, model in self.models.items()}
-        for entry in self.booked.waiting.values() if self.booked is not None else ():
-            depths[entry.queue.model] += 1
+        queues = self._queues.by_model
+        depths = {key: sum(queue.waiting for queue in queues[key].values()) for key in self.models}
+        for entry in self.reserved.waiting.values():
+            depths[entry.queue_key[0]] += 1
         return depths
+
+
+def leave_batch(entry: Entry) -> None:
+    """Note that an entry no longer runs."""
+    entry.batch = None
+
+
+def _set_free(partition: PartitionState, at_ns: int) -> None:
+    """Change when an idle partition is free."""
+    partition.free_at_ns = at_ns

@@ -1,30 +1,30 @@
-"""Failures: what becomes of the requests of a batch that did not complete."""
+"""Retries: the requests of a batch that did not complete run again, in halves, or fail."""
 
 from collections.abc import Callable, Sequence
 
-from sluice.batcher.dispatch.dispatcher import Dispatcher
+from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
+from sluice.batcher.fleet.speed import fits_elsewhere, ran_out_of_memory
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.events import BatchFailed, BatchRevoked, FailureCause
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.request import Batch, Entry, Request
+from sluice.batcher.state import Batch, Entry, Request
 
 _OUTCOMES = {
     FailureCause.BACKEND: Outcome.FAILED_BACKEND,
     FailureCause.OUT_OF_MEMORY: Outcome.FAILED_BACKEND,
     FailureCause.RESOURCES: Outcome.FAILED_UNAVAILABLE,
 }
-"""How a request ends that failed by itself."""
+"""The outcome of a request that failed by itself."""
 
 
 class Failures:
-    """Tries batches again in halves: once elsewhere what a lost worker ran, and the others until one request fails.
+    """Retries failed batches in halves: once if a worker was lost with them, otherwise until a single request fails.
 
-    A batch with one request to blame is run again 2·log₂(requests) times at most, rounded up to whole halvings. One
-    that ran out of memory tells nothing of its requests, but that batches are to be smaller there (`Ceiling`). What
-    does not fit by itself goes to a partition of another kind, if there is one that may have memory for it.
+    A batch with one request to blame is run again 2·log₂(requests) times at most, rounded up to whole halvings. A batch
+    that ran out of memory says nothing about its requests, but makes the next batches there smaller (`BatchLimit`). A
+    request that does not fit by itself goes to a partition of another kind, if one may have memory for it.
 
-    `fail` settles a request; `ended` notes that a piece of its work is over, and tells whether it was settled before.
+    `fail` settles a request. `ended` notes that a piece of its work is over, and returns True if it was settled before.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Failures:
         self._ended = ended
 
     def failed(self, event: BatchFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A batch did not complete."""
+        """Retry a batch that did not complete, or fail its requests."""
         dispatcher = self._dispatcher
         batch = dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch)
@@ -46,48 +46,35 @@ class Failures:
         elsewhere = event.cause is FailureCause.OUT_OF_MEMORY and self._fits_elsewhere(batch, now_ns)
         if event.cause is FailureCause.WORKER_LOST:
             alive = self._retried_once(alive, batch.suspect, event.message, decisions)
-            if dispatcher.booked is not None and not batch.suspect:
-                alive = dispatcher.booked.reopen(alive, now_ns)
+            if not batch.suspect:
+                alive = dispatcher.reserved.reopen(alive, now_ns)
         elif alive and len(batch.entries) == 1 and not elsewhere:
             self._fail(alive[0].request, _OUTCOMES[event.cause], _reason(batch, event), decisions)
             return
         half = len(alive) // 2
-        self._retry(batch.queue, alive[:half], now_ns)
-        self._retry(batch.queue, alive[half:], now_ns)
+        for entries in filter(None, (alive[:half], alive[half:])):
+            dispatcher.retry(batch.queue_key, entries, now_ns)
         for entry in hard:
-            dispatcher.evictions.plan(entry, now_ns)
+            dispatcher.timeouts.plan(entry, now_ns)
 
     def revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A batch was taken back: what is left of it is tried again."""
+        """Retry what is left of a batch that was taken back."""
         batch = self._dispatcher.end(event.batch, now_ns)
-        self._retry(batch.queue, self._detach(batch), now_ns)
+        if alive := self._detach(batch):
+            self._dispatcher.retry(batch.queue_key, alive, now_ns)
 
     def _fits_elsewhere(self, batch: Batch, now_ns: int) -> bool:
-        """Have smaller batches made where one ran out of memory; whether there are partitions that could run it."""
+        """Limit batches where one ran out of memory; True if there are partitions of other kinds that could run it."""
         dispatcher = self._dispatcher
-        model = dispatcher.models[batch.queue.model]
-        if model.ran_out_of_memory(batch.kind, batch.rows, now_ns) and dispatcher.booked is not None:
-            dispatcher.booked.learn((model,))
-        return model.fits_elsewhere(batch.rows, batch.kind)
-
-    def _retry(self, queue: Queue, group: list[Entry], now_ns: int) -> None:
-        """Have the entries dispatched again as one batch of their own."""
-        if not group:
-            return
-        agenda, model = self._dispatcher.agenda, self._dispatcher.models[queue.model]
-        # The queue may have been forgotten while its last batch ran; what is pushed later must meet this one.
-        queue = model.queues.setdefault(queue.batch_key, queue)
-        queue.retry(group)
-        model.outstanding += sum(entry.rows for entry in group)
-        for pool in model.pools:
-            agenda.announce(queue, pool, now_ns)
-        if not model.served:
-            self._dispatcher.strand(model, now_ns)
+        model = dispatcher.models[batch.queue_key[0]]
+        if ran_out_of_memory(model, batch.kind, batch.rows, now_ns):
+            dispatcher.reserved.learn((model,))
+        return fits_elsewhere(model, batch.rows, batch.kind)
 
     def _retried_once(
         self, alive: Sequence[Entry], suspect: bool, message: str, decisions: list[AnyDecision]
     ) -> list[Entry]:
-        """Those that may be tried again; the others are failed. A batch that had not started proves nothing."""
+        """Fail the entries that were lost twice, and return the others; a batch that had not started proves nothing."""
         if not suspect:
             return list(alive)
         for entry in alive:
@@ -98,11 +85,11 @@ class Failures:
         return [entry for entry in alive if not entry.request.settled]
 
     def _detach(self, batch: Batch) -> list[Entry]:
-        """Free entries from the batch that ended; those whose requests still want an answer."""
-        self._dispatcher.disturb(batch.queue)
+        """Free the entries of a batch that ended; returns those whose requests still want an answer."""
+        self._dispatcher.disturb(batch.queue_key)
         alive = []
         for entry in batch.entries:
-            entry.batch = None
+            leave_batch(entry)
             if not self._ended(entry.request):
                 alive.append(entry)
         return alive

@@ -1,92 +1,92 @@
-"""Evictions: what becomes of entries that still wait at a time."""
+"""Timeouts of queued entries: when they can no longer be in time, may not wait longer, or go behind the others."""
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.reservations.reserved_work import ReservedWork
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.request import Entry
+from sluice.batcher.state import Entry
 
 COMPACT = 1024
-"""Planned evictions, at least, before those of entries that have left their queues are dropped."""
+"""Planned timeouts, at least, before those of entries that have left their queues are dropped."""
 
 
 class TimeoutCause(enum.IntEnum):
-    """What becomes of an entry."""
+    """Why an entry may not wait any longer as it does."""
 
     LATE = 0
-    """It can no longer be in time, and is rather given up than answered late."""
+    """It can no longer be in time, and its request is evicted rather than answered late."""
     EXPIRED = 1
-    """It may not wait any longer, and is given up."""
+    """It has waited as long as it may, and its request is evicted."""
     DELAYED = 2
-    """It waits behind the others of its level."""
+    """It has waited as long as it may ahead of the others of its priority level."""
 
 
 REASONS = {TimeoutCause.LATE: "the deadline is out of reach", TimeoutCause.EXPIRED: ""}
-"""What there is to say of each beside that the time is over."""
+"""The reason given to the client, beside the outcome."""
 
 
 class RequestTimeouts:
-    """The instants at which something becomes of entries that wait; `agenda` has the first one first.
+    """The times at which waiting entries time out; the heap `planned` has the first one first.
 
-    An entry that would be late and has a place reserved is given up when the place has passed.
+    An entry with a reserved slot that would be late is evicted only when the slot has passed.
     """
 
-    __slots__ = ("_compact_above", "_hand_off_ns", "_models", "agenda", "booked")
+    __slots__ = ("_compact_above", "_fleet", "_reserved", "planned")
 
-    def __init__(self, models: Mapping[str, ModelState], hand_off_ns: int) -> None:
-        self._models = models
-        self._hand_off_ns = hand_off_ns
-        self.booked: ReservedWork | None = None
+    def __init__(self, fleet: Fleet, reserved: ReservedWork) -> None:
+        self._fleet = fleet
+        self._reserved = reserved
         self._compact_above = COMPACT
-        self.agenda: list[tuple[int, int, Entry, TimeoutCause]] = []
+        self.planned: list[tuple[int, int, Entry, TimeoutCause]] = []
 
     def plan(self, entry: Entry, now_ns: int) -> None:
-        """Have an entry looked at when it cannot make it any more."""
-        model = self._models[entry.queue.model]
+        """Evict the entry's request when it can no longer be in time."""
+        model = self._fleet.models[entry.queue_key[0]]
         quickest_ns = min((estimate.service_ns(entry.rows) for estimate in model.estimates.values()), default=0)
-        self._add(entry, max(entry.stage_deadline_ns - self._hand_off_ns - quickest_ns + 1, now_ns), TimeoutCause.LATE)
+        late_ns = entry.stage_deadline_ns - self._fleet.hand_off_ns - quickest_ns + 1
+        self._add(entry, max(late_ns, now_ns), TimeoutCause.LATE)
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:
-        """Bound how long an entry waits, and how long before the others of its level."""
-        for at_ns, fate in ((expires_ns, TimeoutCause.EXPIRED), (delay_ns, TimeoutCause.DELAYED)):
+        """Bound how long an entry waits, and how long it does so ahead of the others of its priority level."""
+        for at_ns, cause in ((expires_ns, TimeoutCause.EXPIRED), (delay_ns, TimeoutCause.DELAYED)):
             if at_ns is not None:
-                self._add(entry, max(at_ns, now_ns + 1), fate)
+                self._add(entry, max(at_ns, now_ns + 1), cause)
 
-    def _add(self, entry: Entry, at_ns: int, fate: TimeoutCause) -> None:
-        """Have that become of an entry if it waits at a time."""
-        agenda = self.agenda
-        if len(agenda) > self._compact_above:
-            agenda[:] = [item for item in agenda if _waits(item[2])]
-            heapify(agenda)
-            self._compact_above = max(COMPACT, 2 * len(agenda))
-        heappush(agenda, (at_ns, entry.sequence, entry, fate))
+    def _add(self, entry: Entry, at_ns: int, cause: TimeoutCause) -> None:
+        planned = self.planned
+        if len(planned) > self._compact_above:
+            planned[:] = [item for item in planned if _waits(item[2])]
+            heapify(planned)
+            self._compact_above = max(COMPACT, 2 * len(planned))
+        heappush(planned, (at_ns, entry.sequence, entry, cause))
 
     def next_ns(self) -> int | None:
-        """When the first one is due; what was dispatched before it had waited too long is forgotten."""
-        agenda = self.agenda
-        while agenda and agenda[0][3] and not agenda[0][2].queued:
-            heappop(agenda)
-        return agenda[0][0] if agenda else None
+        """When the first entry times out; entries that were dispatched before they had waited too long are dropped."""
+        planned = self.planned
+        while planned and planned[0][3] and not planned[0][2].queued:
+            heappop(planned)
+        return planned[0][0] if planned else None
 
     def due(self, now_ns: int) -> Iterator[tuple[Entry, TimeoutCause]]:
-        """The entries that something becomes of now."""
-        agenda = self.agenda
-        while agenda and agenda[0][0] <= now_ns:
-            _, _, entry, fate = heappop(agenda)
-            if entry.request.settled or not (entry.queued if fate else _waits(entry)):
+        """The entries that time out now."""
+        planned = self.planned
+        while planned and planned[0][0] <= now_ns:
+            _, _, entry, cause = heappop(planned)
+            if entry.request.settled or not (entry.queued if cause else _waits(entry)):
                 continue
-            passed_ns = None if fate or self.booked is None else self.booked.passed_ns(entry)
+            passed_ns = None if cause else self._reserved.passed_ns(entry)
             if passed_ns is not None and passed_ns > now_ns:
-                heappush(agenda, (passed_ns, entry.sequence, entry, fate))
+                heappush(planned, (passed_ns, entry.sequence, entry, cause))
                 continue
-            if fate is TimeoutCause.DELAYED:
-                assert isinstance(entry.queue, PriorityQueue), "only levels have entries wait behind others"
-                entry.queue.delay(entry)
-            yield entry, fate
+            if cause is TimeoutCause.DELAYED:
+                queue = self._fleet.queues.get(entry.queue_key)
+                assert isinstance(queue, PriorityQueue), "only priority levels have entries wait behind others"
+                queue.delay(entry)
+            yield entry, cause
 
 
 def _waits(entry: Entry) -> bool:
-    return entry.queued or entry.group is not None
+    return entry.queued or entry.retry_group is not None

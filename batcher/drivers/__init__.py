@@ -1,1 +1,1 @@
-"""TODO batcher/drivers."""
+"""Drivers of the scheduler besides the gateway: the simulator, the journal and its replay, the invariants."""

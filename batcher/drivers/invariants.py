@@ -1,19 +1,13 @@
 """The invariants of the scheduler, asserted by tests after every step."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from sluice.batcher.fleet.partition_group import first_idle
+from sluice.batcher.fleet.run_queue import RunQueue
+from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
-from sluice.batcher.state.model import IN_FLIGHT
-
-if TYPE_CHECKING:
-    from sluice.batcher.queues.fair_queue import Queue
-    from sluice.batcher.reservations.reserved_work import ReservedWork
-    from sluice.batcher.scheduler.scheduler import Scheduler
-    from sluice.batcher.state.pool import PartitionGroup
-    from sluice.batcher.state.request import Entry
+from sluice.batcher.reservations.reserved_work import ReservedWork
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.state import IN_FLIGHT, Entry
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -22,8 +16,8 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_queues(scheduler)
     _check_batches(scheduler)
     _check_backlogs(scheduler)
-    if scheduler.dispatcher.booked is not None:
-        _check_booked(scheduler, scheduler.dispatcher.booked)
+    if scheduler.dispatcher.reserved.active:
+        _check_reserved(scheduler, scheduler.dispatcher.reserved)
 
 
 def _check_requests(scheduler: Scheduler) -> None:
@@ -32,7 +26,7 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
         assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
-        if scheduler.dispatcher.booked is not None:
+        if scheduler.dispatcher.reserved.active:
             assert pipeline.rows_under_way == sum(request.rows for request in mine), f"{name}: rows do not add up"
     for pipeline in scheduler.served.retiring:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
@@ -41,44 +35,44 @@ def _check_requests(scheduler: Scheduler) -> None:
         assert not request.settled, f"settled request {request.identity} is still known"
         assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
         combined = any(identity == request.identity for identity, _ in scheduler._combining)
-        waiting = combined or any(map(_waits, request.entries))
+        waiting = combined or any(_waits(scheduler, entry) for entry in request.entries)
         assert waiting, f"request {request.identity} is neither queued nor running"
     held = {id(request): request for request in scheduler.requests.values()}
     for batch in scheduler.dispatcher.batches.values():
         held.update((id(entry.request), entry.request) for entry in batch.entries)
     for request in scheduler._combining.values():
         held[id(request)] = request
-    for queue in (queue for model in scheduler.dispatcher.models.values() for queue in model.queues.values()):
-        if queue.ordering is not None:
-            held.update((id(entry.request), entry.request) for entry in queue.ordering.held)
+    for queue in (queue for queues in scheduler.dispatcher.fleet.queues.by_model.values() for queue in queues.values()):
+        if queue.response_order is not None:
+            held.update((id(entry.request), entry.request) for entry in queue.response_order.held)
     used = sum(request.arrival.memory_bytes for request in held.values())
     assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
     assert used <= limits.memory_bytes, "more memory is reserved than there is"
 
 
-def _waits(entry: Entry) -> bool:
-    """Whether an entry is queued, runs, or has run and is held back."""
-    ordering = entry.queue.ordering
-    is_held = ordering is not None and ordering.holds(entry)
-    return entry.queued or entry.group is not None or entry.batch is not None or is_held
+def _waits(scheduler: Scheduler, entry: Entry) -> bool:
+    """True if an entry is queued, runs, or has run and its answer is held back."""
+    is_held = scheduler.dispatcher.holds_answer(entry)
+    return entry.queued or entry.retry_group is not None or entry.batch is not None or is_held
 
 
 def _check_queues(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
+    run_queues = dispatcher.wakeups.run_queues
     for model in dispatcher.models.values():
         outstanding = 0
-        for key, queue in model.queues.items():
+        for key, queue in dispatcher.fleet.queues.by_model[model.config.key].items():
             live = list(queue.entries())
             assert queue.batch_key == key, f"queue of {key!r} bears the key {queue.batch_key!r}"
             assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             if queue:
-                assert all(_is_known(queue, pool) for pool in model.pools), "a queue with work waits where nobody looks"
+                assert all(_is_known(queue, run_queues[group]) for group in model.groups), "a queue is overlooked"
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
             outstanding += queue.rows + sum(entry.rows for entry in retried)
-        running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue.model == model.config.key)
+        running = sum(batch.rows for batch in dispatcher.batches.values() if batch.queue_key[0] == model.config.key)
         assert model.outstanding == outstanding + running, f"{model.config.key}: outstanding rows do not add up"
 
 
@@ -88,24 +82,24 @@ def _check_batches(scheduler: Scheduler) -> None:
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
     for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
-        if partition.held:
-            assert partition.pool is not None, f"{partition.name} is held back and was never ready"
-            assert partition.pool.idle() is not partition, f"{partition.name} is held back and on offer"
-            looked_at = partition.batches or partition.pool.wake_ns is not None
-            assert looked_at, f"{partition.name} is held back and not looked at again"
+        if partition.throttled:
+            assert partition.group is not None, f"{partition.name} is throttled and was never ready"
+            assert first_idle(partition.group) is not partition, f"{partition.name} is throttled and may be chosen"
+            wake_ns = dispatcher.wakeups.run_queues[partition.group].wake_ns
+            assert partition.batches or wake_ns is not None, f"{partition.name} is throttled and not reconsidered"
     for key, model in dispatcher.models.items():
         for kind, estimate in model.estimates.items():
-            ceiling = model.ceilings.get(kind)
-            most = model.config.max_batch if ceiling is None else ceiling.rows
+            bound = model.batch_limits.get(kind)
+            most = model.config.max_batch if bound is None else bound.rows
             assert estimate.max_rows == most >= 1, f"batches of {key} on {kind} are not kept to {most} rows"
     for batch in listed:
-        limit = dispatcher.models[batch.queue.model].config.max_batch
+        limit = dispatcher.models[batch.queue_key[0]].config.max_batch
         assert batch.rows == sum(entry.rows for entry in batch.entries), "a batch's rows do not add up"
         assert batch.rows <= limit, f"a batch of {batch.rows} rows exceeds the maximum of {limit}"
         keys = {
             batch_key_for(entry.request, entry.request.pipeline.stages[entry.stage])
-            if isinstance(entry.queue, PriorityQueue)
-            else entry.queue.batch_key
+            if isinstance(dispatcher.fleet.queues.find(entry.queue_key), PriorityQueue)
+            else entry.queue_key[1]
             for entry in batch.entries
         }
         assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
@@ -113,49 +107,49 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
 
 
-def _is_known(queue: Queue, pool: PartitionGroup) -> bool:
-    """Whether a pool will look at a queue for what comes first in it."""
-    if queue in pool.aside:
-        return queue in pool.parked or any(item[2] is queue for item in pool.timers)
-    return any(item[4] is queue and pool.listed.get(queue) == item[3] for item in pool.waiting)
+def _is_known(queue: Queue, run_queue: RunQueue) -> bool:
+    """True if a group will reconsider a queue for what comes first in it."""
+    if queue in run_queue.deferred:
+        return queue in run_queue.waiting_for_idle or any(item[2] is queue for item in run_queue.timers)
+    return any(item[4] is queue and run_queue.ready.get(queue) == item[3] for item in run_queue.waiting)
 
 
 def _check_backlogs(scheduler: Scheduler) -> None:
-    for pool in scheduler.dispatcher.fleet.pools:
-        assert pool.ready_count == sum(each.ready for each in pool.partitions.values()), "partitions are miscounted"
+    for group in scheduler.dispatcher.fleet.groups:
+        assert group.ready_count == sum(each.ready for each in group.partitions.values()), "partitions are miscounted"
         promised = sum(
             row_ns * request.rows
             for request in scheduler.requests.values()
             for stage, shares in enumerate(request.work.stages)
             if request.committed >> stage & 1
             for each, row_ns in shares
-            if each is pool
+            if each is group
         )
-        assert pool.backlog_ns == promised, f"pool {pool.number}: backlog {pool.backlog_ns}, promised {promised}"
+        assert group.backlog_ns == promised, f"group {group.number}: backlog {group.backlog_ns}, promised {promised}"
 
 
-def _check_booked(scheduler: Scheduler, booked: ReservedWork) -> None:
-    for part, entry in booked.waiting.items():
-        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the place of another"
-        slot = booked.slot(*part)
-        assert slot is not None, f"the entry of {part} waits for a place that it does not have"
-        assert slot.queue[0] == entry.queue.model, f"the place of {part} is for {slot.queue[0]}"
-        assert entry.queued, f"the entry of {part} has a place and does not wait"
+def _check_reserved(scheduler: Scheduler, reserved: ReservedWork) -> None:
+    for part, entry in reserved.waiting.items():
+        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the slot of another"
+        slot = reserved.slot(*part)
+        assert slot is not None, f"the entry of {part} waits for a slot that it does not have"
+        assert slot.queue[0] == entry.queue_key[0], f"the slot of {part} is for {slot.queue[0]}"
+        assert entry.queued, f"the entry of {part} has a slot and does not wait"
     running = {
         (entry.request.identity, entry.stage)
         for batch in scheduler.dispatcher.batches.values()
         for entry in batch.entries
     }
     for name, partition in scheduler.dispatcher.fleet.partitions.items():
-        ledger = booked.ledgers[name]
+        timeline = reserved.timelines[name]
         held = partition.models if partition.ready else frozenset()
-        assert ledger.models == held, f"{name} has places for {sorted(ledger.models)}, holds {sorted(held)}"
+        assert timeline.models == held, f"{name} has slots for {sorted(timeline.models)}, holds {sorted(held)}"
         end_ns = 0
-        for slot in ledger.slots:
-            assert slot.start_ns >= end_ns, f"two places on {name} overlap"
-            assert slot.rows == sum(held.rows for held, _ in slot.members), "a place's rows do not add up"
+        for slot in timeline.slots:
+            assert slot.start_ns >= end_ns, f"two slots on {name} overlap"
+            assert slot.rows == sum(held.rows for held, _ in slot.members), "a slot's rows do not add up"
             end_ns = slot.end_ns
             for reservation, stage in slot.members:
-                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a place"
-                assert (reservation.request, stage) not in running, "a stage that runs has a place"
-                assert slot.end_ns <= reservation.limit_ns(stage), "a place ends too late"
+                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a slot"
+                assert (reservation.request, stage) not in running, "a stage that runs has a slot"
+                assert slot.end_ns <= reservation.limit_ns(stage), "a slot ends too late"

@@ -13,7 +13,7 @@ from sluice.batcher.interface.decisions import (
     CombineOutputs,
     DispatchBatch,
     LoadModel,
-    RecallOutputs,
+    LookUpCache,
     RevokeBatch,
     Settlement,
     UnloadModel,
@@ -23,10 +23,10 @@ from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchRevoked,
+    CacheMiss,
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
-    OutputsUnknown,
     PartitionLost,
     PartitionResized,
     PlanBuilt,
@@ -35,17 +35,17 @@ from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 
-Verdicts = tuple[tuple[float, ...], ...]
+Confidences = tuple[tuple[float, ...], ...]
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What the machine around the workers takes, in nanoseconds; by default nothing.
+    """The time that the machine around the workers takes, in nanoseconds; by default none.
 
     The gateway is one event loop. In each of its turns it reads what has come, `receive_ns` a request and `complete_ns`
     a batch that ended; it handles all that at one instant, which keeps it busy for `handle_ns` a request that came or
     has its outcome; it sends batches, `dispatch_ns` each and `dispatch_row_ns` a row; and it writes answers,
-    `answers_ns` where there are any and `answer_ns` each. What comes meanwhile waits for the next turn. Nobody is busy
-    with the rest: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
+    `answers_ns` where there are any and `answer_ns` each. Events that come meanwhile wait for the next turn. The
+    rest keeps no one busy: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
     `hand_off_ns` after it was sent and its end is known `return_ns` later. A worker takes `between_ns` from one batch
     to the next.
     """
@@ -69,18 +69,18 @@ BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
 
 
 class Service(Protocol):
-    """What the machine would do: how long a batch takes and how sure its answers are."""
+    """The model of the machine: how long a batch takes, and the confidences of its answers."""
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         """Time that the partition takes for a batch."""
         ...
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        """Verdicts of a batch, as in `BatchCompleted`."""
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
+        """The confidences of a batch, as in `BatchCompleted`."""
         ...
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        """Verdicts of a combiner, as in `OutputsCombined`."""
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
+        """The confidences of a combiner, as in `OutputsCombined`."""
         ...
 
 
@@ -88,10 +88,10 @@ class Simulator:
     """A discrete-event loop around a scheduler.
 
     A worker runs its batches one after the other; combiners take no time. `observe` is called with every step (time,
-    event or None for a wake-up, decisions), which is also what a journal records. `answered` is told when the client
+    event or None for a wake-up, decisions), which is also what a journal records. `answered` is called when the client
     of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
     those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
-    carries orders to load and to unload out one after the other. An event on the agenda may resize a partition:
+    carries orders to load and to unload out one after the other. A planned event may resize a partition:
     `service` has to know which batches came after it. `stray_ns` draws by how much a batch's way to its worker, or
     back, is longer (or shorter) than `host` says.
     """
@@ -119,7 +119,7 @@ class Simulator:
         self._stray_ns = stray_ns or (lambda: 0)
         self._load_ns = load_ns or (lambda order: 0)
         self._orders_end_ns: dict[str, int] = {}
-        self._agenda: list[tuple[int, int, int, AnyEvent]] = []
+        self._planned: list[tuple[int, int, int, AnyEvent]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
         self._known_ns: dict[str, int] = {}
@@ -131,22 +131,22 @@ class Simulator:
         self.now_ns = 0
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
-        """Put an event on the agenda; not before the present."""
+        """Plan an event, not before the present."""
         self._sequence += 1
-        heappush(self._agenda, (time_ns, PRIORITY[type(event)], self._sequence, event))
+        heappush(self._planned, (time_ns, PRIORITY[type(event)], self._sequence, event))
 
     def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = ()) -> None:
         """Run until nothing is left to happen; `arrivals` are (time, event), ascending, drawn as time passes.
 
-        An event on the agenda comes before an arrival of the same instant.
+        A planned event comes before an arrival of the same instant.
         """
         upcoming = iter(arrivals)
         following = next(upcoming, None)
         send_ns = self._host.send_ns
         while True:
             due_ns = self._scheduler.next_wakeup_ns()
-            if self._agenda and (due_ns is None or self._agenda[0][0] < due_ns):
-                due_ns = self._agenda[0][0]
+            if self._planned and (due_ns is None or self._planned[0][0] < due_ns):
+                due_ns = self._planned[0][0]
             if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
                 due_ns = following[0] + send_ns
             if due_ns is None:
@@ -162,8 +162,8 @@ class Simulator:
         """One iteration of the loop: all that has come is handled at one instant, and what was decided is done."""
         turn_ns = self._turn_ns
         self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(len(arrived)) if self._takes_time else 0)
-        while self._agenda and self._agenda[0][0] <= turn_ns:
-            event = heappop(self._agenda)[3]
+        while self._planned and self._planned[0][0] <= turn_ns:
+            event = heappop(self._planned)[3]
             if not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
                 self._handle(event)
         for event in arrived:
@@ -178,9 +178,11 @@ class Simulator:
             self._answer()
 
     def _intake_ns(self, arrivals: int) -> int:
-        """How long the loop takes to read what has come."""
+        """The time that the loop takes to read the events that have come."""
         host = self._host
-        ended = sum(time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._agenda)
+        ended = sum(
+            time_ns <= self._turn_ns and type(event) is BatchCompleted for time_ns, _, _, event in self._planned
+        )
         return arrivals * host.receive_ns + ended * host.complete_ns
 
     def _answer(self) -> None:
@@ -207,10 +209,10 @@ class Simulator:
         """A worker is gone: what it was to load or to unload is not answered."""
         self._orders_end_ns.pop(name, None)
         answers = ModelLoaded | ModelUnloaded
-        self._agenda = [
-            item for item in self._agenda if not (isinstance(item[3], answers) and item[3].partition == name)
+        self._planned = [
+            item for item in self._planned if not (isinstance(item[3], answers) and item[3].partition == name)
         ]
-        heapify(self._agenda)
+        heapify(self._planned)
 
     def _replace_worker(self, event: PartitionResized) -> None:
         """Let a new worker run what is sent from now on; the one before ends what it has beside it."""
@@ -228,10 +230,10 @@ class Simulator:
                 self._start(decision)
             elif isinstance(decision, CombineOutputs):
                 member = decision.member
-                verdicts = self._service.combined_verdicts(decision)
-                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, verdicts))
-            elif isinstance(decision, RecallOutputs):
-                self.at(self._turn_ns, OutputsUnknown(decision.member.request, decision.member.stage))
+                confidences = self._service.combined_confidences(decision)
+                self.at(self._turn_ns, OutputsCombined(member.request, member.stage, confidences))
+            elif isinstance(decision, LookUpCache):
+                self.at(self._turn_ns, CacheMiss(decision.member.request, decision.member.stage))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
             elif isinstance(decision, BuildPlan):
@@ -262,11 +264,11 @@ class Simulator:
         started_ns = max(there_ns, free_ns + host.between_ns)
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
-        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_verdicts(batch))
+        completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_confidences(batch))
         known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
         before_ns = self._known_ns.get(batch.partition, 0)
         self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)
-        # A worker tells of one batch after the other.
+        # A worker reports one batch after the other.
         known_ns = self._known_ns[batch.partition] = max(known_ns, before_ns)
         self.at(known_ns, completed)
 

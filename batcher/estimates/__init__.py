@@ -1,1 +1,1 @@
-"""TODO batcher/estimates."""
+"""Numbers that are learned from observations: latencies, rates, batch limits."""

@@ -1,9 +1,9 @@
-"""Ceilings: batches that ran out of memory are made smaller, and after a while a little larger again."""
+"""Limits: batches that ran out of memory are made smaller, and after a while a little larger again."""
 
 from sluice.models.units import NS_PER_S
 
 FIRST_RETRY_NS = 60 * NS_PER_S
-"""How long batches stay at a ceiling before twice as many rows are tried."""
+"""Time that batches stay at a limit before batches of twice the rows are tried."""
 LAST_RETRY_NS = 3600 * NS_PER_S
 """The longest that they stay: it is twice as long after every attempt that ran out of memory again."""
 
@@ -12,7 +12,7 @@ class BatchLimit:
     """The most `rows` of a batch of one model on one kind of partition, since larger ones ran out of memory there.
 
     It is half of what failed, and doubled each time that it has held for a while, up to `most`, the largest batch there
-    is. When that has held for as long, the ceiling has `lapsed`. `room` is the largest batch that may have memory: one
+    is. When that has held for as long, the limit has `lapsed`. `room` is the largest batch that may have memory: one
     row less than the smallest that had none since.
     """
 
@@ -26,7 +26,7 @@ class BatchLimit:
         self._raised = False
 
     def ran_out(self, rows: int, now_ns: int) -> bool:
-        """A batch of so many rows ran out of memory; whether the ceiling is lower now, as it is not by one above it."""
+        """Note that a batch of `rows` rows had no memory; False if it was above the limit, which does not change."""
         self.room = min(self.room, rows - 1)
         if rows > self.rows:
             return False
@@ -38,7 +38,7 @@ class BatchLimit:
         return True
 
     def held(self, now_ns: int) -> bool:
-        """Raise the ceiling, or have it lapse, if it has held for long enough; whether it has."""
+        """Raise the limit, or have it lapse, if it has held for long enough; whether it has."""
         if now_ns < self._retry_ns:
             return False
         self.lapsed = self.rows == self._most

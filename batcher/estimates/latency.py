@@ -5,12 +5,12 @@ from sluice.models.profiles.latency_table import LatencyTable
 QUANTILE = 0.9
 """Deadlines are checked against this quantile of the observed latencies: most batches are to meet them, not half."""
 MEDIAN = 0.5
-"""The end of a batch is expected at the median: the next one is to be there neither late nor too early."""
+"""The end of a batch is expected at the median, so that the next one comes neither late nor too early."""
 GAIN = 0.05
 """Relative step of the quantile trackers for one observation."""
 CORRECTION_BOUNDS = (0.125, 16.0)
 COMPARE_BATCHES = 8
-"""The rates of batch sizes are compared again after so many observations: one moves a correction by 5 % at most."""
+"""The rates of batch sizes are compared again after this many observations, as one changes little (5 % at most)."""
 DEEP = 2
 """Efficient batches that wait from which on the rate counts for more than the first entry."""
 NEARLY_BEST = 0.97
@@ -64,7 +64,7 @@ class LatencyEstimate:
         self._enough = 0
 
     def limit(self, rows: int) -> None:
-        """Have batches of at most so many rows made, and of the table's maximum at most.
+        """Limit batches to `rows` rows, and to the maximum of the table.
 
         More rows are predicted to take what they would in batches of that size.
         """
@@ -115,7 +115,7 @@ class LatencyEstimate:
 
     @property
     def correction(self) -> float:
-        """How many times as long as the table says half of the batches take: of the sizes that ran, the middle one."""
+        """The median latency relative to the table; of the sizes that ran, the middle one counts."""
         seen = sorted(correction for correction in self._medians if correction != 1)
         return seen[len(seen) // 2] if seen else 1.0
 
@@ -127,7 +127,7 @@ class LatencyEstimate:
         return self._efficient
 
     def least_rows(self, waiting: int) -> int:
-        """How many rows a batch has to have at least: the more wait, the nearer it has to come to the best rate."""
+        """The least rows of a batch: the more rows wait, the nearer the batch has to come to the best rate."""
         if not self._efficient:
             self._compare_rates()
         full = self._efficient

@@ -1,4 +1,4 @@
-"""How many rows come a second, and whether they become more."""
+"""Arrival rates: the rows that come a second, and their trend."""
 
 from sluice.models.units import NS_PER_S
 

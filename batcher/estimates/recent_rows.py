@@ -1,29 +1,26 @@
-"""How many rows of a pipeline come, or are admitted, as time passes."""
-
-from sluice.models.units import NS_PER_S
-
-MEMORY_NS = NS_PER_S // 4
-"""What came longer ago than this hardly counts: as long as objectives are, so that a lane's change is seen."""
+"""Rows that came lately: how many a pipeline gets, or is admitted, as time passes."""
 
 
-class Inflow:
-    """The rows that came lately, each of them counted less the longer ago that is."""
+class RecentRows:
+    """The rows that came within `memory_ns`, each counted less the longer ago it came."""
 
-    __slots__ = ("_last_ns", "_rows")
+    __slots__ = ("_last_ns", "_memory_ns", "_rows")
 
-    def __init__(self) -> None:
+    def __init__(self, memory_ns: int) -> None:
+        self._memory_ns = memory_ns
         self._rows = 0.0
         self._last_ns = 0
 
     def add(self, rows: int, now_ns: int) -> None:
-        """Take in that rows came."""
-        self._rows = self._lately(now_ns) + rows
+        """Count rows that come now."""
+        self._rows = self.rows(now_ns) + rows
         self._last_ns = now_ns
 
-    def within(self, span_ns: int, now_ns: int, *, least: float = 0.0) -> float:
-        """The rows to expect in as much time, if it goes on like that: `least` at least, once there were any."""
-        rows = self._lately(now_ns) * span_ns / MEMORY_NS
-        return rows if rows > least or not self._last_ns else least
+    def rows(self, now_ns: int) -> float:
+        """The rows that came lately."""
+        return self._rows * max(1 - (now_ns - self._last_ns) / self._memory_ns, 0.0)
 
-    def _lately(self, now_ns: int) -> float:
-        return self._rows * max(1 - (now_ns - self._last_ns) / MEMORY_NS, 0.0)
+    def within(self, span_ns: int, now_ns: int, *, least: float = 0.0) -> float:
+        """The rows to expect within `span_ns` at the recent rate; at least `least` if any ever came."""
+        rows = self.rows(now_ns) * span_ns / self._memory_ns
+        return rows if rows > least or not self._last_ns else least

@@ -1,110 +1,110 @@
-"""Sharing of devices: holds partitions back that are over their share of one while others have something to run."""
+"""Fair sharing of devices: throttles partitions that are over their share while others have something to run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sluice.batcher.fleet.agenda import WakeupQueue
+from sluice.batcher.fleet.partition_group import throttle
+from sluice.batcher.fleet.run_queue import RunQueue, WakeupQueue
 from sluice.batcher.fleet.shared_device import DeviceAccount, SharedDevice
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
-from sluice.batcher.interface.decisions import RevokeBatch
-from sluice.batcher.state.model import PartitionState
-from sluice.batcher.state.pool import PartitionGroup
-from sluice.batcher.state.request import Batch
+from sluice.batcher.state import Batch, PartitionState
 
 
-class Sharing:
-    """Keeps the stakes of partitions on devices where one is elastic; others cost nothing.
+class DeviceSharing:
+    """Keeps the `accounts` of partitions on devices where one is elastic; there are none without such a device.
 
-    Who is held back is looked at again when it is within its share; whatever changes on its device may end that before.
-    What its worker has behind the batch that runs is to be taken back.
+    A throttled partition is reconsidered when it is within its share, or before that when something changes on its
+    device. What its worker holds behind the running batch is to be taken back. `set_free` changes when an idle
+    partition is free: its throttled time counts as busy.
     """
 
-    def __init__(self, agenda: WakeupQueue) -> None:
-        self._agenda = agenda
+    def __init__(
+        self,
+        configs: Sequence[PartitionConfig],
+        partitions: Mapping[str, PartitionState],
+        wakeups: WakeupQueue,
+        set_free: Callable[[PartitionState, int], None],
+    ) -> None:
+        self._wakeups = wakeups
+        self._set_free = set_free
         self._behind: list[Batch] = []
+        self.accounts: dict[PartitionState, DeviceAccount] = {}
+        elastic = {each.device.name for each in configs if each.device is not None and each.device.elastic}
+        devices = {name: SharedDevice() for name in elastic}
+        for config in configs:
+            if (share := config.device) is not None and share.name in devices:
+                device, partition = devices[share.name], partitions[config.name]
+                account = self.accounts[partition] = DeviceAccount(device, partition, share)
+                device.accounts.append(account)
 
-    def order(self, due: list[PartitionGroup], now_ns: int) -> list[PartitionGroup]:
-        """Pools that are to be looked at, those last of which some partition borrows."""
-        devices = {
-            stake.device: None for pool in due for each in pool.partitions.values() if (stake := each.stake) is not None
-        }
-        for device in devices:
+    def order(self, due: list[RunQueue], now_ns: int) -> list[RunQueue]:
+        """The run queues of the groups that are reconsidered, with those last whose partitions borrow time."""
+        accounts = (self.accounts.get(each) for run_queue in due for each in run_queue.group.partitions.values())
+        for device in dict.fromkeys(account.device for account in accounts if account is not None):
             self._settle(device, now_ns)
-        return sorted(due, key=_borrows)
+        return sorted(due, key=self._borrows)
 
-    def started(self, stake: DeviceAccount, now_ns: int) -> None:
-        """A partition has a batch more."""
-        self._settle(stake.device, now_ns)
+    def started(self, partition: PartitionState, now_ns: int) -> None:
+        """Take in that a partition has one more batch."""
+        if (account := self.accounts.get(partition)) is not None:
+            self._settle(account.device, now_ns)
 
-    def ended(self, stake: DeviceAccount, batch: Batch, now_ns: int) -> None:
-        """A partition has a batch less."""
-        stake.ran(now_ns - batch.dispatched_ns, batch.median_ns, now_ns)
-        self._settle(stake.device, now_ns)
-
-    def revocations(self) -> list[RevokeBatch]:
-        """Orders to take back what has not started on partitions that are held back since."""
-        orders = []
-        for batch in self._behind:
-            if batch in batch.partition.batches[1:] and not batch.revoking:
-                batch.revoking = True
-                orders.append(RevokeBatch(batch.identity))
-        self._behind.clear()
-        return orders
+    def ended(self, batch: Batch, now_ns: int) -> None:
+        """Take in that a batch is off its partition."""
+        if (account := self.accounts.get(batch.partition)) is not None:
+            account.ran(now_ns - batch.dispatched_ns, batch.median_ns, now_ns)
+            self._settle(account.device, now_ns)
 
     def resized(self, partition: PartitionState, share: DeviceShare | None, now_ns: int) -> None:
-        """A partition has another share of its device."""
-        if partition.stake is not None and share is not None:
-            self._settle(partition.stake.device, now_ns)
-            partition.stake.share = share
-            self._settle(partition.stake.device, now_ns)
+        """Take in that a partition has another share of its device."""
+        if share is not None and (account := self.accounts.get(partition)) is not None:
+            self._settle(account.device, now_ns)
+            account.share = share
+            self._settle(account.device, now_ns)
 
-    def remind(self, due: Iterable[PartitionGroup], now_ns: int) -> None:
-        """Have pools looked at again when partitions of theirs that are held back will be within their share."""
-        for pool in due:
-            for partition in pool.partitions.values():
-                if partition.held and not partition.batches and (stake := partition.stake) is not None:
-                    self._agenda.wake(pool, max(stake.device.entitled_ns(stake, now_ns), now_ns + 1))
+    def take_unstarted(self) -> list[Batch]:
+        """The batches that wait behind the running batch of partitions that were throttled since the last call."""
+        behind = [batch for batch in self._behind if batch in batch.partition.batches[1:]]
+        self._behind.clear()
+        return behind
+
+    def wake_throttled(self, due: Iterable[RunQueue], now_ns: int) -> None:
+        """Have groups reconsidered when their throttled partitions will be within their share."""
+        for run_queue in due:
+            for partition in run_queue.group.partitions.values():
+                if partition.throttled and not partition.batches:
+                    account = self.accounts[partition]
+                    wake_ns = max(account.device.entitled_ns(account, now_ns), now_ns + 1)
+                    self._wakeups.wake(run_queue.group, wake_ns)
 
     def _settle(self, device: SharedDevice, now_ns: int) -> None:
-        for stake, held in device.update(now_ns):
-            partition, pool = stake.partition, stake.partition.pool
-            if pool is None:
+        for account, is_over in device.update(now_ns):
+            partition, group = account.partition, account.partition.group
+            partition.slowdown = account.present_slowdown
+            if group is None:
                 continue
-            if held:
-                partition.held = True
-                pool.hold(partition)
+            if is_over:
+                partition.throttled = True
+                throttle(group, partition)
                 if not partition.batches:
-                    partition.free_at_ns = device.entitled_ns(stake, now_ns)
-                    stake.wait(now_ns)
-                    self._agenda.wake(pool, partition.free_at_ns)
+                    self._set_free(partition, device.entitled_ns(account, now_ns))
+                    account.wait(now_ns)
+                    self._wakeups.wake(group, partition.free_at_ns)
                 for batch in partition.batches[1:]:
                     if not batch.revoking and not any(entry.request.pipeline.evicts for entry in batch.entries):
                         self._behind.append(batch)
-                        self._agenda.wake(pool, now_ns)
-            elif partition.held:
-                partition.held = False
+                        self._wakeups.wake(group, now_ns)
+            elif partition.throttled:
+                partition.throttled = False
                 if not partition.batches:
-                    partition.free_at_ns = now_ns
-                stake.go_on(now_ns)
-                pool.changed(partition)
-                if pool.waiting:
-                    self._agenda.wake(pool, now_ns)
+                    self._set_free(partition, now_ns)
+                account.go_on(now_ns)
+                run_queue = self._wakeups.run_queues[group]
+                run_queue.partition_changed(partition)
+                if run_queue.waiting:
+                    self._wakeups.wake(group, now_ns)
 
-
-def sharing(
-    configs: Sequence[PartitionConfig], partitions: Mapping[str, PartitionState], agenda: WakeupQueue
-) -> Sharing | None:
-    """Gives partitions their stakes on the devices where one of them is elastic; None where none is."""
-    elastic = {each.device.name for each in configs if each.device is not None and each.device.elastic}
-    devices = {name: SharedDevice() for name in elastic}
-    for config in configs:
-        if (share := config.device) is not None and share.name in devices:
-            device, partition = devices[share.name], partitions[config.name]
-            partition.stake = DeviceAccount(device, partition, share)
-            device.stakes.append(partition.stake)
-    return Sharing(agenda) if devices else None
-
-
-def _borrows(pool: PartitionGroup) -> bool:
-    return any(partition.stake is not None and partition.stake.is_ahead for partition in pool.partitions.values())
+    def _borrows(self, run_queue: RunQueue) -> bool:
+        accounts = (self.accounts.get(partition) for partition in run_queue.group.partitions.values())
+        return any(account is not None and account.is_ahead for account in accounts)

@@ -1,76 +1,85 @@
-"""The fleet: partitions, the models they hold, and what is known of the models' speed."""
+"""The fleet: the partitions, the models that they hold, and the queues of the models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.fleet.partition_group import join, recount
+from sluice.batcher.fleet.run_queue import WakeupQueue
+from sluice.batcher.fleet.speed import forget_kind, outdate, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.policies.base import BatchPolicy
 from sluice.batcher.policies.registry import select_policy
-from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.model import UNAVAILABLE_NS, ModelState, PartitionState
-from sluice.batcher.state.pool import PartitionGroup
-from sluice.batcher.state.request import Entry
+from sluice.batcher.queues.queue_table import QueueTable
+from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
 from sluice.models.profiles.latency_table import LatencyTable
-
-if TYPE_CHECKING:
-    from sluice.batcher.residency.on_demand import OnDemandLoader
 
 
 class Fleet:
-    """Keeps partitions in pools of equals, and the estimates of models up to date.
+    """Keeps partitions in groups of equals, and the estimates of models up to date.
 
-    `stranded` are the models that no partition that is up holds, as far as something may wait for them.
+    `queues` are those of all models, `policies` the batch policies by model key. `wakeups` says when to
+    reconsider each group. `stranded` are the models without a running partition, as far as entries may wait for them.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
         self._limits = spec.limits
         self.models: dict[str, ModelState] = {}
+        self.policies: dict[str, BatchPolicy] = {}
+        self.queues = QueueTable()
         self.partitions = {
-            config.name: PartitionState(number, config, self.hand_off_ns)
+            config.name: PartitionState(
+                number, config.name, config.kind, config.price, self.hand_off_ns, self.hand_off_ns
+            )
             for number, config in enumerate(spec.partitions)
         }
-        self.pools: list[PartitionGroup] = []
+        self.groups: list[PartitionGroup] = []
+        self.wakeups = WakeupQueue()
         self.stranded: dict[ModelState, None] = {}
         self._tables: dict[tuple[str, str], LatencyTable] = {}
-        self._next_pool = 0
+        self._next_group = 0
         for model in spec.models:
             self.add(model)
 
     def add(self, config: ScheduledModel) -> None:
-        """Know one more model, which no partition holds yet."""
+        """Add a model, which no partition holds yet."""
         assert config.key not in self.models, f"there is a model {config.key} already"
-        model = self.models[config.key] = ModelState(config, select_policy(config.policy, self._limits))
+        policy = self.policies[config.key] = select_policy(config.policy, self._limits)
+        model = self.models[config.key] = new_model(config, policy)
+        self.queues.add(model, policy.new_queue)
         for kind in {partition.kind for partition in self.partitions.values()}:
             self._foresee(model, kind)
 
     def forget(self, key: str) -> None:
-        """Know a model no more that no partition holds and nothing waits for."""
-        self.stranded.pop(self.models.pop(key), None)
+        """Forget a model that no partition holds and nothing waits for."""
+        model = self.models.pop(key)
+        self.stranded.pop(model, None)
+        self.queues.remove(model)
+        del self.policies[key]
         for known in [each for each in self._tables if each[0] == key]:
             del self._tables[known]
 
-    def ready(self, event: PartitionReady, now_ns: int) -> PartitionState:
-        """A partition's worker is up with these models."""
+    # -- partitions
+
+    def ready(self, event: PartitionReady) -> None:
+        """Take in that a partition's worker is up with these models."""
         partition = self.partitions[event.partition]
         partition.ready = True
         partition.lost_ns = None
-        partition.idle_since_ns = now_ns
         for key, table in event.tables.items():
             self.learn(key, partition.kind, table)
-        if partition.pool is not None and partition.models == event.tables.keys():
-            partition.pool.recount()
-            partition.pool.changed(partition)
+        if partition.group is not None and partition.models == event.tables.keys():
+            recount(partition.group)
+            self.wakeups.run_queues[partition.group].partition_changed(partition)
             self.touch(partition.models)
         else:
             self.move(partition, frozenset(event.tables))
-        return partition
 
     def resized(self, event: PartitionResized) -> None:
-        """A partition is of another kind from now on; corrections of a kind that there is no more are forgotten."""
+        """Take in that a partition is of another kind; estimates of a kind that no longer exists are forgotten."""
         partition = self.partitions[event.partition]
         before = partition.kind
         partition.kind, partition.price = event.kind, event.price
@@ -78,92 +87,76 @@ class Fleet:
             self.learn(key, event.kind, event.tables[key])
         if all(each.kind != before for each in self.partitions.values()):
             for model in self.models.values():
-                if model.estimates.pop(before, None) is not None and model.estimates:
-                    model.learned()
+                forget_kind(model, before)
         for model in self.models.values():
             self._foresee(model, event.kind)
         self.move(partition, partition.models)
 
-    def lost(self, name: str, now_ns: int) -> PartitionState:
-        """A partition's worker is gone; its batches fail one by one in events of their own."""
+    def lost(self, name: str, now_ns: int) -> None:
+        """Take in that a partition's worker is gone; its batches fail one by one in events of their own."""
         partition = self.partitions[name]
         if partition.ready or partition.lost_ns is None:  # not when another start of it failed
             partition.lost_ns = now_ns
         partition.ready = False
-        if partition.pool is not None:
-            partition.pool.recount()
-        if partition.batches:
-            partition.batches[0].suspect = True
+        if partition.group is not None:
+            recount(partition.group)
         self.touch(partition.models)
-        return partition
-
-    def abandoned(self, now_ns: int, cold_starts: OnDemandLoader | None) -> tuple[list[tuple[Entry, str]], int | None]:
-        """What waits for models whose workers have been gone for too long, and why; when to look again at the others.
-
-        With `cold_starts` it is what waits for models that cannot be loaded, and is late if that may pass.
-        """
-        found: list[tuple[Entry, str]] = []
-        again: list[int] = []
-        for model in list(self.stranded):
-            if model.served or not any(model.queues.values()):
-                del self.stranded[model]
-                continue
-            if cold_starts is not None:
-                if (refusal := cold_starts.refusal(model, now_ns)) is not None:
-                    reason = f"model {model.config.key} is not loaded: {refusal.reason}"
-                    waiting = (entry for queue in model.queues.values() for entry in _waiting(queue))
-                    late = (each for each in waiting if not refusal.passing or each.request.deadline_ns <= now_ns)
-                    found += ((entry, reason) for entry in late)
-                continue
-            gone_ns = max(
-                (now_ns if host.lost_ns is None else host.lost_ns for host in model.partitions),
-                default=now_ns - UNAVAILABLE_NS,
-            )
-            for queue in filter(None, model.queues.values()):
-                if now_ns - gone_ns < UNAVAILABLE_NS:
-                    again.append(gone_ns + UNAVAILABLE_NS)
-                    break
-                reason = f"no partition holds model {model.config.key} any more"
-                found += ((entry, reason) for entry in _waiting(queue))
-        return found, min(again, default=None)
 
     def move(self, partition: PartitionState, models: frozenset[str]) -> None:
-        """Have a partition take batches of these models from now on."""
-        old, before = partition.pool, partition.models
+        """Give a partition batches of these models from now on."""
+        old, before = partition.group, partition.models
         partition.models = models
-        pool = next((each for each in self.pools if each.holds(partition.kind, partition.price, models)), None)
-        if pool is None and old is not None and old.become(partition, models):
+        kind, price = partition.kind, partition.price
+        group = next(
+            (each for each in self.groups if (each.kind, each.price, each.models) == (kind, price, models)), None
+        )
+        if group is None and old is not None and self._change_models(old, partition):
             self._holders_changed(old, before ^ models)
             return
-        partition.listed_idle = False
         if old is not None:
             del old.partitions[partition.number]
-            old.recount()
+            recount(old)
             if not old.partitions:
-                self.pools.remove(old)
-        if pool is None or not pool.partitions:
-            pool = PartitionGroup(self._next_pool, partition.kind, models, partition.price)
-            self._next_pool += 1
-            self.pools.append(pool)
-        partition.pool = pool
-        pool.partitions[partition.number] = partition
-        pool.recount()
-        pool.changed(partition)
-        self._holders_changed(pool, before | models)
+                self.groups.remove(old)
+                self.wakeups.remove(old)
+        if group is None or not group.partitions:
+            group = PartitionGroup(self._next_group, kind, models, price)
+            self._next_group += 1
+            self.groups.append(group)
+            self.wakeups.add(group)
+        partition.group = group
+        group.partitions[partition.number] = partition
+        join(group, partition)
+        self._holders_changed(group, before | models)
 
-    def _holders_changed(self, pool: PartitionGroup, keys: frozenset[str]) -> None:
-        """Other pools than before hold some models; what waits for those that `pool` holds is new to it."""
+    def _change_models(self, group: PartitionGroup, partition: PartitionState) -> bool:
+        """Have a group hold the models of its only partition, which are others now; what is promised stays promised.
+
+        False if the group is not of that partition alone, or its partition is of another kind or price now.
+        """
+        if (group.only, group.kind, group.price) != (partition, partition.kind, partition.price):
+            return False
+        if group.ready_count != partition.ready:
+            return False
+        self.wakeups.run_queues[group].forget(group.models - partition.models)
+        group.models = partition.models
+        return True
+
+    def _holders_changed(self, group: PartitionGroup, keys: frozenset[str]) -> None:
+        """Take in that other groups hold some models; what waits for the models of `group` is new to it."""
+        run_queue = self.wakeups.run_queues[group]
         for key in sorted(keys):
             model = self.models[key]
-            model.pools = [each for each in self.pools if key in each.models]
-            model.hosts = sum(len(each.partitions) for each in model.pools)
-            if key in pool.models:
-                for queue in model.queues.values():
-                    pool.announce(queue)
+            model.groups = [each for each in self.groups if key in each.models]
+            if key in group.models:
+                for queue in self.queues.of(model):
+                    run_queue.notify(queue)
         self.touch(keys)
 
+    # -- models
+
     def learn(self, key: str, kind: str, table: LatencyTable) -> None:
-        """Take in a table; of two for the same kind the faster cells count, since noise only ever slows."""
+        """Take in a latency table; of two tables for the same kind the faster cells count, since noise only slows."""
         model = self.models[key]
         known = self._tables.get((key, kind))
         if known is not None:
@@ -173,30 +166,33 @@ class Fleet:
             if table == known and kind in model.estimates:
                 return
         self._tables[key, kind] = table
-        self._estimate(model, kind, table)
+        set_estimate(model, kind, LatencyEstimate(table, model.config.max_batch, self.hand_off_ns))
 
     def _foresee(self, model: ModelState, kind: str) -> None:
-        """Take in what is known beforehand of the speed of a model that no partition of a kind has held yet."""
+        """Use the table in a model's footprint until a partition of that kind has held the model."""
         known = model.config.footprints.get(kind)
         if known is not None and known.table is not None and kind not in model.estimates:
-            self._estimate(model, kind, known.table)
-
-    def _estimate(self, model: ModelState, kind: str, table: LatencyTable) -> None:
-        estimate = model.estimates[kind] = LatencyEstimate(table, model.config.max_batch, self.hand_off_ns)
-        if (ceiling := model.ceilings.get(kind)) is not None:
-            estimate.limit(ceiling.rows)
-        model.learned()
+            set_estimate(model, kind, LatencyEstimate(known.table, model.config.max_batch, self.hand_off_ns))
 
     def touch(self, keys: Iterable[str]) -> None:
-        """Take in that others hold some models than before, or that others need them."""
-        models = [self.models[key] for key in keys]
-        self.stranded.update((model, None) for model in models if any(model.queues.values()) and not model.served)
+        """Take in that other partitions hold some models, or that other pipelines need them."""
+        models = [self.models[key] for key in sorted(keys)]
+        self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
         for pipeline in {pipeline for model in models for pipeline in model.pipelines}:
-            pipeline.stale = True
-            pipeline.degraded = any(stage.model is not None and not stage.model.whole for stage in pipeline.stages)
+            outdate(pipeline)
+            pipeline.degraded = any(
+                stage.model is not None and not stage.model.fully_served for stage in pipeline.stages
+            )
+
+    def strand(self, model: ModelState) -> None:
+        """Note that something waits for a model that no partition that is up holds."""
+        self.stranded[model] = None
+
+    def rescue(self, model: ModelState) -> None:
+        """Note that a model is served again, or that nothing waits for it."""
+        del self.stranded[model]
 
 
-def _waiting(queue: Queue) -> Iterator[Entry]:
-    """What waits in a queue, to be retried or not."""
-    yield from queue.entries()
-    yield from (entry for group in queue.retries for entry in group)
+def new_model(config: ScheduledModel, policy: BatchPolicy) -> ModelState:
+    """The state of a model before anything is known of it but its configuration."""
+    return ModelState(config, policy.by_deadline, policy.mixes_keys, policy.full_rows)

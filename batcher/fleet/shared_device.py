@@ -1,41 +1,39 @@
-"""A device that partitions share by time: who may use more than it is promised borrows only what is idle."""
+"""A device that partitions share by time: one that uses more than its promised share borrows only idle time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from sluice.batcher.interface.config import DeviceShare
+from sluice.batcher.state import PartitionState
 
-if TYPE_CHECKING:
-    from sluice.batcher.state.model import PartitionState
-
-PACE_GAIN = 0.25
+SLOWDOWN_GAIN = 0.25
+"""Weight of one batch in the smoothed slowdown of a partition that is throttled."""
 LINGER = 0.1
-"""For this part of its last batch's time whoever has nothing to run is taken to be about to have something."""
+"""A partition that runs nothing is expected to run again soon for this part of the time of its last batch."""
 
 
 class DeviceAccount:
-    """A partition's part of a device.
+    """A partition's account of a device (weighted fair queueing).
 
-    `lead_ns` is how far it is ahead: the device's time that it has had, for each part of its share, above the mean of
-    all that have something to run. Who is ahead has used up its share, and `contended` says whether another one that
-    is not runs now. It counts as running until `lingers_ns`, too. `pace` is how many times as long its batches take,
-    held back as they are then, as those that it gives to its worker at once.
+    `overuse_ns` is the time that the partition has had, for each part of its share, above the mean of all partitions
+    that have something to run; a partition with overuse has used up its share. `contended` says that a partition
+    without overuse runs now, or did so until its `lingers_ns`. `slowdown` is how many times as long the batches of this
+    partition take, throttled as they are while it is contended, as batches that are dispatched at once.
     """
 
     __slots__ = (
-        "_held_ns",
+        "_throttled_ns",
         "_waited_ns",
         "contended",
         "device",
-        "lead_ns",
         "lingers_ns",
-        "pace",
+        "overuse_ns",
         "part",
         "partition",
         "share",
+        "slowdown",
     )
 
     def __init__(self, device: SharedDevice, partition: PartitionState, share: DeviceShare) -> None:
@@ -43,110 +41,115 @@ class DeviceAccount:
         self.partition = partition
         self.share = share
         self.part = 0.0
-        self.lead_ns = 0.0
+        self.overuse_ns = 0.0
         self.lingers_ns = 0
         self.contended = False
-        self.pace = 1.0
-        self._held_ns: int | None = None
+        self.slowdown = 1.0
+        self._throttled_ns: int | None = None
         self._waited_ns = 0
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it has used up its share, while it may have more."""
-        return self.lead_ns >= 1 and self.share.elastic
+        """True if it has used up its share and may have more."""
+        return self.overuse_ns >= 1 and self.share.elastic
 
-    def paced_ns(self, work_ns: int) -> int:
-        """How long it takes for work that lasts `work_ns` where nothing is held back."""
-        return int(work_ns * self.pace) if self.contended else work_ns
+    @property
+    def present_slowdown(self) -> float:
+        """The factor by which its work takes longer now."""
+        return self.slowdown if self.contended else 1.0
 
     def wait(self, now_ns: int) -> None:
-        """It is held back, and has nothing that runs."""
-        if self._held_ns is None:
-            self._held_ns = now_ns
+        """Note that it is throttled and runs nothing."""
+        if self._throttled_ns is None:
+            self._throttled_ns = now_ns
 
     def go_on(self, now_ns: int) -> None:
-        """It is held back no more."""
-        if self._held_ns is not None:
-            self._waited_ns, self._held_ns = now_ns - self._held_ns, None
+        """Note that it is no longer throttled."""
+        if self._throttled_ns is not None:
+            self._waited_ns, self._throttled_ns = now_ns - self._throttled_ns, None
 
     def ran(self, took_ns: int, expected_ns: int, now_ns: int) -> None:
-        """Learn from a batch that has ended how fast batches follow each other that are held back."""
+        """Learn from a batch that has ended how much longer throttled batches take, with the time that they waited."""
         self.lingers_ns = now_ns + int(LINGER * took_ns)
         if self._waited_ns:
             ratio = (self._waited_ns + took_ns) / max(expected_ns, 1)
-            self.pace = max(self.pace + PACE_GAIN * (ratio - self.pace), 1.0)
+            self.slowdown = max(self.slowdown + SLOWDOWN_GAIN * (ratio - self.slowdown), 1.0)
             self._waited_ns = 0
 
 
 class SharedDevice:
     """The partitions of a device of which one at least is elastic.
 
-    Its time is shared as by weighted fair queueing, with the shares as weights, but for batches that are not taken off:
-    whoever has something to run gets its share of any stretch of time but for a batch of each of the others. Nothing is
-    remembered of what was idle: who comes back is as far as those who stayed, or where it was if that is further.
+    Its time is shared by weighted fair queueing, with the shares as weights, except that running batches are not
+    preempted: in any stretch of time a partition that has something to run gets its share, less one batch of each of
+    the others. Idle time earns nothing: a partition that comes back stands at the mean of those that stayed, or where
+    it was if that is worse.
     """
 
-    __slots__ = ("_active", "_since_ns", "stakes")
+    __slots__ = ("_active", "_since_ns", "accounts")
 
     def __init__(self) -> None:
-        self.stakes: list[DeviceAccount] = []
+        self.accounts: list[DeviceAccount] = []
         self._active: list[DeviceAccount] = []
         self._since_ns = 0
 
     def update(self, now_ns: int) -> Iterator[tuple[DeviceAccount, bool]]:
-        """Take in which partitions run something now; each that is elastic, and whether it is to be held back.
+        """Take in which partitions run something now; yields each elastic one and whether to throttle it.
 
-        Held back is who has used up its share while another that has not runs something, and who will have done so with
-        what it runs. O(partitions).
+        A partition is throttled while one without overuse runs something and it has overuse itself, or will have it
+        with the batch that it runs. O(partitions).
         """
         if now_ns > self._since_ns:
             self._pass_time(now_ns - self._since_ns)
             self._since_ns = now_ns
-        running = [stake for stake in self.stakes if stake.partition.batches]
-        wanting = [stake for stake in self.stakes if stake.partition.batches or stake.lingers_ns > now_ns]
+        running = [account for account in self.accounts if account.partition.batches]
+        wanting = [account for account in self.accounts if account.partition.batches or account.lingers_ns > now_ns]
         self._active = [
-            each for each in self.stakes if each.share.promised and (each in wanting or each.partition.held)
+            each for each in self.accounts if each.share.promised and (each in wanting or each.partition.throttled)
         ]
-        for stake in self.stakes:
-            stake.part = 0.0
-        for stake, part in zip(running, parts([stake.share.cap for stake in running]), strict=True):
-            stake.part = part
-        entitled = [stake for stake in wanting if stake.share.promised and not stake.is_ahead]
-        for stake in self.stakes:
-            if stake.share.elastic:
-                stake.contended = len(entitled) > (stake in entitled)
-                yield stake, stake.contended and (stake.is_ahead or (stake in running and stake.lead_ns > -1))
+        for account in self.accounts:
+            account.part = 0.0
+        for account, part in zip(running, parts([account.share.cap for account in running]), strict=True):
+            account.part = part
+        entitled = [account for account in wanting if account.share.promised and not account.is_ahead]
+        for account in self.accounts:
+            if account.share.elastic:
+                account.contended = len(entitled) > (account in entitled)
+                yield (
+                    account,
+                    account.contended and (account.is_ahead or (account in running and account.overuse_ns > -1)),
+                )
 
-    def entitled_ns(self, stake: DeviceAccount, now_ns: int) -> int:
-        """When one that is held back will be within its share again, if all goes on as it is."""
-        waiting = stake.share.promised if stake not in self._active else 0.0
+    def entitled_ns(self, account: DeviceAccount, now_ns: int) -> int:
+        """When a throttled partition will be within its share again, if all goes on as it is."""
+        waiting = account.share.promised if account not in self._active else 0.0
         wanted = waiting + sum(each.share.promised for each in self._active)
-        used = sum(each.part for each in self._active) - stake.part
+        used = sum(each.part for each in self._active) - account.part
         if not used:
-            return max(each.lingers_ns for each in self.stakes)
-        return now_ns + math.ceil(stake.lead_ns * wanted / used)
+            return max(each.lingers_ns for each in self.accounts)
+        return now_ns + math.ceil(account.overuse_ns * wanted / used)
 
     def _pass_time(self, elapsed_ns: int) -> None:
-        """Account for what has been as it was since the last change: within an instant nothing counts."""
+        """Charge the time since the last change, in which the same partitions ran."""
         self._centre()
-        for stake in self._active:
-            stake.lead_ns += stake.part * elapsed_ns / stake.share.promised
+        for account in self._active:
+            account.overuse_ns += account.part * elapsed_ns / account.share.promised
         self._centre()
 
     def _centre(self) -> None:
-        """Have leads be ahead of the mean of those that have something to run; nobody else falls behind."""
+        """Measure overuse from the mean of the partitions that have something to run; idle ones earn no credit."""
         if not self._active:
             return
         weights = sum(each.share.promised for each in self._active)
-        mean_ns = sum(each.share.promised * each.lead_ns for each in self._active) / weights
-        for stake in self.stakes:
-            stake.lead_ns -= mean_ns
-            if stake not in self._active:
-                stake.lead_ns = max(stake.lead_ns, 0.0)
+        mean_ns = sum(each.share.promised * each.overuse_ns for each in self._active) / weights
+        for account in self.accounts:
+            account.overuse_ns -= mean_ns
+            if account not in self._active:
+                account.overuse_ns = max(account.overuse_ns, 0.0)
 
 
 def parts(caps: Sequence[float]) -> list[float]:
-    """What each of those that run gets of a device: as much as the others, or its cap if that is less."""
+    """The part of a device that each running partition gets: as much as the others, or its cap if that is less."""
     found = [0.0] * len(caps)
     left = 1.0
     for done, each in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):

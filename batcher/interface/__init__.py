@@ -1,1 +1,1 @@
-"""TODO batcher/interface."""
+"""The structs that drivers and the scheduler exchange: events, decisions, outcomes, configuration and plans."""

@@ -1,4 +1,8 @@
-"""What the scheduler is told when it is built: one spec for the live gateway and for the simulator."""
+"""The spec of a scheduler: one form for the live gateway and for the simulator.
+
+Specs, events and decisions are written to journals. A field or class that was renamed keeps its name there (`rename`,
+`tag`), so that journals written before can be read.
+"""
 
 import msgspec
 
@@ -8,7 +12,7 @@ from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
 
 
-class LevelsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PriorityLevels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Levels of priority in the queue of a model, numbered from 1, the most urgent; 0 of them are one that is level 0.
 
     `policies` has the levels whose policy is another one.
@@ -40,12 +44,12 @@ class PolicyConfig:
 
     @property
     def combines(self) -> bool:
-        """Whether batches consist of several requests."""
+        """True where batches consist of several requests."""
         return True
 
     @property
     def defers(self) -> bool:
-        """Whether a batch that could start waits for more rows for as long as its deadline allows."""
+        """True where a batch that could start waits for more rows for as long as its deadline allows."""
         return False
 
     def longest_wait_ns(self, rate: float) -> int | None:
@@ -63,12 +67,12 @@ class ConfidenceSpec(msgspec.Struct, frozen=True):
     confidence: Confidence
 
 
-class ScheduledModel(msgspec.Struct, frozen=True):
+class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"}):
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
-    `verdicts` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
-    that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` are the
-    partitions that are to hold it, as far as there are so many and they have room. `footprints` are what was measured,
+    `confidences` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
+    that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` is how many
+    partitions are to hold it, as far as there are enough with room. `footprints` are what was measured,
     by kind of partition, and `weighed` the bytes that it was found to take there where that is more. One that is
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own.
@@ -77,7 +81,7 @@ class ScheduledModel(msgspec.Struct, frozen=True):
     key: str
     max_batch: int
     policy: PolicyConfig
-    verdicts: tuple[ConfidenceSpec, ...] = ()
+    confidences: tuple[ConfidenceSpec, ...] = ()
     memory_bytes: int = 0
     replicas: int = 1
     footprints: dict[str, Footprint] = {}
@@ -98,35 +102,35 @@ class ScheduledModel(msgspec.Struct, frozen=True):
         return max(self.memory_bytes, *self.weighed.values(), 0)
 
 
-class WhenConfig(msgspec.Struct, frozen=True):
-    """Rows run whose confidence `verdict` (an index into the verdicts of stage `stage`) is below `below`."""
+class WhenConfig(msgspec.Struct, frozen=True, rename={"confidence": "verdict"}):
+    """Rows run whose confidence is below `below`; `confidence` is an index into the confidences of stage `stage`."""
 
     stage: int
-    verdict: int
+    confidence: int
     below: float
 
 
-class StageConfig(msgspec.Struct, frozen=True):
+class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts", "uses_cache": "recalls"}):
     """One stage of a pipeline; `model` is None for a combiner.
 
-    `sources` are the indices of the stages whose tensors it takes. `request_keyed` says whether the request's batch
-    key tells its inputs apart, `source_keyed` whether those of its sources do; both are False when every dimension
-    is fixed. Keys name what the inputs are made of: `renamed` says which input that is where the names are others, so
-    that only stages that rename alike share batches. `verdicts` are those a combiner reports (a model stage reports its
-    model's). `variants` are all models that may run the stage, `model` among them; empty when there is no choice. With
-    `recalls` the driver is asked first whether it knows what the stage makes.
+    `sources` are the indices of the stages whose tensors it takes. Inputs whose variable dimensions differ have
+    different batch keys: with `request_keyed` the request's key tells them apart, with `source_keyed` those of its
+    sources; both are False if every dimension is fixed. `renamed` names the inputs where the request or its sources
+    call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a combiner
+    reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
+    among them; empty if there is no choice. With `uses_cache` the driver first looks the rows up in the response cache.
     """
 
     name: str
     model: str | None
     sources: tuple[int, ...] = ()
     when: WhenConfig | None = None
-    verdicts: tuple[ConfidenceSpec, ...] = ()
+    confidences: tuple[ConfidenceSpec, ...] = ()
     request_keyed: bool = False
     source_keyed: bool = False
     variants: tuple[str, ...] = ()
     renamed: str = ""
-    recalls: bool = False
+    uses_cache: bool = False
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):
@@ -144,9 +148,9 @@ class PipelineConfig(msgspec.Struct, frozen=True):
 
 
 class DeviceShare(msgspec.Struct, frozen=True):
-    """What a partition has of the device `name`: `promised` of it for certain and `cap` at most, both in [0, 1].
+    """The part of the device `name` that a partition is `promised`, and its `cap`, both in [0, 1].
 
-    Elastic is one that is promised something and may have more.
+    A share is elastic if it is promised something and may have more.
     """
 
     name: str
@@ -155,12 +159,12 @@ class DeviceShare(msgspec.Struct, frozen=True):
 
     @property
     def elastic(self) -> bool:
-        """Whether it borrows what others leave idle."""
+        """True if it borrows time that others leave idle."""
         return 0 < self.promised < self.cap
 
 
 class PartitionConfig(msgspec.Struct, frozen=True):
-    """A partition; `kind` keys the latency tables. What its worker holds is told by `PartitionReady`.
+    """A partition; `kind` keys the latency tables. `PartitionReady` says which models its worker holds.
 
     `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
     models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). `device`

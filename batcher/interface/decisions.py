@@ -66,7 +66,7 @@ class CombineOutputs(Decision, frozen=True):
     member: Member
 
 
-class RecallOutputs(Decision, frozen=True):
+class LookUpCache(Decision, frozen=True, tag="RecallOutputs"):
     """See whether what a stage makes of these rows is known; answered by `OutputsRecalled` or `OutputsUnknown`."""
 
     member: Member
@@ -76,7 +76,7 @@ class LoadModel(Decision, frozen=True, gc=False):
     """Have a partition hold one more model; answered by `ModelLoaded` or `ModelLoadFailed`.
 
     The orders of a partition to load and unload are carried out one after the other. When the partition is lost first,
-    `PartitionLost` is the only answer, and what the partition holds when it comes back is told by `PartitionReady`.
+    `PartitionLost` is the only answer, and `PartitionReady` says what the partition holds when it comes back.
     """
 
     partition: str
@@ -137,7 +137,7 @@ class FailRequest(Decision, frozen=True, gc=False):
 
 
 class CancelRequest(Decision, frozen=True, gc=False):
-    """A cancelled request is settled; nobody waits for the answer."""
+    """A cancelled request is settled; its client waits for no answer."""
 
     request: int
     outcome: Outcome
@@ -147,5 +147,5 @@ Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | Canc
 """The decisions of which every request gets exactly one."""
 
 AnyDecision = (
-    DispatchBatch | RevokeBatch | CombineOutputs | RecallOutputs | BuildPlan | LoadModel | UnloadModel | Settlement
+    DispatchBatch | RevokeBatch | CombineOutputs | LookUpCache | BuildPlan | LoadModel | UnloadModel | Settlement
 )

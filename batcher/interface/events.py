@@ -20,7 +20,7 @@ class FailureCause(enum.StrEnum):
     BACKEND = "backend"
     """The model ran and failed: some row may be to blame, so the batch is bisected."""
     RESOURCES = "resources"
-    """There was no memory for it or nobody to run it: it is retried in halves, which need less."""
+    """There was no memory for it or no worker to run it: it is retried in halves, which need less."""
     OUT_OF_MEMORY = "out_of_memory"
     """The model ran out of memory there: the batch is retried in halves, and the next ones are made smaller."""
     WORKER_LOST = "worker_lost"
@@ -36,7 +36,7 @@ class RequestArrived(Event, frozen=True, gc=False):
 
     `rows` is its number of rows (1 for an unbatchable model). `batch_key` tells apart inputs whose variable dimensions
     differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
-    that it may cost in all (None: whatever it takes). `priority` and `expires_ns` are heeded by models of the policy
+    that it may cost in all (None: whatever it takes). `priority` and `expires_ns` matter to models of the policy
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
     """
 
@@ -57,17 +57,17 @@ class RequestCancelled(Event, frozen=True, gc=False):
     request: int
 
 
-class BatchCompleted(Event, frozen=True, gc=False):
+class BatchCompleted(Event, frozen=True, gc=False, rename={"confidences": "verdicts"}):
     """The worker ran a batch from `started_ns` to `ended_ns`.
 
-    `verdicts` has one tuple a verdict of the model (`ScheduledModel.verdicts`), each with one confidence a row of the
-    batch. `batch_key` tells apart outputs whose variable dimensions differ.
+    `confidences` has one tuple for each confidence of the model (`ScheduledModel.confidences`), with one value a row of
+    the batch. `batch_key` tells apart outputs whose variable dimensions differ.
     """
 
     batch: int
     started_ns: int
     ended_ns: int
-    verdicts: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
     batch_key: str = ""
 
 
@@ -85,12 +85,12 @@ class BatchRevoked(Event, frozen=True, gc=False):
     batch: int
 
 
-class OutputsCombined(Event, frozen=True, gc=False):
-    """A combiner ran; `verdicts` and `batch_key` as in `BatchCompleted`, one confidence a row it ran for."""
+class OutputsCombined(Event, frozen=True, gc=False, rename={"confidences": "verdicts"}):
+    """A combiner ran; `confidences` and `batch_key` as in `BatchCompleted`, one confidence a row it ran for."""
 
     request: int
     stage: int
-    verdicts: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
     batch_key: str = ""
 
 
@@ -102,16 +102,16 @@ class CombinationFailed(Event, frozen=True, gc=False):
     message: str
 
 
-class OutputsRecalled(Event, frozen=True, gc=False):
-    """What a stage makes of a request was known already, so it need not run; `batch_key` as in `BatchCompleted`."""
+class CacheHit(Event, frozen=True, gc=False, tag="OutputsRecalled"):
+    """The outputs of a stage are in the response cache, so it need not run; `batch_key` as in `BatchCompleted`."""
 
     request: int
     stage: int
     batch_key: str = ""
 
 
-class OutputsUnknown(Event, frozen=True, gc=False):
-    """What a stage makes of a request is not known: it is to run."""
+class CacheMiss(Event, frozen=True, gc=False, tag="OutputsUnknown"):
+    """The outputs of a stage are not in the response cache: it is to run."""
 
     request: int
     stage: int
@@ -120,7 +120,7 @@ class OutputsUnknown(Event, frozen=True, gc=False):
 class PartitionReady(Event, frozen=True):
     """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key.
 
-    `memory` is what they were found to take, as far as that could be told.
+    `memory` is what they were found to take, as far as that could be measured.
     """
 
     partition: str
@@ -131,7 +131,7 @@ class PartitionReady(Event, frozen=True):
 class PartitionLost(Event, frozen=True):
     """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first.
 
-    Also told of each one that is gone before it was up.
+    Also reported for a worker that is gone before it was up.
     """
 
     partition: str
@@ -186,7 +186,7 @@ class PlanBuilt(Event, frozen=True):
 
 
 class ServingChanged(Event, frozen=True):
-    """What is served is to be another: `pipelines` may get requests from now on, those named in `retired` no more.
+    """Other pipelines are served: `pipelines` may get requests from now on, those named in `retired` no more.
 
     `models` are those that some of the pipelines need and that were not there yet. `residency` says, by partition,
     what has to be held of them; it is loaded as if by a plan. `spare` are copies of others, by partition, that are
@@ -213,8 +213,8 @@ AnyEvent = (
     | BatchRevoked
     | OutputsCombined
     | CombinationFailed
-    | OutputsRecalled
-    | OutputsUnknown
+    | CacheHit
+    | CacheMiss
     | PartitionReady
     | PartitionLost
     | PartitionResized
@@ -239,8 +239,8 @@ PRIORITY: dict[type[Event], int] = {
     BatchRevoked: 0,
     OutputsCombined: 0,
     CombinationFailed: 0,
-    OutputsRecalled: 0,
-    OutputsUnknown: 0,
+    CacheHit: 0,
+    CacheMiss: 0,
     RequestCancelled: 1,
     DrainStarted: 1,
     ServingChanged: 2,

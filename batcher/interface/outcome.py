@@ -22,5 +22,5 @@ class Outcome(enum.StrEnum):
 
     @property
     def answered(self) -> bool:
-        """Whether the client gets tensors."""
+        """True if the client gets tensors."""
         return self in (Outcome.COMPLETED, Outcome.COMPLETED_LATE)

@@ -58,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What a plan is made from beside the spec.
+    """The input of a plan, beside the spec.
 
     `tables` are latency tables by model key and kind of partition, as corrected by what was seen. `rates` are rows a
     second by pipeline. `probabilities` are, by pipeline, one a stage: the share of the rows offered to it that it runs.

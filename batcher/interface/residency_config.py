@@ -1,4 +1,4 @@
-"""What is told of residency: which models are loaded when, which go for them, and what each takes where."""
+"""Residency settings: which models are loaded when, which are evicted for them, and what each takes where."""
 
 import enum
 
@@ -9,7 +9,7 @@ from sluice.models.units import NS_PER_MS, NS_PER_S
 
 
 class Loading(enum.StrEnum):
-    """What has models loaded while a scheduler runs."""
+    """The reason for which models are loaded while a scheduler runs."""
 
     PLAN = "plan"
     """A plan says which partitions hold which models; a request for one that none holds is refused."""
@@ -38,7 +38,7 @@ class Prewarm(enum.StrEnum):
 
 
 class Likelihood(enum.StrEnum):
-    """How the most likely path through the branches of a pipeline is found."""
+    """The rule that finds the most likely path through the branches of a pipeline."""
 
     PRODUCT = "product"
     """It is the one whose branches have the largest product of probabilities."""
@@ -47,7 +47,7 @@ class Likelihood(enum.StrEnum):
 
 
 class ResidencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How models come and go; all but `loading` matter with `Loading.DEMAND` only.
+    """The rules by which models are loaded and evicted; all but `loading` matter with `Loading.DEMAND` only.
 
     A model that was loaded stays until it has run a batch or `min_resident_ns` are over. A partition has at most
     `loads` orders to load at a time. `load_ns` is how long a load is taken to be that nothing is known of. Later stages
@@ -65,10 +65,10 @@ class ResidencyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Footprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model takes on one kind of partition, as far as it was measured.
+    """The memory and load time of a model on one kind of partition, as far as they were measured.
 
     In batches of b rows it takes `rest_bytes + b * row_bytes`, and `load_ns` to be loaded (0: not known). `table` is
-    how fast it is there (None: that is told once it is loaded).
+    how fast it is there (None: known once it is loaded).
     """
 
     rest_bytes: int

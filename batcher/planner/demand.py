@@ -21,7 +21,7 @@ class Equals(NamedTuple):
     size: int
 
     def hold(self, model: str) -> bool:
-        """Whether they hold a model."""
+        """True if they hold the model."""
         return self.models is None or model in self.models
 
 
@@ -80,7 +80,7 @@ class DemandTable:
 
     @property
     def partitions(self) -> Counter[str]:
-        """How many partitions of each kind are up."""
+        """The number of partitions of each kind that are up."""
         counted: Counter[str] = Counter()
         for group in self.groups:
             counted[group.kind] += group.size

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption, Ranker
+from sluice.batcher.interface.planner_protocol import LiveOption, Ranker
+from sluice.models.units import INFINITE_NS
 
 BEST = 5
 """Options that are ranked: ESG's configuration priority queue (HPDC 2024) holds about as many."""
@@ -20,10 +21,10 @@ class FewOptionsRanker:
     """Ranks options one by one, and only those of partition groups that can take work."""
 
     def __init__(self, options: Sequence[LiveOption], rest: CostToGo) -> None:
-        pools = max((option.pool for option in options), default=-1) + 1
-        self._of_pool: list[list[tuple[int, int, int, float]]] = [[] for _ in range(pools)]
+        groups = max((option.group for option in options), default=-1) + 1
+        self._of_group: list[list[tuple[int, int, int, float]]] = [[] for _ in range(groups)]
         for index, option in enumerate(options):
-            self._of_pool[option.pool].append((index, option.rows, option.latency_ns, option.cost))
+            self._of_group[option.group].append((index, option.rows, option.latency_ns, option.cost))
         self._within_ns = rest.within_ns
         self._rest_cost = rest.cost
 
@@ -31,10 +32,10 @@ class FewOptionsRanker:
         """See `sluice.batcher.interface.planner_protocol.Ranker`."""
         within_ns, rest_cost = self._within_ns, self._rest_cost
         only = rest_cost[0] if len(rest_cost) == 1 else None
-        quickest_ns = within_ns[0] if within_ns else FAR_NS
+        quickest_ns = within_ns[0] if within_ns else INFINITE_NS
         ranked = []
-        for options, wait_ns in zip(self._of_pool, waits_ns, strict=True):
-            if wait_ns >= FAR_NS:
+        for options, wait_ns in zip(self._of_group, waits_ns, strict=True):
+            if wait_ns >= INFINITE_NS:
                 continue
             for index, size, latency_ns, cost in options:
                 if size < least_rows:
@@ -112,7 +113,7 @@ class ManyOptionsRanker:
             np.array([option.latency_ns for option in options], np.int64),
             self._row_cost,
             rest,
-            [option.pool for option in options],
+            [option.group for option in options],
         )
 
     def rank(self, remaining_ns: int, rows: int, waits_ns: Sequence[int], least_rows: int) -> Sequence[int]:

@@ -8,7 +8,7 @@ from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import PolicyConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.batcher.state import ModelState, PartitionState
 
 
 class Choice(NamedTuple):

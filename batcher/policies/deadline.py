@@ -10,9 +10,8 @@ from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import BatchPolicy, Choice, PolicySettings
 from sluice.batcher.policies.registry import batch_policy
-from sluice.batcher.queues.fair_queue import NOBODY, Queue
-from sluice.batcher.state.model import ModelState, PartitionState
-from sluice.batcher.state.request import Entry
+from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
+from sluice.batcher.state import Entry, ModelState, PartitionState
 
 # Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
 FULL, IDLE = ReleaseReason.FULL, ReleaseReason.IDLE
@@ -84,10 +83,10 @@ class DeadlinePolicy:
         worthwhile = estimate.efficient_rows
         if partition.batches and self._yields(queue, partition):
             until_ns = now_ns + partition.batches[0].median_ns
-            return Choice(0, IDLE, until_ns, NOBODY, after_idle_ns=0)
+            return Choice(0, IDLE, until_ns, NO_WAITERS, after_idle_ns=0)
         if pending >= DEEP * worthwhile:
             return Choice(worthwhile, FULL)
-        expected = min(worthwhile, max(int(model.peak), 1))
+        expected = min(worthwhile, max(int(model.peak_rows), 1))
         service_ns = estimate.service_ns(expected)
         gather_ns = int(self._gather_fraction * service_ns)
         start_ns = partition.start_ns(now_ns)
@@ -119,10 +118,10 @@ class DeadlinePolicy:
         stages = request.pipeline.stages
         for index in stages[entry.stage].dependents:
             following = stages[index]
-            if request.missing[index] == 1 and request.deadline_ns - following.tail_ns < before_ns:
+            if request.missing[index] == 1 and request.deadline_ns - following.remaining_path_ns < before_ns:
                 model = following.model
                 if model is not None and model.config.key in partition.models:
-                    rows = batch.rows * following.probability
+                    rows = batch.rows * following.run_probability
                     return rows >= model.estimates[partition.kind].enough_rows
         return False
 

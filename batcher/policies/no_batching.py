@@ -6,7 +6,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice, PolicySettings
 from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.batcher.state import ModelState, PartitionState
 
 
 class NoBatchingSettings(PolicySettings, frozen=True, tag="none"):

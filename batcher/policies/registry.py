@@ -82,7 +82,7 @@ def decode_policy(form: type, document: object) -> PolicySettings:
         else:
             own[key] = value
     try:
-        return msgspec.convert(own, forms[name])
+        return msgspec.convert(own, forms[name], str_keys=True)  # as JSON has them
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error  # msgspec names the place of a plain ValueError only
 

@@ -3,13 +3,13 @@
 import math
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.interface.config import LevelsConfig, Limits
+from sluice.batcher.interface.config import Limits, PriorityLevels
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice, PolicySettings
 from sluice.batcher.policies.registry import batch_policy
-from sluice.batcher.queues.fair_queue import NOBODY, Queue
+from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
-from sluice.batcher.state.model import ModelState, PartitionState
+from sluice.batcher.state import ModelState, PartitionState
 from sluice.models.dynamic_batching import DynamicBatching
 from sluice.models.units import NS_PER_US, ms_to_ns
 
@@ -24,7 +24,7 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
 
     preferred: tuple[int, ...] = ()
     max_delay_ns: int = 0
-    levels: LevelsConfig = LevelsConfig()
+    levels: PriorityLevels = PriorityLevels()
     preserve_ordering: bool = False
 
     @classmethod
@@ -33,7 +33,7 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
         return cls(
             batching.preferred,
             min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
-            LevelsConfig(
+            PriorityLevels(
                 batching.priority_levels,
                 batching.default_priority_level,
                 batching.default_queue_policy,
@@ -87,7 +87,7 @@ class TimeoutPolicy:
         self._max_delay_ns = config.max_delay_ns
         self._levels = config.levels
         self._preserve_ordering = config.preserve_ordering
-        self._ahead = config.levels == LevelsConfig()
+        self._ahead = config.levels == PriorityLevels()
 
     def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
         """An empty queue for all batch keys."""
@@ -101,11 +101,11 @@ class TimeoutPolicy:
         self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
     ) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the oldest."""
-        if not self._ahead and partition.batches and partition.batches[0].queue is queue:
+        if not self._ahead and partition.batches and partition.batches[0].queue_key == queue.key:
             # Other models may never leave the partition idle, so the end of this batch is enough.
             over_ns = partition.free_at_ns
             until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
-            return Choice(0, ReleaseReason.IDLE, until_ns, NOBODY, 0)
+            return Choice(0, ReleaseReason.IDLE, until_ns, NO_WAITERS, 0)
         maximum = estimate.max_rows
         largest = min(self._largest or maximum, maximum)
         oldest_ns = now_ns

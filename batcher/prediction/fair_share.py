@@ -1,39 +1,38 @@
-"""Shares: what pipelines that contend for a model leave to each other, by weight."""
+"""Fair shares: the rows that pipelines which contend for a model leave to each other, by weight."""
 
 from sluice.batcher.queues.fair_queue import LATE_SHARE, Queue
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pipeline import PipelineState
+from sluice.batcher.state import ModelState, PipelineState
 
 
 def rows_ahead(
     pipeline: PipelineState, model: ModelState, queue: Queue, order_ns: int, left_ns: int, now_ns: int
 ) -> float:
-    """The rows that are served before an entry of that order, in a queue whose lanes share by weight.
+    """The rows that are served before an entry of that order, in a queue whose flows share by weight.
 
-    While a lane's own rows are served every other one gets as many as its weight allows, as far as it has them already
-    or they come within `left_ns`, before the entry has to start. Late entries get their share beside all that. What has
-    places reserved is not in the queue. O(pipelines of the model).
+    While a flow's own rows are served every other one gets as many as its weight allows, as far as it has them already
+    or they come within `left_ns`, before the entry has to start. Late entries get their share beside all that.
+    Entries with a reserved slot are not in the queue. O(pipelines of the model).
     """
-    lanes = queue.lanes
+    flows = queue.flows
     own = 0.0
-    lane = lanes.get(pipeline.number)
-    if lane is not None and lane.live:
-        own = float(lane.rows)
-        if (order_ns < lane.last_ns or lane.late_live) and model.by_deadline:
-            own -= own * min(lane.behind(order_ns), lane.live) / lane.live
+    flow = flows.get(pipeline.number)
+    if flow is not None and flow.live:
+        own = float(flow.rows)
+        if (order_ns < flow.last_ns or flow.late_live) and model.by_deadline:
+            own -= own * min(flow.behind(order_ns), flow.live) / flow.live
     ahead = own
     for rival in model.pipelines:
         if rival is not pipeline:
-            lane = lanes.get(rival.number)
-            rows = rival.inflow.within(left_ns, now_ns) * rival.reach.get(model, 0.0)
-            rows += 0 if lane is None else lane.rows
+            flow = flows.get(rival.number)
+            rows = rival.inflow.within(left_ns, now_ns) * rival.expected_runs.get(model, 0.0)
+            rows += 0 if flow is None else flow.rows
             ahead += min(rows, own * rival.config.weight / pipeline.config.weight)
     late = queue.rows * queue.late / queue.live
     return ahead + min(late, ahead * LATE_SHARE / (1 - LATE_SHARE))
 
 
 def beyond_share(pipeline: PipelineState, rows: int, left_ns: int, now_ns: int) -> tuple[ModelState, int] | None:
-    """A model of which a request of so many rows would have more than its pipeline's share, and when it would be over.
+    """A model of which a request of `rows` rows would take more than its pipeline's share, and when it would be over.
 
     None when there is no such model: before the request has to start, `left_ns` less what it takes, the rows that its
     pipeline has under way can be done, and as many of the others as weights allow, as far as these ask for them: a row
@@ -42,8 +41,8 @@ def beyond_share(pipeline: PipelineState, rows: int, left_ns: int, now_ns: int) 
     """
     if not pipeline.rows_under_way:
         return None
-    start_ns = max(left_ns - pipeline.path_ns, pipeline.path_ns)
-    for model, reach in pipeline.reach.items():
+    start_ns = max(left_ns - pipeline.critical_path_ns, pipeline.critical_path_ns)
+    for model, reach in pipeline.expected_runs.items():
         rivals = model.pipelines
         if len(rivals) > 1:
             own = (pipeline.rows_under_way + rows) * reach
@@ -51,8 +50,8 @@ def beyond_share(pipeline: PipelineState, rows: int, left_ns: int, now_ns: int) 
             for rival in rivals:
                 if rival is not pipeline and (asked := rival.asked.within(start_ns, now_ns, least=1)):
                     share = own * rival.config.weight / pipeline.config.weight
-                    taken += min(asked * rival.reach.get(model, 0.0), share)
+                    taken += min(asked * rival.expected_runs.get(model, 0.0), share)
             took_ns = int((own + taken) * model.spread_row_ns) if taken else 0
             if took_ns > start_ns:
-                return model, took_ns + pipeline.path_ns
+                return model, took_ns + pipeline.critical_path_ns
     return None

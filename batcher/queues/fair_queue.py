@@ -3,40 +3,38 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, merge
-from typing import TYPE_CHECKING
 
 from sluice.batcher.queues.flow import Flow
-from sluice.batcher.state.request import Entry
-
-if TYPE_CHECKING:
-    from sluice.batcher.queues.response_order import ResponseOrder
+from sluice.batcher.queues.response_order import ResponseOrder
+from sluice.batcher.state import Entry
 
 CONTENDED = 4
-"""Batches of rows that wait from which on pipelines get their shares by weight instead of by deadline."""
-NOBODY = 1 << 62
-"""More rows than ever wait: nobody has put the queue aside."""
+"""Number of full batches waiting from which pipelines are served by weight, not by deadline."""
+NO_WAITERS = 1 << 62
+"""More rows than ever wait: no group waits for the queue to grow."""
 LATE_SHARE = 0.125
-"""Share of the rows taken that late entries get at least: they yield to those that can be in time, but not for ever."""
+"""Least share of the rows taken that late entries get: they yield to entries that can be in time, but not for ever."""
 
 
 class Queue:
     """Entries waiting to be batched together, earliest first; bounded by admission.
 
-    Every pipeline has a lane of its own. As long as little waits the earliest deadline of all comes first; with more
-    than `CONTENDED` batches every lane gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
-    one that asks for more than its share makes its own requests late, not those of others.
+    Every pipeline has a flow of its own. While little waits the earliest deadline of all comes first. With more than
+    `CONTENDED` batches waiting every flow gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
+    a pipeline that asks for more than its share makes its own requests late, not those of others.
 
-    `last_ns` is not before the order of any entry; `late` counts those that cannot be in time. `retries` holds (parts
-    of) batches that failed: groups of entries dispatched as they are, before all others. `wanted_rows` is how many rows
-    those who put the queue aside wait for; 0 when any change counts.
+    `last_ns` is not before the order of any entry. `late` counts the entries that cannot be in time. `retries` holds
+    (parts of) batches that failed: groups of entries dispatched as they are, before all others. `wanted_rows` is the
+    number of rows for which groups that deferred the queue wait; 0 when any change counts.
     """
 
     __slots__ = (
         "_credit",
-        "_lanes",
+        "_flows",
         "_only",
         "_virtual",
         "batch_key",
+        "key",
         "last_ns",
         "late",
         "live",
@@ -45,18 +43,19 @@ class Queue:
         "rows",
         "wanted_rows",
     )
-    ordering: "ResponseOrder | None" = None
+    response_order: ResponseOrder | None = None
 
     def __init__(self, model: str, batch_key: str) -> None:
         self.model = model
         self.batch_key = batch_key
+        self.key = (model, batch_key)
         self.rows = 0
         self.live = 0
         self.last_ns = 0
         self.late = 0
-        self.wanted_rows = NOBODY
+        self.wanted_rows = NO_WAITERS
         self.retries: deque[list[Entry]] = deque()
-        self._lanes: dict[int, Flow] = {}
+        self._flows: dict[int, Flow] = {}
         self._only: Flow | None = None
         self._virtual = 0.0
         self._credit = 0.0
@@ -65,80 +64,88 @@ class Queue:
         return self.live > 0 or bool(self.retries)
 
     @property
-    def lanes(self) -> Mapping[int, Flow]:
-        """The lanes by the numbers of their pipelines."""
-        return self._lanes
+    def flows(self) -> Mapping[int, Flow]:
+        """The flows by the numbers of their pipelines."""
+        return self._flows
+
+    def want(self, rows: int) -> None:
+        """Have the queue offered again once it holds `rows` rows; 0 when any change counts."""
+        if rows < self.wanted_rows:
+            self.wanted_rows = rows
+
+    def offered(self) -> None:
+        """Note that the queue is offered to all groups again: none waits for more rows."""
+        self.wanted_rows = NO_WAITERS
 
     @property
     def waiting(self) -> int:
-        """Entries that wait, those that are retried included."""
+        """The number of waiting entries, retried ones included."""
         return self.live + sum(map(len, self.retries))
 
     def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
-        """Add an entry to the lane `entry.lane`; whether it is the first of the queue now."""
+        """Add an entry to the flow `entry.flow`; True if it is the first of the queue now."""
         rows = entry.rows
         self.rows += rows
         self.live += 1
-        lane = self._only
-        if lane is None or lane.number != entry.lane:
-            lane = self._lane(entry.lane, weight)
-        elif lane.live > lane.late_live and order_ns > lane.last_ns:  # by far the most are the latest of the only lane
-            lane.last_ns = self.last_ns = order_ns
-            lane.items.append((order_ns, -entry.stage, entry.sequence, entry))
-            lane.rows += rows
-            lane.live += 1
+        flow = self._only
+        if flow is None or flow.number != entry.flow:
+            flow = self._flow(entry.flow, weight)
+        elif flow.live > flow.late_live and order_ns > flow.last_ns:  # by far the most are the latest of the only flow
+            flow.last_ns = self.last_ns = order_ns
+            flow.items.append((order_ns, -entry.stage, entry.sequence, entry))
+            flow.rows += rows
+            flow.live += 1
             return False
         if order_ns > self.last_ns:
             self.last_ns = order_ns
-        first = lane.push((order_ns, -entry.stage, entry.sequence, entry))
+        first = flow.push((order_ns, -entry.stage, entry.sequence, entry))
         return first and (self._only is not None or self.head() is entry)
 
-    def _lane(self, number: int, weight: float) -> Flow:
-        lane = self._lanes.get(number)
-        if lane is None:
-            lane = self._lanes[number] = Flow(number, weight)
-            self._only = lane if len(self._lanes) == 1 else None
-        if not lane.live:
-            # A lane that had nothing to do has not saved up a right to more than its share.
-            lane.served = max(lane.served, self._virtual)
-        return lane
+    def _flow(self, number: int, weight: float) -> Flow:
+        flow = self._flows.get(number)
+        if flow is None:
+            flow = self._flows[number] = Flow(number, weight)
+            self._only = flow if len(self._flows) == 1 else None
+        if not flow.live:
+            # A flow that had nothing to do has not saved up a right to more than its share.
+            flow.served = max(flow.served, self._virtual)
+        return flow
 
-    def close_lane(self, number: int) -> None:
-        """Forget the lane of a pipeline that has nothing here any more."""
-        self._lanes.pop(number, None)
-        self._only = next(iter(self._lanes.values())) if len(self._lanes) == 1 else None
+    def close_flow(self, number: int) -> None:
+        """Forget the flow of a pipeline that has no entries here any more."""
+        self._flows.pop(number, None)
+        self._only = next(iter(self._flows.values())) if len(self._flows) == 1 else None
 
     def retry(self, group: list[Entry]) -> None:
         """Add entries that are to be dispatched together, as they are."""
         self.retries.append(group)
         for entry in group:
-            entry.queue = self
-            entry.group = group
+            entry.retry_group = group
 
     def take_retry(self) -> list[Entry]:
         """Remove the first group of those to be retried."""
         group = self.retries.popleft()
         for entry in group:
-            entry.group = None
+            entry.retry_group = None
         return group
 
     def discard(self, entry: Entry) -> None:
         """Take out an entry that waits here."""
-        group = entry.group
+        group = entry.retry_group
         if group is not None:
-            entry.group = None
+            entry.retry_group = None
             group.remove(entry)
             if not group:
                 self.retries.remove(group)
             return
-        self._lanes[entry.lane].discard(entry)
+        self._flows[entry.flow].discard(entry)
         self.late -= entry.late
         self.rows -= entry.rows
         self.live -= 1
 
     def expire(self, reachable_ns: int) -> bool:
-        """Put behind the entries whose order is before `reachable_ns`; whether there were any."""
-        expired = sum([lane.expire(reachable_ns) for lane in self._lanes.values()])
+        """Put entries whose order is before `reachable_ns` behind the others, as late; True if there were any."""
+        expired = sum([flow.expire(reachable_ns) for flow in self._flows.values()])
         if not self.late:
             self._credit = 0.0  # what was due to those before is not due to these
         self.late += expired
@@ -152,13 +159,13 @@ class Queue:
             item = items[0] if items and items[0][3].queued else only.first()
             assert item is not None, "only a queue that holds an entry has a head"
             return item[3]
-        firsts = [item for lane in self._lanes.values() if lane.live and (item := lane.first()) is not None]
+        firsts = [item for flow in self._flows.values() if flow.live and (item := flow.first()) is not None]
         in_time = [item for item in firsts if not item[3].late]
         return min(in_time or firsts)[3]
 
     def behind(self, order_ns: int) -> int:
-        """How many entries, at most, would come after one of that order."""
-        return min(sum(lane.behind(order_ns) for lane in self._lanes.values()), self.live)
+        """The number of entries, at most, that would come after an entry of that order."""
+        return min(sum(flow.behind(order_ns) for flow in self._flows.values()), self.live)
 
     def rows_behind(self, priority: int) -> int:
         """The rows that a request of that priority goes before, whatever its deadline."""
@@ -169,14 +176,14 @@ class Queue:
         if self._only is not None:
             item = self._only.first_not_before(order_ns)
         else:
-            found = [lane.first_not_before(order_ns) for lane in self._lanes.values()]
+            found = [flow.first_not_before(order_ns) for flow in self._flows.values()]
             item = min((each for each in found if each is not None), default=None)
         return None if item is None else item[3]
 
     def entries(self) -> Iterator[Entry]:
         """The entries in order, late ones last; the queue must not change meanwhile."""
-        lanes = self._lanes.values()
-        for items in ([lane.items for lane in lanes], [lane.late for lane in lanes]):
+        flows = self._flows.values()
+        for items in ([flow.items for flow in flows], [flow.late for flow in flows]):
             yield from (item[3] for item in merge(*items) if item[3].queued)
 
     def companions(self, like: Entry | None = None) -> Iterator[Entry]:
@@ -199,22 +206,22 @@ class Queue:
         entries += reserved
         rows += rows_in_time
         while self.late and (found := self._first_late()) is not None:
-            lane, entry = found
+            flow, entry = found
             if entries and rows + entry.rows > max_rows:
                 break
-            entries.append(self._take_late(lane))
+            entries.append(self._take_late(flow))
             rows += entry.rows
         self.rows -= rows
         self.live -= len(entries)
         return entries
 
     def _first_late(self) -> tuple[Flow, Entry] | None:
-        """The first late entry of all lanes, and its lane."""
-        found = [(item, lane.number) for lane in self._lanes.values() if lane.late_live and (item := lane.first_late())]
+        """The first late entry of all flows, and its flow."""
+        found = [(item, flow.number) for flow in self._flows.values() if flow.late_live and (item := flow.first_late())]
         if not found:
             return None
         item, number = min(found)
-        return self._lanes[number], item[3]
+        return self._flows[number], item[3]
 
     def _late_entries(self, max_rows: int) -> tuple[list[Entry], int]:
         """The late entries whose turn it is although others could be in time, and how many rows they have."""
@@ -223,47 +230,47 @@ class Queue:
         found = self._first_late()
         self._credit += max_rows * LATE_SHARE
         while found is not None:
-            lane, entry = found
+            flow, entry = found
             # One that is larger than the batch was to be goes by itself when its turn has come.
             if entry.rows > self._credit or (taken and rows + entry.rows > max_rows):
                 break
             self._credit -= entry.rows
             rows += entry.rows
-            taken.append(self._take_late(lane))
+            taken.append(self._take_late(flow))
             found = self._first_late()
         return taken, rows
 
-    def _take_late(self, lane: Flow) -> Entry:
+    def _take_late(self, flow: Flow) -> Entry:
         self.late -= 1
-        return lane.take_late()
+        return flow.take_late()
 
     def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
-        """As `Flow.take`, of several lanes: by order while little waits, else from the lane that was served least."""
+        """As `Flow.take`, of several flows: by order while little waits, else from the flow that was served least."""
         fair = self.rows > CONTENDED * max_rows
         order = [
-            ((lane.served if fair else 0.0, *item[:3]), number)
-            for number, lane in self._lanes.items()
-            if (item := lane.first_not_before(from_ns)) is not None
+            ((flow.served if fair else 0.0, *item[:3]), number)
+            for number, flow in self._flows.items()
+            if (item := flow.first_not_before(from_ns)) is not None
         ]
         heapify(order)
         taken: list[Entry] = []
         rows = 0
         while order and rows < max_rows:
             number = order[0][1]
-            lane = self._lanes[number]
-            item = lane.first_not_before(from_ns)
-            assert item is not None, "a lane without an entry is not in the order"
+            flow = self._flows[number]
+            item = flow.first_not_before(from_ns)
+            assert item is not None, "a flow without an entry is not in the order"
             entry = item[3]
             if rows + entry.rows > max_rows and (taken or not whatever):
                 break
-            taken += lane.take(1, item[0], whatever=True)[0]
+            taken += flow.take(1, item[0], whatever=True)[0]
             rows += entry.rows
             if fair:
-                self._virtual = lane.served
-                lane.served += entry.rows / lane.weight
-            following = lane.first_not_before(from_ns)
+                self._virtual = flow.served
+                flow.served += entry.rows / flow.weight
+            following = flow.first_not_before(from_ns)
             if following is None:
                 heappop(order)
             else:
-                heapreplace(order, ((lane.served if fair else 0.0, *following[:3]), number))
+                heapreplace(order, ((flow.served if fair else 0.0, *following[:3]), number))
         return taken, rows

@@ -1,24 +1,34 @@
-"""Lanes: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
+"""Flows: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from itertools import islice
 
-from sluice.batcher.state.request import Entry
+from sluice.batcher.state import Entry
 
 Item = tuple[int, int, int, Entry]
 """(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
 
 COMPACT_ABOVE = 64
-"""Dead items tolerated before a lane is compacted (when they are also half of it)."""
+"""Dead items tolerated before a flow is compacted (when they are also half of it)."""
+
+
+def wait_for_slot(entry: Entry) -> None:
+    """Note that an entry waits outside its queue, for its reserved slot."""
+    entry.queued = True
+
+
+def leave_slot(entry: Entry) -> None:
+    """Note that an entry no longer waits for its reserved slot."""
+    entry.queued = False
 
 
 class Flow:
-    """Entries of one pipeline, earliest first, and behind them those that are late whatever is done.
+    """Entries of one pipeline, earliest first, and behind them those that cannot be in time.
 
     An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `last_ns` is not before the order of the last item. `served` is how many rows were taken while lanes had to share,
-    divided by the lane's `weight`: lanes with the same are even.
+    `last_ns` is not before the order of the last item. `served` is the rows that were taken while flows had to share,
+    divided by the flow's `weight`: flows with equal `served` have had equal shares.
     """
 
     __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")
@@ -36,7 +46,7 @@ class Flow:
         self._dead = 0
 
     def push(self, item: Item) -> bool:
-        """Add an item; whether it is the first now. O(1) when it is the latest, else O(log n) comparisons."""
+        """Add an item; True if it is the first now. O(1) if it is the latest, else O(log n) comparisons."""
         entry = item[3]
         items = self.items
         order_ns = item[0]
@@ -84,7 +94,7 @@ class Flow:
         return late[0] if late else None
 
     def expire(self, reachable_ns: int) -> int:
-        """Put behind what is ordered before `reachable_ns`; how many entries that are. O(1) for each in all."""
+        """Put entries ordered before `reachable_ns` behind the others, as late; returns how many. O(1) for each."""
         items = self.items
         if not items or items[0][0] >= reachable_ns:
             return 0
@@ -111,13 +121,13 @@ class Flow:
         return None
 
     def behind(self, order_ns: int) -> int:
-        """How many items would come after an entry of that order."""
+        """The number of items that would come after an entry of that order."""
         return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
 
     def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
-        """Remove entries in time, from the first whose order is `from_ns` on, that have `max_rows` rows at most.
+        """Remove entries in time, from the first whose order is `from_ns` or later, of at most `max_rows` rows.
 
-        With `whatever` the first one is taken however large it is. Returns the entries and how many rows they have.
+        With `whatever` the first entry is taken even if it is larger. Returns the entries and their rows.
         """
         items = self.items
         begin = bisect_left(items, (from_ns, -(1 << 30))) if from_ns and items and items[0][0] < from_ns else 0
@@ -137,7 +147,7 @@ class Flow:
         return taken, rows
 
     def _fitting(self, begin: int, max_rows: int, *, whatever: bool) -> tuple[int, int]:
-        """Behind which item the last one is that `take` removes, and how many rows those that wait have."""
+        """The end of the items that `take` removes, and the rows of those that wait."""
         rows = 0
         end = begin
         for item in islice(self.items, begin, None):

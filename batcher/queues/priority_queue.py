@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace, merge
 from operator import attrgetter
 
-from sluice.batcher.interface.config import LevelsConfig
+from sluice.batcher.interface.config import PriorityLevels
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.queues.fair_queue import CONTENDED, NOBODY, Queue
+from sluice.batcher.queues.fair_queue import CONTENDED, Queue
 from sluice.batcher.queues.flow import Flow
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.response_order import ResponseOrder
-from sluice.batcher.state.request import Entry
+from sluice.batcher.state import Entry
 from sluice.models.dynamic_batching import TimeoutAction
-from sluice.models.units import NS_PER_US
+from sluice.models.units import INFINITE_NS, NS_PER_US
 
 _sequence = attrgetter("sequence")
 
 
-class RefusedError(Exception):
+class EntryRefusedError(Exception):
     """An entry may not wait: its level is full, or its time was over before."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 
 class _Level:
-    """The entries of a level: those that are `fresh`, lane by lane, and behind them those that waited too long."""
+    """The entries of a level: those that are `fresh`, flow by flow, and behind them those that waited too long."""
 
     __slots__ = ("_count", "delayed", "fresh", "rows")
 
@@ -42,12 +42,12 @@ class _Level:
         return self._count
 
     def __iter__(self) -> Iterator[Entry]:
-        lanes = [lane.values() for lane in self.fresh.values()]
-        yield from lanes[0] if len(lanes) == 1 else merge(*lanes, key=_sequence)
+        flows = [flow.values() for flow in self.fresh.values()]
+        yield from flows[0] if len(flows) == 1 else merge(*flows, key=_sequence)
         yield from self.delayed.values()
 
     def add(self, entry: Entry) -> None:
-        self.fresh.setdefault(entry.lane, OrderedDict())[entry.sequence] = entry
+        self.fresh.setdefault(entry.flow, OrderedDict())[entry.sequence] = entry
         self.rows += entry.rows
         self._count += 1
 
@@ -64,44 +64,44 @@ class _Level:
         self.delayed[entry.sequence] = entry
 
     def last(self) -> Entry:
-        lanes = (self.delayed,) if self.delayed else self.fresh.values()
-        return max((lane[next(reversed(lane))] for lane in lanes), key=_sequence)
+        flows = (self.delayed,) if self.delayed else self.fresh.values()
+        return max((flow[next(reversed(flow))] for flow in flows), key=_sequence)
 
     def _take_off(self, entry: Entry) -> None:
-        lane = self.fresh[entry.lane]
-        del lane[entry.sequence]
-        if not lane:
-            del self.fresh[entry.lane]
+        flow = self.fresh[entry.flow]
+        del flow[entry.sequence]
+        if not flow:
+            del self.fresh[entry.flow]
 
 
 class PriorityQueue(Queue):
     """All entries of a model, whatever their pipelines and batch keys, level by level from 1 on.
 
     Entries of unequal batch keys do not share a batch, and none overtakes another for that. Without levels, pipelines
-    get shares by weight as in `Queue` while more than `CONTENDED` batches wait. `ordering` holds back the answers of
-    batches that overtake others, if that is asked for.
+    get shares by weight as in `Queue` while more than `CONTENDED` batches wait. `response_order`, if it is asked
+    for, holds back the answers of batches that overtake others.
     """
 
-    __slots__ = ("_config", "_keys", "_levels", "_numbers", "ordering")
+    __slots__ = ("_config", "_keys", "_levels", "_numbers", "response_order")
 
-    def __init__(self, model: str, config: LevelsConfig, *, preserve_ordering: bool) -> None:
+    def __init__(self, model: str, config: PriorityLevels, *, preserve_ordering: bool) -> None:
         super().__init__(model, "")
-        self.last_ns = NOBODY  # an entry may come before others whatever its deadline
-        self.ordering = ResponseOrder() if preserve_ordering else None
+        self.last_ns = INFINITE_NS  # an entry may come before others whatever its deadline
+        self.response_order = ResponseOrder() if preserve_ordering else None
         self._config = config
         self._levels: dict[int, _Level] = {}
         self._numbers: list[int] = []
         self._keys: dict[int, str] = {}
 
     @property
-    def lanes(self) -> Mapping[int, Flow]:
-        """The lanes by the numbers of their pipelines, where these have shares."""
-        return {} if self._config.count else self._lanes
+    def flows(self) -> Mapping[int, Flow]:
+        """The flows by the numbers of their pipelines, where these have shares."""
+        return {} if self._config.count else self._flows
 
     def admit(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
         """When an entry that comes now is to be given up, and when it is to wait behind the others of its level.
 
-        Raises RefusedError when there is no room for it or no time, unless it had a place reserved: it was admitted.
+        Raises EntryRefusedError if there is no room for it or no time, unless it was admitted with a slot.
         """
         expires_ns, delay_ns = self._limits_ns(entry, now_ns)
         if not entry.request.pipeline.evicts and entry.request.arrival.max_cost is None:
@@ -112,10 +112,10 @@ class PriorityQueue(Queue):
                 entry.queued = False
                 where = f"at level {number} " if number else ""
                 reason = f"{len(level)} requests wait {where}for model {self.model}"
-                raise RefusedError(Outcome.REJECTED_QUEUE_FULL, reason)
+                raise EntryRefusedError(Outcome.REJECTED_QUEUE_FULL, reason)
             if expires_ns is not None and expires_ns <= now_ns:
                 entry.queued = False
-                raise RefusedError(Outcome.EVICTED_DEADLINE, "")
+                raise EntryRefusedError(Outcome.EVICTED_DEADLINE, "")
         return expires_ns, delay_ns
 
     def _limits_ns(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
@@ -144,9 +144,9 @@ class PriorityQueue(Queue):
             level = self._levels[number] = _Level()
             insort(self._numbers, number)
         level.add(entry)
-        lane = self._lane(entry.lane, weight)
-        lane.rows += entry.rows
-        lane.live += 1
+        flow = self._flow(entry.flow, weight)
+        flow.rows += entry.rows
+        flow.live += 1
         self.rows += entry.rows
         self.live += 1
         if key := _batch_key(entry):
@@ -161,16 +161,16 @@ class PriorityQueue(Queue):
 
     def discard(self, entry: Entry) -> None:
         """Take out an entry that waits here."""
-        if entry.group is not None:
+        if entry.retry_group is not None:
             super().discard(entry)
             return
         entry.queued = False
         number = self._number(entry)
         level = self._levels[number]
         level.remove(entry)
-        lane = self._lanes[entry.lane]
-        lane.rows -= entry.rows
-        lane.live -= 1
+        flow = self._flows[entry.flow]
+        flow.rows -= entry.rows
+        flow.live -= 1
         if not level:
             del self._levels[number]
             self._numbers.remove(number)
@@ -200,7 +200,7 @@ class PriorityQueue(Queue):
 
     def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
         """Remove the first entries of one batch key, of at most `max_rows` rows, but one at least if there is any."""
-        if len(self.lanes) > 1 and self.rows > CONTENDED * max_rows and self._levels[0].fresh:
+        if len(self.flows) > 1 and self.rows > CONTENDED * max_rows and self._levels[0].fresh:
             taken = self._take_by_weight(max_rows)
         else:
             taken = self._take_in_order(max_rows)
@@ -218,10 +218,10 @@ class PriorityQueue(Queue):
         return taken
 
     def _take_by_weight(self, max_rows: int) -> list[Entry]:
-        """What `take` takes while pipelines contend: from the lane that was served least in proportion."""
+        """As `take`, while pipelines contend: from the flow that was served least in proportion to its weight."""
         lines = {number: iter(line.values()) for number, line in self._levels[0].fresh.items()}
         order = [
-            (self._lanes[number].served, entry.sequence, number, entry)
+            (self._flows[number].served, entry.sequence, number, entry)
             for number, line in lines.items()
             for entry in [next(line)]
         ]
@@ -235,21 +235,21 @@ class PriorityQueue(Queue):
                 break
             taken.append(entry)
             rows += entry.rows
-            lane = self._lanes[number]
-            self._virtual = lane.served
-            lane.served += entry.rows / lane.weight
+            flow = self._flows[number]
+            self._virtual = flow.served
+            flow.served += entry.rows / flow.weight
             following = next(lines[number], None)
             if following is None:
                 heappop(order)
             else:
-                heapreplace(order, (lane.served, following.sequence, number, following))
+                heapreplace(order, (flow.served, following.sequence, number, following))
         return taken
 
     def remove(self, entries: Sequence[Entry]) -> None:
         """Take out entries that are to run now, in this order."""
         super().remove(entries)
-        if self.ordering is not None:
-            self.ordering.add(entries)
+        if self.response_order is not None:
+            self.response_order.add(entries)
 
     def rows_behind(self, priority: int) -> int:
         """The rows that a request of that priority goes before."""

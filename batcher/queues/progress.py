@@ -2,8 +2,10 @@
 
 from sluice.batcher.interface.config import StageConfig, WhenConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.state.pipeline import PROBABILITY_WEIGHT, StageState
-from sluice.batcher.state.request import Request, StageRun
+from sluice.batcher.state import Request, StageRun, StageState
+
+PROBABILITY_WEIGHT = 0.02
+"""Weight of one request in the smoothed share of rows that a conditional stage runs for."""
 
 
 def rows_for(request: Request, stage: StageState) -> StageRun:
@@ -15,7 +17,7 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
     selected: tuple[int, ...] | None = None
     for source in stage.config.sources:
         run = request.runs[source]
-        assert run is not None, "a stage is looked at when its sources are settled"
+        assert run is not None, "a stage starts when its sources are settled"
         if run.row_index is not None:
             selected = run.row_index if selected is None else tuple(sorted(set(selected) & set(run.row_index)))
     when = stage.config.when
@@ -30,10 +32,10 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
 def _unsure_rows(request: Request, when: WhenConfig) -> tuple[int, ...]:
     """The rows whose confidence is below the threshold; rows that the asked stage did not run for are not."""
     run = request.runs[when.stage]
-    assert run is not None, "a stage is looked at when the stage its condition asks is settled"
+    assert run is not None, "a stage starts when the stage of its condition is settled"
     if not run.rows:
         return ()
-    confidences = run.verdicts[when.verdict]
+    confidences = run.confidences[when.confidence]
     rows = range(request.rows) if run.row_index is None else run.row_index
     return tuple(row for row, confidence in zip(rows, confidences, strict=True) if confidence < when.below)
 
@@ -45,7 +47,7 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
         return
     asked = request.runs[when.stage]
     if asked is not None and asked.rows:
-        stage.probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.probability)
+        stage.run_probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.run_probability)
 
 
 def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
@@ -56,7 +58,7 @@ def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
 
 
 def batch_key_for(request: Request, stage: StageState) -> str:
-    """What must agree for two requests to share a batch of this stage: the variable dimensions of its inputs."""
+    """The key that requests must share to be batched at this stage: the variable dimensions of its inputs."""
     config = stage.config
     parts = [config.renamed] if config.renamed else []
     if config.request_keyed:

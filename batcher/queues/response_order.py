@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from sluice.batcher.interface.events import BatchCompleted
-from sluice.batcher.state.model import PartitionState
-from sluice.batcher.state.request import Batch, Entry
+from sluice.batcher.state import Batch, Entry, PartitionState
 
 FinishedEntries = tuple[Sequence[Entry], BatchCompleted, PartitionState]
 """(entries that have run, what was reported of exactly their rows, where they ran)."""
@@ -16,7 +15,7 @@ FinishedEntries = tuple[Sequence[Entry], BatchCompleted, PartitionState]
 class ResponseOrder:
     """Entries in the order of their dispatch, those that are tried again included, until they may go on.
 
-    One whose request is settled holds nobody back.
+    An entry whose request is settled holds no other back.
     """
 
     __slots__ = ("_done", "_order")
@@ -31,7 +30,7 @@ class ResponseOrder:
         return [self._order[sequence] for sequence in self._done]
 
     def holds(self, entry: Entry) -> bool:
-        """Whether an entry has run and may not go on yet."""
+        """True if an entry has run and may not go on yet."""
         return entry.sequence in self._done
 
     def add(self, entries: Iterable[Entry]) -> None:
@@ -45,18 +44,17 @@ class ResponseOrder:
         first = 0
         for entry in batch.entries:
             last = first + entry.rows
-            verdicts = tuple(values[first:last] for values in event.verdicts)
-            done = ((entry,), msgspec.structs.replace(event, verdicts=verdicts), batch.partition)
-            entry.batch = None
+            confidences = tuple(values[first:last] for values in event.confidences)
+            done = ((entry,), msgspec.structs.replace(event, confidences=confidences), batch.partition)
             if entry.sequence in self._order:
                 self._done[entry.sequence] = done
-            else:  # it is settled, or ran in a place that was reserved for it
+            else:  # it is settled, or ran in a slot that was reserved for it
                 free.append(done)
             first = last
         return free + self.release()
 
     def release(self) -> list[FinishedEntries]:
-        """What may go on now that some request is settled."""
+        """The entries that may go on now that some request is settled."""
         free: list[FinishedEntries] = []
         while self._order:
             sequence, entry = next(iter(self._order.items()))

@@ -1,25 +1,24 @@
-"""The ways to place the stages of a request on groups of equal partitions, before anything is known of the load.
+"""Assignments of the stages of a request to groups of equal partitions, regardless of the load.
 
-Phase 1 of the admission control of serverless accelerators (thesis, section 4.2): all placements with their latency and
-cost. There, those that are not Pareto optimal are dropped; here only when there are too many, since under load the
+Phase 1 of the admission control of serverless accelerators (thesis, section 4.2): all assignments with their latency
+and cost. There, those that are not Pareto optimal are dropped; here only when there are too many, since under load the
 second best may be all that is left.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.reservations.slots import Reservation
-from sluice.batcher.reservations.timeline import Timeline
+from sluice.batcher.reservations.timeline import Reservation, Timeline
 from sluice.models.units import NS_PER_S
 
-ALTERNATIVES = 64
-"""Placements that are kept for a request, at most."""
+MAX_ASSIGNMENTS = 64
+"""Assignments that are kept for a request, at most."""
 CHEAPEST_EVERY = 8
-"""One in as many requests is tried in the cheapest placement first, so that they come back to it after a rush."""
+"""One request in this many tries the cheapest assignment first, so that requests return to it after a rush."""
 
 
 class Assignment(NamedTuple):
-    """One placement: `hosts` has, by stage, the partitions to choose from, which are equally fast and dear.
+    """One assignment: `hosts` has, by stage, the partitions to choose from, which are equally fast and dear.
 
     `latency_ns` and `cost` are those of a request that runs by itself on an idle machine; `heads_ns` is when each
     stage begins then.
@@ -32,13 +31,13 @@ class Assignment(NamedTuple):
     hosts: tuple[Sequence[Timeline], ...]
 
 
-def cost_of(ledger: Timeline, length_ns: int) -> float:
-    """The price of as much of a partition's time."""
-    return ledger.price * length_ns / NS_PER_S
+def cost_of(timeline: Timeline, length_ns: int) -> float:
+    """The cost of `length_ns` of a partition's time."""
+    return timeline.price * length_ns / NS_PER_S
 
 
 class Assignments:
-    """The placements of requests that are alike, and the order in which to try them.
+    """The assignments of requests that are alike, and the order in which to try them.
 
     `by_cost` has the cheapest first. Under load many of those fail one after the other, so what the last such request
     got is tried first, most of the time. `least_ns` is the least latency of all.
@@ -46,9 +45,9 @@ class Assignments:
 
     __slots__ = ("_asked", "_first", "by_cost", "least_ns")
 
-    def __init__(self, ledgers: Collection[Timeline], reservation: Reservation) -> None:
-        self.by_cost = _placements(ledgers, reservation)
-        self.least_ns = min((alternative.latency_ns for alternative in self.by_cost), default=0)
+    def __init__(self, timelines: Collection[Timeline], reservation: Reservation) -> None:
+        self.by_cost = _assignments_of(timelines, reservation)
+        self.least_ns = min((assignment.latency_ns for assignment in self.by_cost), default=0)
         self._first = 0
         self._asked = 0
 
@@ -59,17 +58,17 @@ class Assignments:
             self._first = 0
         return self.by_cost[self._first :] + self.by_cost[: self._first] if self._first else self.by_cost
 
-    def took(self, alternative: Assignment) -> None:
+    def took(self, assignment: Assignment) -> None:
         """A request got this one."""
-        if alternative is not self.by_cost[self._first]:
-            self._first = self.by_cost.index(alternative)
+        if assignment is not self.by_cost[self._first]:
+            self._first = self.by_cost.index(assignment)
 
 
-def _placements(ledgers: Collection[Timeline], reservation: Reservation) -> list[Assignment]:
-    """Placements of what is pending, the cheapest first and of equal ones the quickest; none when a stage has no host.
+def _assignments_of(timelines: Collection[Timeline], reservation: Reservation) -> list[Assignment]:
+    """Assignments of the pending stages, the cheapest first, of equal ones the quickest; none if a stage has no host.
 
-    All of them when there are at most `ALTERNATIVES`, else as many of the Pareto optimal ones, the cheapest and the
-    quickest among them. O(stages * ALTERNATIVES * groups).
+    All of them when there are at most `MAX_ASSIGNMENTS`, else as many of the Pareto optimal ones, the cheapest and the
+    quickest among them. O(stages * MAX_ASSIGNMENTS * groups).
     """
     found = [Assignment(0.0, 0, (), (), ())]
     for stage, model in enumerate(reservation.models):
@@ -77,22 +76,22 @@ def _placements(ledgers: Collection[Timeline], reservation: Reservation) -> list
             found = [_with_stage(kept, 0, 0.0, 0, ()) for kept in found]
             continue
         grown = []
-        for hosts in _groups(ledgers, model, reservation.rows):
+        for hosts in _groups(timelines, model, reservation.rows):
             length_ns = hosts[0].lengths[model][reservation.rows - 1]
             cost = cost_of(hosts[0], length_ns)
             for kept in found:
                 head_ns = max((kept.ends_ns[source] for source in reservation.precedence.before[stage]), default=0)
                 grown.append(_with_stage(kept, head_ns, cost, length_ns, hosts))
-        grown.sort(key=lambda alternative: alternative[:2])
-        found = grown if len(grown) <= ALTERNATIVES else _thinned(grown)
+        grown.sort(key=lambda assignment: assignment[:2])
+        found = grown if len(grown) <= MAX_ASSIGNMENTS else _thinned(grown)
     return found
 
 
-def _groups(ledgers: Iterable[Timeline], model: str, rows: int) -> Iterable[Sequence[Timeline]]:
+def _groups(timelines: Iterable[Timeline], model: str, rows: int) -> Iterable[Sequence[Timeline]]:
     groups: dict[tuple[str, float], list[Timeline]] = {}
-    for ledger in ledgers:
-        if ledger.takes(model, rows):
-            groups.setdefault((ledger.kind, ledger.price), []).append(ledger)
+    for timeline in timelines:
+        if timeline.takes(model, rows):
+            groups.setdefault((timeline.kind, timeline.price), []).append(timeline)
     return groups.values()
 
 
@@ -108,11 +107,11 @@ def _with_stage(kept: Assignment, head_ns: int, cost: float, length_ns: int, hos
 
 
 def _thinned(ordered: Sequence[Assignment]) -> list[Assignment]:
-    """As many as are kept of the Pareto optimal ones of alternatives in order of cost, evenly."""
+    """The Pareto optimal ones of assignments in order of cost, evenly thinned out to `MAX_ASSIGNMENTS`."""
     front: list[Assignment] = []
-    for alternative in ordered:
-        if not front or alternative.latency_ns < front[-1].latency_ns:
-            front.append(alternative)
-    if len(front) <= ALTERNATIVES:
+    for assignment in ordered:
+        if not front or assignment.latency_ns < front[-1].latency_ns:
+            front.append(assignment)
+    if len(front) <= MAX_ASSIGNMENTS:
         return front
-    return [front[index * (len(front) - 1) // (ALTERNATIVES - 1)] for index in range(ALTERNATIVES)]
+    return [front[index * (len(front) - 1) // (MAX_ASSIGNMENTS - 1)] for index in range(MAX_ASSIGNMENTS)]

@@ -1,9 +1,9 @@
-"""Reservations: a request is admitted only with a place for each of its stages that keeps its deadline and its cost.
+"""Reservations: a request is admitted only with a slot for each of its stages that keeps its deadline and its cost.
 
 After the admission control of serverless accelerators (thesis, chapter 4). Deviations: partitions hold their models, so
-that nothing is loaded here, and a place is time on a partition; what is tried is not sampled but ordered by cost; a
-place is as late as possible, which leaves the near future to those that are in a hurry, and is moved earlier to make
-room for others.
+that nothing is loaded here, and a slot is time on a partition; assignments are not sampled but tried in order of cost;
+a slot is as late as possible, which leaves the near future to urgent requests, and is moved earlier to make room for
+others.
 
 Why no request that was admitted is late, as long as batches take no longer than their lengths: slots of a partition do
 not overlap; whatever is started ends by the start of the first slot that stays (`due_ns`), so each slot can start when
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.reservations.assignments import Assignments
-from sluice.batcher.reservations.search import ReservationRefusal, book
-from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation, Slot
-from sluice.batcher.reservations.timeline import Part, Timeline
+from sluice.batcher.reservations.search import ReservationRefusal, reserve_slots
+from sluice.batcher.reservations.timeline import Part, Reservation, Slot, Timeline
+from sluice.batcher.state import Precedence, QueueKey
 
 Rows = Callable[[int, int], int]
-"""How many rows of (request, stage) wait in a queue; 0 when it is not there."""
+"""The rows of (request, stage) that wait for their slot; 0 if the stage does not wait."""
 
 
 GAP_WEIGHT = 0.1
@@ -39,14 +39,14 @@ class ReservedBatch(NamedTuple):
 
 
 class Reservations:
-    """The ledgers of all partitions and the reservations in them.
+    """The timelines of all partitions and the reservations in them.
 
     Calls about requests that have no reservation do nothing, so that a caller need not tell them apart.
     """
 
     def __init__(self, partitions: Iterable[PartitionConfig]) -> None:
         self._lengths: dict[str, dict[str, tuple[int, ...]]] = {}
-        self.ledgers = {
+        self.timelines = {
             config.name: Timeline(config.name, config.kind, config.price, self._lengths.setdefault(config.kind, {}))
             for config in partitions
         }
@@ -58,7 +58,7 @@ class Reservations:
         return request in self._reservations
 
     def slot(self, request: int, stage: int) -> Slot | None:
-        """The place of a stage, while it has one."""
+        """The slot of a stage, while it has one."""
         reservation = self._reservations.get(request)
         return None if reservation is None else reservation.slots[stage]
 
@@ -73,7 +73,7 @@ class Reservations:
         self._known.clear()
 
     def length_ns(self, kind: str, model: str, rows: int) -> int:
-        """What was learned of a batch of so many rows."""
+        """The learned length of a batch of `rows` rows."""
         return self._lengths[kind][model][rows - 1]
 
     def unlearn(self, kind: str, model: str) -> None:
@@ -82,31 +82,31 @@ class Reservations:
 
     def ready(self, partition: str, models: Iterable[str], now_ns: int) -> None:
         """A partition is up with these models, whose lengths have been learned."""
-        ledger = self.ledgers[partition]
-        ledger.models = frozenset(models)
-        ledger.free_ns = now_ns
+        timeline = self.timelines[partition]
+        timeline.models = frozenset(models)
+        timeline.free_ns = now_ns
         self._known.clear()
 
     def lost(self, partition: str, now_ns: int) -> list[int]:
-        """A partition is gone: the requests that had slots there and find no other place in time lose all they have.
+        """Take in that a partition is gone; requests that had slots there and find no others in time lose all.
 
-        The stages that ran there have to be told with `reopen`.
+        `reopen` has to be called for the stages that ran there.
         """
-        ledger = self.ledgers[partition]
-        held = self._withdraw(ledger)
-        ledger.models = frozenset()
+        timeline = self.timelines[partition]
+        held = self._withdraw(timeline)
+        timeline.models = frozenset()
         return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
 
     def resized(self, partition: str, kind: str, price: float, now_ns: int) -> list[int]:
         """A partition is of another kind, whose lengths have been learned; as `lost`, but what runs there runs on."""
-        ledger = self.ledgers[partition]
-        held = self._withdraw(ledger)
-        ledger.kind, ledger.price, ledger.lengths = kind, price, self._lengths.setdefault(kind, {})
+        timeline = self.timelines[partition]
+        held = self._withdraw(timeline)
+        timeline.kind, timeline.price, timeline.lengths = kind, price, self._lengths.setdefault(kind, {})
         return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
 
     def free(self, partition: str, at_ns: int) -> None:
-        """What runs on a partition is over at that time, later or sooner than was said when it started."""
-        self.ledgers[partition].free_ns = at_ns
+        """Note when a partition is free again, which may be later or sooner than was expected."""
+        self.timelines[partition].free_ns = at_ns
 
     # -- requests
 
@@ -120,27 +120,27 @@ class Reservations:
         now_ns: int,
         max_cost: float | None = None,
     ) -> ReservationRefusal | None:
-        """Reserve a place for every model stage; with a refusal nothing is reserved.
+        """Reserve a slot for every model stage; with a refusal nothing is reserved.
 
         `queues` has the queue of each stage, None for a combiner; a batch key that is not known yet has to be one
         that no other request has. A request's cost is the price of batches of its own: shared ones, which are formed
         only when they take no longer than apart, cost less. O(stages * partitions * slots) for each placement tried:
-        usually one, two when it cannot make it, at most `ALTERNATIVES` and two.
+        usually one, two when it cannot make it, at most `MAX_ASSIGNMENTS` and two.
         """
         gaps = [self._row_gap_ns(queue, rows, now_ns) if queue is not None else None for queue in queues]
         reservation = Reservation(request, precedence, queues, gaps, rows, deadline_ns)
         key = (precedence, reservation.models, rows)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Assignments(self.ledgers.values(), reservation)
-        refusal = book(self.ledgers.values(), reservation, known, now_ns, max_cost)
+            known = self._known[key] = Assignments(self.timelines.values(), reservation)
+        refusal = reserve_slots(self.timelines.values(), reservation, known, now_ns, max_cost)
         if refusal is None:
             self._reservations[request] = reservation
         return refusal
 
     def started(self, partition: str, members: Iterable[Part], end_ns: int) -> None:
         """A batch was given to a partition, which is free again at `end_ns`."""
-        self.ledgers[partition].free_ns = end_ns
+        self.timelines[partition].free_ns = end_ns
         for request, stage in members:
             self._leave(request, stage, end_ns)
 
@@ -155,7 +155,7 @@ class Reservations:
             reservation.withdraw()
 
     def reopen(self, request: int, stage: int, now_ns: int) -> bool:
-        """A stage that had started has to run again; False when that is not possible in time: all is given up then."""
+        """Find a slot for a stage that has to run again; False if there is none in time: all slots are given up."""
         reservation = self._reservations.get(request)
         if reservation is None:
             return False
@@ -167,12 +167,12 @@ class Reservations:
     def expire(self, partition: str, now_ns: int) -> list[Part]:
         """Drop the slots that should have started before `now_ns`: their members are on their own now.
 
-        Cannot happen when batches take as long as was said. What comes after them keeps its place.
+        Cannot happen when batches take as long as was said. Later stages keep their slots.
         """
-        ledger = self.ledgers[partition]
+        timeline = self.timelines[partition]
         expired: list[Part] = []
-        while ledger.slots and ledger.slots[0].start_ns < now_ns:
-            for reservation, stage in list(ledger.slots[0].members):
+        while timeline.slots and timeline.slots[0].start_ns < now_ns:
+            for reservation, stage in list(timeline.slots[0].members):
                 self._leave(reservation.request, stage, reservation.limit_ns(stage))
                 expired.append((reservation.request, stage))
         return expired
@@ -183,34 +183,34 @@ class Reservations:
         """The batch that a partition can start at `start_ns` without taking the time of what it leaves.
 
         The members of a slot that wait already, in order of slots, and those of later slots of the queue that fit in
-        as well; then the same from the ledgers of partitions that are equally fast and dear. At the start of the
+        as well; then the same from the timelines of partitions that are equally fast and dear. At the start of the
         first slot there is one. O(slots) when nothing can run.
         """
-        ledger = self.ledgers[partition]
-        due_ns = ledger.due_ns()
-        for owner in self._peers(ledger):
+        timeline = self.timelines[partition]
+        due_ns = timeline.due_ns()
+        for owner in self._peers(timeline):
             for index, slot in enumerate(owner.slots):
                 model = slot.queue[0]
-                if model not in ledger.models:
+                if model not in timeline.models:
                     continue
-                first = owner is ledger and not index
-                if first or due_ns is None or start_ns + ledger.lengths[model][0] <= due_ns:
-                    run = self._gather(ledger, islice(owner.slots, index, None), slot.queue, start_ns, waiting)
+                first = owner is timeline and not index
+                if first or due_ns is None or start_ns + timeline.lengths[model][0] <= due_ns:
+                    run = self._gather(timeline, islice(owner.slots, index, None), slot.queue, start_ns, waiting)
                     if run is not None:
                         return run
         return None
 
-    def _peers(self, ledger: Timeline) -> Iterator[Timeline]:
-        yield ledger
-        for other in self.ledgers.values():
-            if other is not ledger and other.kind == ledger.kind and other.price == ledger.price:
+    def _peers(self, timeline: Timeline) -> Iterator[Timeline]:
+        yield timeline
+        for other in self.timelines.values():
+            if other is not timeline and other.kind == timeline.kind and other.price == timeline.price:
                 yield other
 
     def _gather(
-        self, ledger: Timeline, slots: Iterable[Slot], queue: QueueKey, start_ns: int, waiting: Rows
+        self, timeline: Timeline, slots: Iterable[Slot], queue: QueueKey, start_ns: int, waiting: Rows
     ) -> ReservedBatch | None:
-        """What waits of the first slot, and what can be added to it of the others of its queue."""
-        lengths = ledger.lengths[queue[0]]
+        """The waiting members of the first slot, and those of later slots of its queue that can be added."""
+        lengths = timeline.lengths[queue[0]]
         run: ReservedBatch | None = None
         rows = limit_ns = 0
         for slot in slots:
@@ -220,7 +220,7 @@ class Reservations:
             if more and (run is None or lengths[rows + more - 1] <= lengths[rows - 1] + lengths[more - 1]):
                 members = parts if run is None else (*run.members, *parts)
                 within_ns = within_ns if run is None else min(within_ns, limit_ns)
-                due_ns = ledger.due_ns(frozenset(members))
+                due_ns = timeline.due_ns(frozenset(members))
                 until_ns = within_ns if due_ns is None else min(within_ns, due_ns)
                 if start_ns + lengths[rows + more - 1] > until_ns:
                     break
@@ -233,7 +233,7 @@ class Reservations:
 
     @staticmethod
     def _waiting(slot: Slot, room: int, waiting: Rows) -> tuple[tuple[Part, ...], int, int]:
-        """The members of a slot that wait and fit into as many rows, and by when they have to be over."""
+        """The waiting members of a slot that fit into `room` rows, their rows, and by when they have to be over."""
         parts: list[Part] = []
         rows = 0
         limit_ns = slot.members[0][0].deadline_ns
@@ -258,14 +258,14 @@ class Reservations:
         self._demand[queue] = (now_ns, gap_ns)
         if gap_ns is None:
             return None
-        return int(gap_ns * sum(queue[0] in ledger.models for ledger in self.ledgers.values()))
+        return int(gap_ns * sum(queue[0] in timeline.models for timeline in self.timelines.values()))
 
-    # -- places
+    # -- slots
 
-    def _withdraw(self, ledger: Timeline) -> list[Reservation]:
-        """Take all slots from the reservations that have one in a ledger; the most urgent of them first."""
+    def _withdraw(self, timeline: Timeline) -> list[Reservation]:
+        """Take all slots from the reservations that have one in a timeline; the most urgent of them first."""
         self._known.clear()
-        hit = {reservation.request: reservation for slot in ledger.slots for reservation, _ in slot.members}
+        hit = {reservation.request: reservation for slot in timeline.slots for reservation, _ in slot.members}
         for reservation in hit.values():
             reservation.withdraw()
         return sorted(hit.values(), key=lambda reservation: (reservation.deadline_ns, reservation.request))
@@ -278,9 +278,9 @@ class Reservations:
             reservation.ends[stage] = end_ns
 
     def _replace(self, reservation: Reservation, now_ns: int) -> bool:
-        """Find new places for all that is pending, at any cost; without them the reservation is over."""
-        known = Assignments(self.ledgers.values(), reservation)
-        if book(self.ledgers.values(), reservation, known, now_ns, None) is None:
+        """Find new slots for all pending stages, at any cost; False if there are none, and the reservation is over."""
+        known = Assignments(self.timelines.values(), reservation)
+        if reserve_slots(self.timelines.values(), reservation, known, now_ns, None) is None:
             return True
         del self._reservations[reservation.request]
         return False

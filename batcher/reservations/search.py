@@ -1,17 +1,16 @@
-"""Booking: a place for every stage of a request, or for none."""
+"""The search for slots: one for every stage of a request, or none at all."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.reservations.assignments import Assignment, Assignments, cost_of
-from sluice.batcher.reservations.slots import Reservation
-from sluice.batcher.reservations.timeline import Moved, Timeline
+from sluice.batcher.reservations.timeline import Moved, Reservation, Timeline
 
 
 class ReservationRefusal(NamedTuple):
     """The best that a refused request could have had: the soonest end found and the least cost in time.
 
-    None where no partition that is up can run it at all. With `hopeless` it would be too dear on an idle machine, too.
+    Both are None if no partition that is up can run it. `hopeless` requests would cost too much on an idle machine too.
     """
 
     completion_ns: int | None
@@ -26,43 +25,46 @@ class PlacedStage(NamedTuple):
     moved: list[Moved]
 
 
-def book(
-    ledgers: Collection[Timeline],
+def reserve_slots(
+    timelines: Collection[Timeline],
     reservation: Reservation,
     known: Assignments,
     now_ns: int,
     max_cost: float | None,
 ) -> ReservationRefusal | None:
-    """Put all that is pending into the ledgers, or nothing.
+    """Reserve slots for all pending stages, or for none of them.
 
-    Alternatives are tried one after the other, each as late as possible. When the first does not fit, it is found out
-    what could be had as soon as possible from all partitions: if that is late, it is refused; else the others are
-    tried, and that is the last resort, since what is placed early is in the way of those in a hurry.
+    Assignments are tried one after the other, each as late as possible. When the first does not fit, the search asks
+    how soon all partitions together could be done. If that is late, the request is refused. Else the other assignments
+    are tried, and the soonest slots are the last resort, since slots in the near future are in the way of urgent
+    requests.
     """
     deadline_ns = reservation.deadline_ns
     stages = max(len(reservation.pending), 1)
     least_cost: float | None = None
     soonest: ReservationRefusal | None = None
     full: list[tuple[Sequence[Timeline], ...]] = []
-    for alternative in known.in_order() if max_cost is None else known.by_cost:
-        spare_ns = deadline_ns - now_ns - alternative.latency_ns
-        if spare_ns < 0 or any(alternative.hosts[-len(hosts) :] == hosts for hosts in full):
+    for assignment in known.in_order() if max_cost is None else known.by_cost:
+        spare_ns = deadline_ns - now_ns - assignment.latency_ns
+        if spare_ns < 0 or any(assignment.hosts[-len(hosts) :] == hosts for hosts in full):
             continue
-        trail, failed = _place_late(reservation, alternative, spare_ns // stages, now_ns)
+        trail, failed = _place_late(reservation, assignment, spare_ns // stages, now_ns)
         if failed is None:
-            if max_cost is None or alternative.cost <= max_cost:
-                known.took(alternative)
+            if max_cost is None or assignment.cost <= max_cost:
+                known.took(assignment)
                 return None
             _undo(reservation, trail)
-            least_cost = alternative.cost
+            least_cost = assignment.cost
             break
-        full.append(alternative.hosts[failed:])
+        full.append(assignment.hosts[failed:])
         if soonest is None:
-            trail, soonest = _place_soon(ledgers, reservation, spare_ns // stages, now_ns)
+            trail, soonest = _place_soon(timelines, reservation, spare_ns // stages, now_ns)
             _undo(reservation, trail)
             if soonest.completion_ns is None or soonest.completion_ns > deadline_ns:
                 return soonest
-    trail, soonest = _place_soon(ledgers, reservation, max(deadline_ns - now_ns - known.least_ns, 0) // stages, now_ns)
+    trail, soonest = _place_soon(
+        timelines, reservation, max(deadline_ns - now_ns - known.least_ns, 0) // stages, now_ns
+    )
     if soonest.completion_ns is None or soonest.cost is None:
         return soonest
     if soonest.completion_ns <= deadline_ns and (max_cost is None or soonest.cost <= max_cost):
@@ -76,20 +78,20 @@ def book(
 
 
 def _place_late(
-    reservation: Reservation, alternative: Assignment, spare_ns: int, now_ns: int
+    reservation: Reservation, assignment: Assignment, spare_ns: int, now_ns: int
 ) -> tuple[list[PlacedStage], int | None]:
-    """Place the pending stages backwards from the deadline, or nothing: then the stage that does not fit is told."""
+    """Place the pending stages backwards from the deadline, or none; then the one that does not fit is returned."""
     trail: list[PlacedStage] = []
     for stage in reversed(reservation.precedence.stages):
         if stage in reservation.pending:
-            floor_ns = max(now_ns + alternative.heads_ns[stage], reservation.ready_ns(stage))
+            floor_ns = max(now_ns + assignment.heads_ns[stage], reservation.ready_ns(stage))
             limit_ns = reservation.limit_ns(stage)
             best: tuple[bool, int] | None = None
-            for ledger in alternative.hosts[stage]:
-                place = ledger.latest(reservation, stage, spare_ns, floor_ns, limit_ns, now_ns)
-                if place is not None and (best is None or (place.slot is not None, place.start_ns) > best):
-                    best = (place.slot is not None, place.start_ns)
-                    host, chosen = ledger, place
+            for timeline in assignment.hosts[stage]:
+                proposal = timeline.latest(reservation, stage, spare_ns, floor_ns, limit_ns, now_ns)
+                if proposal is not None and (best is None or (proposal.slot is not None, proposal.start_ns) > best):
+                    best = (proposal.slot is not None, proposal.start_ns)
+                    host, chosen = timeline, proposal
             if best is None:
                 _undo(reservation, trail)
                 return [], stage
@@ -98,9 +100,9 @@ def _place_late(
 
 
 def _place_soon(
-    ledgers: Collection[Timeline], reservation: Reservation, spare_ns: int, now_ns: int
+    timelines: Collection[Timeline], reservation: Reservation, spare_ns: int, now_ns: int
 ) -> tuple[list[PlacedStage], ReservationRefusal]:
-    """Place the pending stages forwards, each where it ends first, and tell what comes of it."""
+    """Place the pending stages forwards, each where it ends first; also returns when the request would be complete."""
     trail: list[PlacedStage] = []
     cost = 0.0
     for stage in reservation.precedence.stages:
@@ -108,12 +110,12 @@ def _place_soon(
             queue = reservation.queue(stage)
             floor_ns = max(now_ns, reservation.ready_ns(stage))
             best: tuple[int, bool] | None = None
-            for ledger in ledgers:
-                if ledger.takes(queue[0], reservation.rows):
-                    place = ledger.earliest(reservation, stage, spare_ns, floor_ns, now_ns)
-                    if best is None or (place.end_ns, place.slot is None) < best:
-                        best = (place.end_ns, place.slot is None)
-                        host, chosen = ledger, place
+            for timeline in timelines:
+                if timeline.takes(queue[0], reservation.rows):
+                    proposal = timeline.earliest(reservation, stage, spare_ns, floor_ns, now_ns)
+                    if best is None or (proposal.end_ns, proposal.slot is None) < best:
+                        best = (proposal.end_ns, proposal.slot is None)
+                        host, chosen = timeline, proposal
             if best is None:
                 _undo(reservation, trail)
                 return [], ReservationRefusal(None, None)
@@ -125,7 +127,7 @@ def _place_soon(
 
 
 def _undo(reservation: Reservation, trail: Sequence[PlacedStage]) -> None:
-    """Take steps back, the last one first, so that everything is as it was."""
+    """Undo placements, the last one first."""
     for step in reversed(trail):
         reservation.vacate(step.stage)
         for slot, start_ns, end_ns in step.moved:

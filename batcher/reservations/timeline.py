@@ -1,20 +1,148 @@
-"""The ledger of one partition: reserved slots in the order of time, which never overlap."""
+"""The timeline of one partition: reserved slots in the order of time, which never overlap, and who holds them."""
+
+from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
-from sluice.batcher.reservations.slots import QueueKey, Reservation, Slot, make_room
+from sluice.batcher.state import Precedence, QueueKey
 
 START = attrgetter("start_ns")
 JOINS = 4
 """Slots of its queue that a stage is tried in, at most."""
 WORTHWHILE = 1.6
-"""A new slot has room for twice as many rows when they take no more than this times as long."""
+"""A new slot has room for twice the rows if they take at most this many times as long."""
 Part = tuple[int, int]
-"""(request, stage): what has a place in a slot."""
+"""(request, stage): a member of a slot."""
+MOVES = 256
+"""Slots that are moved to make room for one, at most."""
+
+
+class Slot:
+    """A planned batch of one queue on one partition, from `start_ns` to `end_ns`.
+
+    `rows` is the most that its members can bring; the slot is long enough for them.
+    """
+
+    __slots__ = ("end_ns", "members", "queue", "rows", "start_ns", "timeline")
+
+    def __init__(self, timeline: Timeline, queue: QueueKey, start_ns: int, end_ns: int) -> None:
+        self.timeline = timeline
+        self.queue = queue
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.rows = 0
+        self.members: list[tuple[Reservation, int]] = []
+
+    def limit_ns(self) -> int:
+        """By when it has to be over, for what waits for its members."""
+        return min(reservation.limit_ns(stage) for reservation, stage in self.members)
+
+    def ready_ns(self) -> int:
+        """By when all that its members wait for is over."""
+        ready_ns = 0
+        for reservation, stage in self.members:
+            if reservation.precedence.before[stage]:
+                ready_ns = max(ready_ns, reservation.ready_ns(stage))
+        return ready_ns
+
+    def sources(self) -> Iterator[Slot]:
+        """The slots of what its members wait for."""
+        for reservation, stage in self.members:
+            for source in reservation.precedence.before[stage]:
+                slot = reservation.slots[source]
+                if slot is not None:
+                    yield slot
+
+    def floor_ns(self) -> int:
+        """Before this it cannot begin, wherever other slots are moved: something that it needs is running."""
+        floor_ns = self.timeline.free_ns
+        for reservation, stage in self.members:
+            for source in reservation.precedence.before[stage]:
+                if reservation.ends[source] > floor_ns:
+                    floor_ns = reservation.ends[source]
+        return floor_ns
+
+
+class Reservation:
+    """All that one request has reserved: a slot for each of its `pending` stages.
+
+    A stage that has started has no slot any more, and `ends` says when it will be over; 0 once it is settled. `queues`
+    has the queue of every stage, None for a combiner. `rows` is the most that a stage can run for.
+    `row_gaps_ns` is how long it takes on average until the next row comes for the queue and one partition.
+    """
+
+    __slots__ = (
+        "deadline_ns",
+        "ends",
+        "models",
+        "pending",
+        "precedence",
+        "queues",
+        "request",
+        "row_gaps_ns",
+        "rows",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        request: int,
+        precedence: Precedence,
+        queues: Sequence[QueueKey | None],
+        row_gaps_ns: Sequence[int | None],
+        rows: int,
+        deadline_ns: int,
+    ) -> None:
+        self.request = request
+        self.precedence = precedence
+        self.queues = queues
+        self.models = tuple(None if queue is None else queue[0] for queue in queues)
+        self.row_gaps_ns = row_gaps_ns
+        self.rows = rows
+        self.deadline_ns = deadline_ns
+        self.pending = set(precedence.stages)
+        self.slots: list[Slot | None] = [None] * len(queues)
+        self.ends = [0] * len(queues)
+
+    def queue(self, stage: int) -> QueueKey:
+        """The queue of a model stage."""
+        queue = self.queues[stage]
+        assert queue is not None, "a combiner is not queued"
+        return queue
+
+    def ready_ns(self, stage: int) -> int:
+        """By when all that a stage waits for is over; 0 when it is already."""
+        ready_ns = 0
+        for source in self.precedence.before[stage]:
+            slot = self.slots[source]
+            end_ns = self.ends[source] if slot is None else slot.end_ns
+            if end_ns > ready_ns:
+                ready_ns = end_ns
+        return ready_ns
+
+    def limit_ns(self, stage: int) -> int:
+        """By when a stage has to be over: the first start of what waits for it, or the deadline."""
+        limit_ns = self.deadline_ns
+        for later in self.precedence.after[stage]:
+            slot = self.slots[later]
+            if slot is not None and slot.start_ns < limit_ns:
+                limit_ns = slot.start_ns
+        return limit_ns
+
+    def vacate(self, stage: int) -> None:
+        """Give back the slot of a stage, if it has one."""
+        slot = self.slots[stage]
+        if slot is not None:
+            slot.timeline.remove(slot, self, stage)
+
+    def withdraw(self) -> None:
+        """Give back all slots."""
+        for stage in self.pending:
+            self.vacate(stage)
 
 
 class SlotProposal(NamedTuple):
@@ -39,7 +167,7 @@ class Timeline:
 
     `lengths` says, by model, how much of its time a batch of 1, 2, … rows takes at most, up to the largest batch; it
     does not fall with the number of rows, since rows may drop out. `free_ns` is when what runs now is over. A search
-    for a place is O(slots between the earliest and the latest time + slots that are moved).
+    for a slot is O(slots between the earliest and the latest time + slots that are moved).
     """
 
     __slots__ = ("_open", "free_ns", "kind", "lengths", "models", "name", "price", "slots")
@@ -55,7 +183,7 @@ class Timeline:
         self._open: dict[QueueKey, list[Slot]] = {}  # those that are not full, in order
 
     def takes(self, model: str, rows: int) -> bool:
-        """Whether a batch of the model with as many rows can run here."""
+        """True if a batch of the model with `rows` rows can run here."""
         return model in self.models and rows <= len(self.lengths[model])
 
     # -- search
@@ -63,7 +191,7 @@ class Timeline:
     def latest(
         self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, limit_ns: int, now_ns: int
     ) -> SlotProposal | None:
-        """The latest place in a slot of its queue, or, when it joins none for less time, in one of its own.
+        """The latest slot of its queue that a stage can join, or a new slot if that takes less time.
 
         It begins at `floor_ns` or later and ends by `limit_ns`. Others are moved earlier if need be. A new slot may be
         `spare_ns` longer than the request needs.
@@ -93,7 +221,7 @@ class Timeline:
         return self._latest_gap(new_ns, floor_ns, limit_ns, now_ns) if new_ns <= idle_ns else None
 
     def _idle_ns(self, start_ns: int, end_ns: int) -> int:
-        """How much is not reserved of a time that begins before the first slot."""
+        """The unreserved part of a time that begins before the first slot."""
         slots = self.slots
         index = bisect_left(slots, end_ns, key=START)
         idle_ns = end_ns - start_ns - sum([slot.end_ns - slot.start_ns for slot in slots[:index]])
@@ -116,7 +244,7 @@ class Timeline:
         return None
 
     def earliest(self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, now_ns: int) -> SlotProposal:
-        """The place with the earliest end that begins at `floor_ns` or later, others moved earlier if need be."""
+        """The slot with the earliest end that begins at `floor_ns` or later, with others moved earlier if need be."""
         queue = reservation.queue(stage)
         new_ns = self._new_ns(reservation, stage, spare_ns)
         packed_ns = max(self.free_ns, now_ns)  # the end of the slots passed over, when they are as early as can be
@@ -146,9 +274,9 @@ class Timeline:
         return SlotProposal(start_ns, start_ns + new_ns, None, {})
 
     def _new_ns(self, reservation: Reservation, stage: int, spare_ns: int) -> int:
-        """How long a new slot is: for as many rows as come while it runs, as long as they make it worth while.
+        """The length of a new slot: for the rows that come while it runs, as far as they are worth its length.
 
-        Otherwise an overload would fill the ledger with slots for one request that have no room to grow, and halve what
+        Otherwise an overload would fill the timeline with slots for one request each that cannot grow, and halve what
         the partition can do just when it matters. So a request may be refused that would have fitted in by itself.
         """
         lengths = self.lengths[reservation.queue(stage)[0]]
@@ -164,7 +292,7 @@ class Timeline:
         return length_ns
 
     def _joint_ns(self, slot: Slot, reservation: Reservation) -> int:
-        """How long the slot would be with the request in it; 0 when it cannot join or apart they would be quicker."""
+        """The length of a slot with the request in it; 0 if it cannot join, or both would be quicker apart."""
         lengths = self.lengths[slot.queue[0]]
         rows = reservation.rows
         joint = slot.rows + rows
@@ -183,22 +311,22 @@ class Timeline:
 
     # -- change
 
-    def put(self, place: SlotProposal, reservation: Reservation, stage: int) -> list[Moved]:
-        """Reserve a place that was just found; returns where the slots were that it moved."""
-        slot = place.slot
-        moved = [Moved(other, other.start_ns, other.end_ns) for other in place.moves]
-        for other, start_ns in place.moves.items():
+    def put(self, proposal: SlotProposal, reservation: Reservation, stage: int) -> list[Moved]:
+        """Make a proposal that was just found real; returns where the slots were that it moved."""
+        slot = proposal.slot
+        moved = [Moved(other, other.start_ns, other.end_ns) for other in proposal.moves]
+        for other, start_ns in proposal.moves.items():
             other.end_ns += start_ns - other.start_ns
             other.start_ns = start_ns
         if slot is None:
             queue = reservation.queue(stage)
-            slot = Slot(self, queue, place.start_ns, place.end_ns)
+            slot = Slot(self, queue, proposal.start_ns, proposal.end_ns)
             insort(self.slots, slot, key=START)
             insort(self._open.setdefault(queue, []), slot, key=START)
         else:
             moved.append(Moved(slot, slot.start_ns, slot.end_ns))
-            slot.start_ns = place.start_ns
-            slot.end_ns = place.end_ns
+            slot.start_ns = proposal.start_ns
+            slot.end_ns = proposal.end_ns
         slot.members.append((reservation, stage))
         slot.rows += reservation.rows
         reservation.slots[stage] = slot
@@ -223,14 +351,14 @@ class Timeline:
             insort(self._open.setdefault(slot.queue, []), slot, key=START)
 
     def _close(self, slot: Slot) -> None:
-        """Nobody can join the slot any more."""
+        """No stage can join the slot any more."""
         slots = self._open[slot.queue]
         del slots[bisect_left(slots, slot.start_ns, key=START)]
         if not slots:
             del self._open[slot.queue]
 
     def after_ns(self, at_ns: int) -> int:
-        """How much is reserved from a time on, in slots that begin then or later."""
+        """The reserved time from a time on, in slots that begin then or later."""
         first = bisect_left(self.slots, at_ns, key=START)
         return sum([slot.end_ns - slot.start_ns for slot in islice(self.slots, first, None)])
 
@@ -246,3 +374,27 @@ class Timeline:
             if rows:
                 return max(slot.start_ns, slot.end_ns - self.lengths[slot.queue[0]][rows - 1])
         return None
+
+
+def make_room(slots: Iterable[Slot | None], bound_ns: int, now_ns: int) -> dict[Slot, int] | None:
+    """New starts of slots that have to be moved earlier, so that `slots` are over by `bound_ns`; None if they cannot.
+
+    Slots are moved by as little as will do, and others before them: those before them on their partitions, and those
+    of what their members wait for. O(slots moved), which are at most `MOVES`.
+    """
+    starts: dict[Slot, int] = {}
+    bounds = [(slot, bound_ns) for slot in slots if slot is not None]
+    while bounds:
+        slot, bound_ns = bounds.pop()
+        length_ns = slot.end_ns - slot.start_ns
+        if starts.get(slot, slot.start_ns) + length_ns <= bound_ns:
+            continue
+        start_ns = bound_ns - length_ns
+        if start_ns < now_ns or start_ns < slot.floor_ns() or len(starts) == MOVES:
+            return None
+        starts[slot] = start_ns
+        before, _ = slot.timeline.neighbours(slot)
+        if before is not None:
+            bounds.append((before, start_ns))
+        bounds.extend((source, start_ns) for source in slot.sources())
+    return starts

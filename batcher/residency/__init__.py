@@ -1,1 +1,1 @@
-"""TODO batcher/residency."""
+"""Which models each partition holds: loads, unloads and evictions, by a plan or on demand."""

@@ -1,34 +1,43 @@
-"""Offers: which partition can load a model, when the model is there, and what has to go for it."""
+"""Load candidates: which partition can load a model, when the model is there, and which models have to go for it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
 from typing import NamedTuple
 
-from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.estimates.latency import QUANTILE
-from sluice.batcher.interface.config import SchedulerSpec
-from sluice.batcher.interface.residency_config import Eviction
-from sluice.batcher.residency.partition_memory import PartitionMemory
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.partition_group import start_after_backlog_ns
+from sluice.batcher.interface.residency_config import Eviction, ResidencyConfig
+from sluice.batcher.residency.partition_memory import PartitionMemory, choose_victims
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.residency.victims import choose_victims
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pipeline import PipelineState
-from sluice.batcher.state.pool import NEVER_NS
+from sluice.batcher.state import ModelState, PipelineState
+from sluice.models.units import INFINITE_NS
 
 _MIB = 1 << 20
 
 
 class LoadCandidate(NamedTuple):
-    """A partition that can load a model, which is there at `ready_ns`, once those in `leaving` have gone."""
+    """A partition that can load a model, which is there at `ready_ns`, once the models in `leaving` have gone."""
 
     ready_ns: int
-    shelf: PartitionMemory
+    memory: PartitionMemory
     leaving: tuple[str, ...]
+
+
+class RefusalCause(Enum):
+    """Why no partition can load a model now."""
+
+    TOO_LARGE = "no partition has room for it"
+    BUSY = "the limit of concurrent loads is reached"
+    IN_USE = "every loaded model is in use or pinned"
+    FAILED = "it could not be loaded"
+    DOWN = "no partition that has room for it is up"
 
 
 class LoadRefusal(NamedTuple):
     """Why no partition can load a model now, and whether that may be otherwise soon.
 
-    `ready_ns` is when it is predicted to be there if it is waited for that others may go; None where they never may.
+    `ready_ns` is when the model is predicted to be there if it waits until others may go; None if they never may.
     """
 
     reason: str
@@ -36,108 +45,130 @@ class LoadRefusal(NamedTuple):
     ready_ns: int | None = None
 
 
-class Claim(NamedTuple):
-    """What a load is for: requests under way, or one of `pipeline` that is about to be.
+class LoadPurpose(NamedTuple):
+    """Why a load is wanted: for admitted requests, or for a request of `pipeline` that is about to be admitted.
 
-    A `pressing` one is for what waits for that very model. What others are on their way to may go for it: they may
-    themselves be waiting for a model that is to come. It is of use only where the model could run before `before_ns`.
-    With `asked` nobody waits for it: that many rows came lately, which were refused as they could not wait so long.
+    A `blocking` load is for entries that wait for that very model. Models that other requests are on their way to may
+    go for it, as those may themselves be waiting for a model that is to be loaded. The load is of use only where the
+    model could run before `before_ns`. With `asked` nothing waits for it: that many rows came lately and were rejected,
+    as they could not wait that long.
     """
 
     pipeline: PipelineState | None = None
-    pressing: bool = False
-    before_ns: int = NEVER_NS
+    blocking: bool = False
+    before_ns: int = INFINITE_NS
     asked: float | None = None
 
 
-UNDER_WAY = Claim()
+FOR_ADMITTED = LoadPurpose()
+
+
+class _Option(NamedTuple):
+    """A partition that may load a model, which could run there at `start_ns`; the fields are in order of rank."""
+
+    start_ns: int
+    lacks_memory: bool
+    number: int
+    ready_ns: int
+    memory: PartitionMemory
 
 
 def asked_for(model: ModelState, now_ns: int) -> float:
     """The rows that came lately for a model, served or not, by those that came for its pipelines."""
-    return sum(each.demand.rows(now_ns) * each.reach.get(model, 0.0) for each in model.pipelines)
+    return sum(each.demand.rows(now_ns) * each.expected_runs.get(model, 0.0) for each in model.pipelines)
 
 
 class LoadCandidates:
-    """Looks for room; `shelves` are the partitions by name, `waiting` the models that found none."""
+    """Looks for partitions that can load a model.
+
+    `memories` are those of the partitions by name, `waiting` the models that found no partition. `is_promised` says
+    whether a slot for a model is reserved on a partition.
+    """
 
     def __init__(
         self,
-        spec: SchedulerSpec,
-        dispatcher: Dispatcher,
+        config: ResidencyConfig,
+        fleet: Fleet,
         residency: ResidencyReconciler,
-        shelves: Mapping[str, PartitionMemory],
+        memories: Mapping[str, PartitionMemory],
         waiting: Collection[ModelState],
+        is_promised: Callable[[str, str], bool],
     ) -> None:
-        self._config = spec.residency
-        self._dispatcher = dispatcher
-        self._models = dispatcher.fleet.models
+        self._config = config
+        self._models = fleet.models
+        self._queues = fleet.queues
         self._residency = residency
-        self._shelves = shelves
+        self._memories = memories
         self._waiting = waiting
+        self._is_promised = is_promised
 
     def find(
-        self, model: ModelState, now_ns: int, claim: Claim = UNDER_WAY, ahead_ns: Mapping[str, int] = {}
+        self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED, ahead_ns: Mapping[str, int] = {}
     ) -> LoadCandidate | LoadRefusal:
-        """The partition that can run a model the soonest, of equal ones that where nothing has to go.
+        """The partition that can run a model the soonest; of equal ones, one where no model has to go.
 
-        `ahead_ns` is what partitions load first beside what they were ordered to.
+        `ahead_ns` is how long partitions load other models first, beside the loads that were ordered.
         """
-        key, config = model.config.key, self._config
-        able = [shelf for shelf in self._shelves.values() if shelf.may_hold(model)]
-        if not able or key in self._residency.unwanted:
-            found = f"the {model.config.most_bytes / _MIB:.3g} MiB that it was found to take"
-            return LoadRefusal(f"no partition has room for {found if model.config.weighed else 'it'}", passing=False)
-        ranked: list[tuple[int, bool, int, int, PartitionMemory]] = []
-        coming: list[tuple[PartitionMemory, int]] = []
-        barred = busy = False
-        for shelf in able:
-            partition = shelf.partition
-            held = key in partition.models or shelf.ready_ns(key, now_ns) is not None
-            if held or not partition.ready or partition.pool is None:
-                continue
-            if self._residency.barred(partition.name, key, now_ns):
-                barred = True
-                continue
-            coming_ns = ahead_ns.get(partition.name, 0) + shelf.load_ns(model, config.load_ns)
-            coming.append((shelf, coming_ns))
-            if shelf.loads >= config.loads:
-                busy = True
-            else:
-                ready_ns = shelf.loads_end_ns(now_ns) + coming_ns
-                start_ns = max(ready_ns, partition.pool.start_after_backlog_ns(now_ns))
-                lacks = shelf.free_bytes < model.config.memory_on(partition.kind)
-                if start_ns < claim.before_ns:
-                    ranked.append((start_ns, lacks, partition.number, ready_ns, shelf))
-        for _, lacks, _, ready_ns, shelf in sorted(ranked, key=lambda each: each[:3]):
-            leaving = self._leaving(shelf, model, now_ns, claim) if lacks else ()
+        able = [memory for memory in self._memories.values() if memory.may_hold(model)]
+        if not able or model.config.key in self._residency.retired:
+            return _refusal(model, RefusalCause.TOO_LARGE)
+        absent = [memory for memory in able if self._is_absent(memory, model.config.key, now_ns)]
+        willing = [
+            memory
+            for memory in absent
+            if not self._residency.is_barred(memory.partition.name, model.config.key, now_ns)
+        ]
+        coming = [(memory, self._load_ns(memory, model, ahead_ns)) for memory in willing]
+        idle = [(memory, coming_ns) for memory, coming_ns in coming if memory.loads < self._config.loads]
+        options = (self._option(memory, model, coming_ns, now_ns) for memory, coming_ns in idle)
+        useful = sorted((each for each in options if each.start_ns < purpose.before_ns), key=lambda each: each[:3])
+        for option in useful:
+            leaving = self._leaving(option.memory, model, now_ns, purpose) if option.lacks_memory else ()
             if leaving is not None:
-                return LoadCandidate(ready_ns, shelf, leaving)
-        if busy:
-            return LoadRefusal("as many others are being loaded as may be", True, self._later_ns(model, coming, now_ns))
-        if ranked:
+                return LoadCandidate(option.ready_ns, option.memory, leaving)
+        if len(idle) < len(coming):
+            return _refusal(model, RefusalCause.BUSY, True, self._later_ns(model, coming, now_ns))
+        if useful:
             later_ns = self._later_ns(model, coming, now_ns)
-            reason = "all that partitions hold is in use, or stays in their memory"
-            return LoadRefusal(reason, later_ns is not None, later_ns)
-        if barred:
-            return LoadRefusal("it could not be loaded", passing=False)
-        passing = any(not shelf.partition.ready and not shelf.partition.is_gone(now_ns) for shelf in able)
-        return LoadRefusal("no partition that has room for it is up", passing)
+            return _refusal(model, RefusalCause.IN_USE, later_ns is not None, later_ns)
+        if len(willing) < len(absent):
+            return _refusal(model, RefusalCause.FAILED)
+        passing = any(not memory.partition.ready and not memory.partition.is_gone(now_ns) for memory in able)
+        return _refusal(model, RefusalCause.DOWN, passing)
 
-    def surplus(self, shelf: PartitionMemory, now_ns: int) -> tuple[str, ...]:
-        """What is to leave a partition that holds more than it has memory for, as a model takes more than was believed.
+    @staticmethod
+    def _is_absent(memory: PartitionMemory, key: str, now_ns: int) -> bool:
+        """True if a partition is up, and neither holds nor loads a model."""
+        partition = memory.partition
+        held = key in partition.models or memory.ready_ns(key, now_ns) is not None
+        return partition.ready and partition.group is not None and not held
 
-        That is what nobody needs, else what others are only on their way to, else what is waited for as well; all that
-        may go if even that is too little.
+    def _load_ns(self, memory: PartitionMemory, model: ModelState, ahead_ns: Mapping[str, int]) -> int:
+        return ahead_ns.get(memory.partition.name, 0) + memory.load_ns(model, self._config.load_ns)
+
+    @staticmethod
+    def _option(memory: PartitionMemory, model: ModelState, load_ns: int, now_ns: int) -> _Option:
+        partition = memory.partition
+        assert partition.group is not None, "a partition that was ready has a group"
+        ready_ns = memory.loads_end_ns(now_ns) + load_ns
+        start_ns = max(ready_ns, start_after_backlog_ns(partition.group, now_ns))
+        lacks_memory = memory.free_bytes < model.config.memory_on(partition.kind)
+        return _Option(start_ns, lacks_memory, partition.number, ready_ns, memory)
+
+    def surplus(self, memory: PartitionMemory, now_ns: int) -> tuple[str, ...]:
+        """The models to evict from a partition that holds more than it has memory for, as one takes more than assumed.
+
+        First models that no request needs, then those that requests are only on their way to, then those that entries
+        wait for. All that may go if even that is too little.
         """
-        lacking, residents = -shelf.free_bytes, shelf.residents()
+        lacking, residents = -memory.free_bytes, memory.residents()
         if lacking <= 0 or not residents:
             return ()
         most = max(each.priority for each in residents)
-        for claim in (UNDER_WAY, Claim(pressing=True), None):
+        for purpose in (FOR_ADMITTED, LoadPurpose(blocking=True), None):
 
-            def may_go(key: str, claim: Claim | None = claim) -> bool:
-                return claim is None or self._may_go(self._models[key], shelf, now_ns, claim)
+            def may_go(key: str, purpose: LoadPurpose | None = purpose) -> bool:
+                return purpose is None or self._may_go(self._models[key], memory, now_ns, purpose)
 
             if (leaving := choose_victims(residents, lacking, most, may_go)) is not None:
                 return leaving
@@ -146,56 +177,62 @@ class LoadCandidates:
     def _later_ns(self, model: ModelState, coming: Iterable[tuple[PartitionMemory, int]], now_ns: int) -> int | None:
         """When a model is there that waits until others may go, after all that waits already; None if they never may.
 
-        `coming` are the partitions that may load it, and how long that is expected to take.
+        `coming` are the partitions that may load it, and how long they are expected to take.
         """
         if self._config.eviction is Eviction.NONE:
             return None
         min_resident_ns, load_ns = self._config.min_resident_ns, self._config.load_ns
         times_ns: list[int] = []
-        for shelf, coming_ns in coming:
-            if shelf.may_get_room(model) and shelf.partition.pool is not None:
-                backlog_ns = shelf.partition.pool.start_after_backlog_ns(now_ns)
-                ahead = (each for each in self._waiting if each is not model and any(each.queues.values()))
-                ahead_ns = sum(shelf.load_ns(each, load_ns) + min_resident_ns for each in ahead)
-                times_ns.append(max(shelf.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
+        for memory, coming_ns in coming:
+            if memory.may_get_room(model) and memory.partition.group is not None:
+                backlog_ns = start_after_backlog_ns(memory.partition.group, now_ns)
+                ahead = (each for each in self._waiting if each is not model and self._queues.has_work(each))
+                ahead_ns = sum(memory.load_ns(each, load_ns) + min_resident_ns for each in ahead)
+                times_ns.append(max(memory.settled_ns(min_resident_ns, now_ns), backlog_ns) + ahead_ns + coming_ns)
         return min(times_ns, default=None)
 
-    def _leaving(self, shelf: PartitionMemory, model: ModelState, now_ns: int, claim: Claim) -> tuple[str, ...] | None:
-        """What is to leave a partition for a model; None if not enough may."""
+    def _leaving(
+        self, memory: PartitionMemory, model: ModelState, now_ns: int, purpose: LoadPurpose
+    ) -> tuple[str, ...] | None:
+        """The models to evict from a partition for a model; None if too few may go."""
         if self._config.eviction is Eviction.NONE:
             return None
         models = self._models
-        load_ns = shelf.load_ns(model, self._config.load_ns)
+        load_ns = memory.load_ns(model, self._config.load_ns)
 
         def worth(key: str) -> float:
-            """The rows lately that call for another model to stay, with those lost to its going and coming back.
+            """The rows that came lately for another model, with those that its unloading and loading again would lose.
 
-            As long as it has been here, so long the other one is expected to stay instead.
+            The new model is expected to stay as long as the other one has been here.
             """
             other = models[key]
             if other.config.priority < model.config.priority:
                 return 0.0
-            return asked_for(other, now_ns) * (1 + 2 * load_ns / max(shelf.held_ns(key, now_ns), 1))
+            return asked_for(other, now_ns) * (1 + 2 * load_ns / max(memory.held_ns(key, now_ns), 1))
 
         def may_go(key: str) -> bool:
-            outweighed = claim.asked is None or worth(key) < claim.asked
-            return outweighed and self._may_go(models[key], shelf, now_ns, claim)
+            outweighed = purpose.asked is None or worth(key) < purpose.asked
+            return outweighed and self._may_go(models[key], memory, now_ns, purpose)
 
-        lacking = model.config.memory_on(shelf.partition.kind) - shelf.free_bytes
-        leaving = choose_victims(shelf.residents(), lacking, model.config.priority, may_go)
-        if leaving is not None and claim.asked is not None and sum(map(worth, leaving)) >= claim.asked:
+        lacking = model.config.memory_on(memory.partition.kind) - memory.free_bytes
+        leaving = choose_victims(memory.residents(), lacking, model.config.priority, may_go)
+        if leaving is not None and purpose.asked is not None and sum(map(worth, leaving)) >= purpose.asked:
             return None
         return leaving
 
-    def _may_go(self, model: ModelState, shelf: PartitionMemory, now_ns: int, claim: Claim) -> bool:
-        """Whether nothing waits for a model, nor is on its way to it, and it has been there for a while."""
-        if any(model.queues.values()) or shelf.young(model, self._config.min_resident_ns, now_ns):
+    def _may_go(self, model: ModelState, memory: PartitionMemory, now_ns: int, purpose: LoadPurpose) -> bool:
+        """True if no entry waits for a model, no request is on its way to it, and it has been there for a while."""
+        if self._queues.has_work(model) or memory.young(model, self._config.min_resident_ns, now_ns):
             return False
-        for pipeline in () if claim.pressing else model.pipelines:
-            used = not pipeline.single and (pipeline.outstanding or pipeline is claim.pipeline)
-            if used and pipeline.reach.get(model, 0.0) > 1 - QUANTILE:
+        for pipeline in () if purpose.blocking else model.pipelines:
+            used = not pipeline.single and (pipeline.outstanding or pipeline is purpose.pipeline)
+            if used and pipeline.expected_runs.get(model, 0.0) > 1 - QUANTILE:
                 return False
-        booked = self._dispatcher.booked
-        if booked is None:
-            return True
-        return not any(slot.queue[0] == model.config.key for slot in booked.ledgers[shelf.partition.name].slots)
+        return not self._is_promised(memory.partition.name, model.config.key)
+
+
+def _refusal(model: ModelState, cause: RefusalCause, passing: bool = False, ready_ns: int | None = None) -> LoadRefusal:
+    reason = cause.value
+    if cause is RefusalCause.TOO_LARGE and model.config.weighed:
+        reason = f"no partition has room for its measured {model.config.most_bytes / _MIB:.3g} MiB"
+    return LoadRefusal(reason, passing, ready_ns)

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.residency.victims import Resident
-from sluice.batcher.state.model import ModelState, PartitionState
-from sluice.batcher.state.pool import NEVER_NS
+from sluice.batcher.state import ModelState, PartitionState
+from sluice.models.profiles.measurement import ModelMemory
+from sluice.models.units import INFINITE_NS
 
 LOAD_WEIGHT = 0.3
 """Weight of one load in the smoothed time that a model takes to be loaded."""
+PRECISION_BYTES = 1 << 20
+"""A model counts as larger only from this many bytes more: the memory of a process varies by some hundred KiB."""
+
+
+class Resident(NamedTuple):
+    """A model that a partition holds.
+
+    The order of the fields is that in which models are evicted: of equal `priority`, the least recently used one first.
+    """
+
+    priority: int
+    last_used_ns: int
+    key: str
+    memory_bytes: int
 
 
 class PartitionMemory:
     """Counts the bytes of the models of a partition whose memory is bounded, and when those on their way are there.
 
-    `shelves` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
+    `memories` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
     time is over.
     """
 
@@ -27,13 +44,13 @@ class PartitionMemory:
         config: PartitionConfig,
         fleet: Fleet,
         residency: ResidencyReconciler,
-        shelves: Mapping[str, PartitionMemory],
+        memories: Mapping[str, PartitionMemory],
     ) -> None:
         self.partition: PartitionState = fleet.partitions[config.name]
         self.allow(config)
         self._fleet = fleet
         self._residency = residency
-        self._shelves = shelves
+        self._memories = memories
         self._loading = residency.loading(config.name)
         self._held_bytes = 0
         self._since: dict[str, tuple[int, int]] = {}
@@ -61,23 +78,23 @@ class PartitionMemory:
             self._held = held
             self._held_bytes = sum(map(self._bytes, held))
             self._since = {key: since for key, since in self._since.items() if key in held}
-        coming = self._loading | self._residency.owed(self.partition.name)
+        coming = self._loading | self._residency.pending(self.partition.name)
         return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
 
     def may_get_room(self, model: ModelState) -> bool:
-        """Whether there would be room for a model if all went that may go for it sooner or later."""
+        """True if there would be room for a model once all models have gone that may go for it."""
         going = {each.key for each in self.residents() if each.priority <= model.config.priority}
         stays_bytes = sum(self._bytes(key) for key in self.partition.models if key not in going)
         return stays_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
 
     def may_hold(self, model: ModelState) -> bool:
-        """Whether a model may ever be here."""
+        """True if a model may ever be here."""
         key = model.config.key
         allowed = self._allowed is None or key in self._allowed
         return allowed and model.config.memory_on(self.partition.kind) <= self.capacity
 
     def load_ns(self, model: ModelState, default_ns: int) -> int:
-        """How long a load is expected to take: as the last ones did, else as was measured, else as others took here.
+        """The expected time of a load: as the last loads took, else as was measured, else as other models took here.
 
         A model that is larger than others were takes longer in proportion.
         """
@@ -116,7 +133,7 @@ class PartitionMemory:
             self._usual_bytes = _smoothed(self._usual_bytes, self._bytes(key))
         self.dropped(key, now_ns)
         self._since[key] = now_ns, model.batches
-        model.last_ns = max(model.last_ns, now_ns)
+        model.last_load_ns = now_ns
 
     def dropped(self, key: str, now_ns: int) -> None:
         """A model is not on its way any more; what comes after it comes so much sooner or later than was expected."""
@@ -132,14 +149,14 @@ class PartitionMemory:
         self._since.clear()
 
     def young(self, model: ModelState, min_resident_ns: int, now_ns: int) -> bool:
-        """Whether a model was only just loaded."""
+        """True if a model was only just loaded."""
         since = self._since.get(model.config.key)
         return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
 
     def held_ns(self, key: str, now_ns: int) -> int:
-        """How long a model has been here; for ever if it was not loaded on demand."""
+        """The time that a model has been here; infinite if it was not loaded on demand."""
         since = self._since.get(key)
-        return NEVER_NS if since is None else now_ns - since[0]
+        return INFINITE_NS if since is None else now_ns - since[0]
 
     def settled_ns(self, min_resident_ns: int, now_ns: int) -> int:
         """When nothing that is here or on its way is `young` any more, also if it does not run before."""
@@ -150,20 +167,20 @@ class PartitionMemory:
         return max((self._since[key][0] + min_resident_ns for key in young), default=now_ns)
 
     def residents(self) -> list[Resident]:
-        """What is held, but for the copies of pinned models that stay."""
+        """The models that are held, except the copies of pinned models that stay."""
         models = map(self._fleet.models.__getitem__, self.partition.models)
         return [
-            Resident(model.config.priority, model.last_ns, model.config.key, self._bytes(model.config.key))
+            Resident(model.config.priority, model.last_used_ns, model.config.key, self._bytes(model.config.key))
             for model in models
             if not model.config.pinned or not self._stays(model)
         ]
 
     def _stays(self, model: ModelState) -> bool:
-        """Whether the copy here of a pinned model stays: the one does which takes the least from large models."""
+        """True if the copy here of a pinned model stays: the copy that leaves the most room for large models does."""
 
         def room(host: PartitionState) -> tuple[int, int]:
-            shelf = self._shelves.get(host.name)
-            return (0 if shelf is None else shelf.capacity, -host.number)  # nothing leaves a memory without bounds
+            memory = self._memories.get(host.name)
+            return (0 if memory is None else memory.capacity, -host.number)  # nothing leaves a memory without bounds
 
         return min((host for host in model.partitions if host.ready), key=room, default=None) is self.partition
 
@@ -174,3 +191,41 @@ class PartitionMemory:
 def _smoothed(before: float, now: float) -> float:
     """A mean that the last one counts `LOAD_WEIGHT` of; the first one alone."""
     return before + LOAD_WEIGHT * (now - before) if before else float(now)
+
+
+def choose_victims(
+    residents: Iterable[Resident], lacking_bytes: int, priority: int, may_go: Callable[[str], bool]
+) -> tuple[str, ...] | None:
+    """The models to evict for a model of that `priority`, so that `lacking_bytes` get free; None if too few may go.
+
+    No model of a higher priority goes. `may_go` is called for as few models as suffice.
+    """
+    chosen: list[Resident] = []
+    freed = 0
+    for resident in sorted(residents):
+        if freed >= lacking_bytes or resident.priority > priority:
+            break
+        if may_go(resident.key):
+            chosen.append(resident)
+            freed += resident.memory_bytes
+    if freed < lacking_bytes:
+        return None
+    for resident in reversed(chosen[:-1]):  # a larger model that came later may make others needless
+        if freed - resident.memory_bytes >= lacking_bytes:
+            chosen.remove(resident)
+            freed -= resident.memory_bytes
+    return tuple(resident.key for resident in chosen)
+
+
+def record_measured_memory(model: ModelState, kind: str, memory: ModelMemory) -> bool:
+    """Take in the memory that a model takes on a kind of partition; True if that is more than was assumed.
+
+    A profile takes precedence. A smaller measurement is ignored: some of the model may lie in memory that another model
+    has left.
+    """
+    config = model.config
+    taken = memory.of(config.max_batch)
+    if kind in config.footprints or taken - config.memory_on(kind) <= PRECISION_BYTES:
+        return False
+    model.config = msgspec.structs.replace(config, weighed={**config.weighed, kind: taken})
+    return True

@@ -1,4 +1,4 @@
-"""The most likely path through branches: which stages are worth to be prepared before it is known that they run.
+"""Prewarming: the stages on the most likely path through branches, which are prepared before it is known that they run.
 
 Xanadu (Middleware 2020) prepares what lies on the most likely path, each stage so that it is ready when the one before
 ends. A path is as likely as the product of the probabilities of its branches. To take the likeliest branch each time
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from sluice.batcher.interface.residency_config import Likelihood
-from sluice.batcher.state.pipeline import PipelineState, StageState
+from sluice.batcher.state import PipelineState, StageState
 
 Node = TypeVar("Node")
 Branches = Mapping[Node, Sequence[tuple[Node, float]]]
@@ -44,7 +44,7 @@ def likely_stages(pipeline: PipelineState, starts: Sequence[StageState], likelih
     """
     branches = {
         stage.index: [
-            (index, pipeline.stages[index].probability)
+            (index, pipeline.stages[index].run_probability)
             for index in stage.dependents
             if (when := pipeline.stages[index].config.when) is not None and when.stage == stage.index
         ]
@@ -58,6 +58,6 @@ def likely_stages(pipeline: PipelineState, starts: Sequence[StageState], likelih
         if stage.index in likely:
             path, _ = most_likely_path(branches, stage.index, likelihood)
             for before, after in pairwise(path):
-                reach = likely[before] * pipeline.stages[after].probability
-                likely[after] = max(likely.get(after, 0.0), reach)
+                probability = likely[before] * pipeline.stages[after].run_probability
+                likely[after] = max(likely.get(after, 0.0), probability)
     return likely

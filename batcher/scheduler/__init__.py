@@ -1,1 +1,1 @@
-"""TODO batcher/scheduler."""
+"""The state machine: takes events, returns decisions, and owns the order of effects."""

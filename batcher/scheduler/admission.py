@@ -1,46 +1,50 @@
 """Admission: refuse at once what cannot be served in time or space."""
 
 from sluice.batcher.estimates.latency import CORRECTION_BOUNDS
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.speed import decay_corrections
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import RejectRequest
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.prediction.fair_share import beyond_share, rows_ahead
-from sluice.batcher.queues.progress import request_batch_key
+from sluice.batcher.prediction.completion import completion_ns
+from sluice.batcher.prediction.fair_share import beyond_share
+from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.reservations.reserved_work import ReservedWork
-from sluice.batcher.residency.on_demand import OnDemandLoader
-from sluice.batcher.state.model import UNAVAILABLE_NS
-from sluice.batcher.state.pipeline import PipelineState
+from sluice.batcher.residency.on_demand import NoOnDemandLoading, OnDemandLoader
+from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
 from sluice.models.units import NS_PER_S, ns_to_ms
-
-LITTLE = 0.25
-"""Share of the time left that a request may have to wait for others until its pipeline's share of a model matters."""
 
 
 class Admission:
     """Decides on arrivals by predicted completion, by memory and by the number of requests under way.
 
-    No lock-in: before a request is refused for its deadline, corrections of the latency tables decay (at most once a
-    probe interval), and a pipeline with nothing under way admits one request a probe interval that is predicted to be
-    late, unless it would be so with the lowest correction: an estimate that is too high is found out.
+    A wrong estimate does not keep requests out for ever. Before a request is refused for its deadline, corrections of
+    the latency tables decay (at most once a probe interval). A pipeline with nothing under way admits one request a
+    probe interval that is predicted to be late, unless it would be late with the lowest correction: an estimate that is
+    too high is found out.
 
-    A request that is to be evicted rather than answered late, or whose cost is limited, is admitted only with places
-    reserved for all its stages (`booked`) that keep its deadline and its cost; never as a probe. Where pipelines
-    contend for a model, what one may have waiting there is its share by weight, and what the others leave of theirs.
+    A request that is to be evicted rather than answered late, or whose cost is limited, is admitted only if slots can
+    be `reserved` for all its stages that keep its deadline and its cost, and never as a probe. Where pipelines contend
+    for a model, each may have as many rows waiting there as its share by weight allows, and what the others leave.
 
-    With `cold_starts` a request for models that no partition holds is admitted if it is in time once they are loaded.
+    With a `loader` a request for models that no partition holds is admitted if it is in time once they are loaded.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(
+        self, limits: Limits, fleet: Fleet, reserved: ReservedWork, loader: OnDemandLoader | NoOnDemandLoading
+    ) -> None:
         self._limits = limits
-        self.booked: ReservedWork | None = None
-        self.cold_starts: OnDemandLoader | None = None
+        self._queues = fleet.queues
+        self._reserved = reserved
+        self._loader = loader
+        self._counts_demand = loader.enabled
         self.memory_bytes = 0
         self.draining = False
 
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
         """The rejection of a request, or None when it is admitted."""
-        if self.cold_starts is not None:
+        if self._counts_demand:
             pipeline.demand.add(event.rows, now_ns)
         if self.draining:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
@@ -50,53 +54,54 @@ class Admission:
             return self._reject(event, Outcome.REJECTED_QUEUE_FULL, reason, self.backlog_ns(pipeline))
         if self.memory_bytes + event.memory_bytes > limits.memory_bytes:
             reason = (
-                f"its tensors need {event.memory_bytes} bytes, and of {limits.memory_bytes} bytes "
-                f"{limits.memory_bytes - self.memory_bytes} are free"
+                f"needs {event.memory_bytes} bytes of tensor memory; "
+                f"{limits.memory_bytes - self.memory_bytes} of {limits.memory_bytes} are free"
             )
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
-        if pipeline.degraded and self.cold_starts is not None and self.cold_starts.missing(pipeline):
-            return self._judge_cold(event, pipeline, self.cold_starts, now_ns)
-        if pipeline.degraded and (missing := self._unavailable(pipeline, now_ns)) is not None:
-            reason = f"no partition holds model {missing}"
-            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        if pipeline.degraded:
+            loader = self._loader
+            if isinstance(loader, OnDemandLoader) and loader.missing(pipeline):
+                return self._judge_cold(event, pipeline, loader, now_ns)
+            if (missing := self._unavailable(pipeline, now_ns)) is not None:
+                reason = f"no partition holds model {missing}"
+                return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if pipeline.evicts or event.max_cost is not None:
             return self._judge_hard(event, pipeline, now_ns)
-        done_ns = self._completion_ns(event, pipeline, now_ns)
+        done_ns = completion_ns(event, pipeline, self._queues, now_ns)
         if done_ns <= event.deadline_ns:
             return None
-        if self.booked is not None:
-            done_ns = self._completion_ns(event, pipeline, now_ns, self.booked)
+        if self._reserved.active:
+            done_ns = completion_ns(event, pipeline, self._queues, now_ns, self._reserved.soonest_ns)
             if done_ns <= event.deadline_ns:
                 return None
         return self._judge_late(event, pipeline, now_ns, done_ns)
 
     def _judge_cold(
-        self, event: RequestArrived, pipeline: PipelineState, cold_starts: OnDemandLoader, now_ns: int
+        self, event: RequestArrived, pipeline: PipelineState, loader: OnDemandLoader, now_ns: int
     ) -> RejectRequest | None:
-        """Admit what is in time although models have to be loaded first; no place can be reserved before they are."""
-        forecast = cold_starts.forecast(pipeline, now_ns)
+        """Admit what is in time although models have to be loaded first; no slot can be reserved before they are."""
+        forecast = loader.forecast(pipeline, now_ns)
         if forecast.refusal is not None:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if event.max_cost is not None:
-            cold_starts.turned_away(pipeline, 0, now_ns)
-            reason = f"model {forecast.model} is not loaded, so that no cost can be promised"
+            loader.note_rejection(pipeline, 0, now_ns)
+            reason = f"model {forecast.model} is not loaded, so its cost is not known"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
-        done_ns = max(forecast.done_ns, self._completion_ns(event, pipeline, now_ns))
+        done_ns = max(forecast.done_ns, completion_ns(event, pipeline, self._queues, now_ns))
         if done_ns > event.deadline_ns:
             left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
             reason = (
-                f"model {forecast.model} is not loaded: with that predicted to complete in "
-                f"{ns_to_ms(done_ns - now_ns):.1f} ms, {left_ms:.1f} ms are left"
+                f"model {forecast.model} is not loaded: predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms "
+                f"with its load, {left_ms:.1f} ms are left"
             )
-            cold_starts.turned_away(pipeline, event.deadline_ns - now_ns, now_ns)
+            loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
-        cold_starts.begin(forecast, now_ns)
+        loader.begin(forecast, now_ns)
         return None
 
     def _judge_hard(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
-        booked = self.booked
-        assert booked is not None, "a scheduler with a pipeline that evicts, or with limits of cost, reserves places"
+        reserved = self._reserved
         left_ns = max(event.deadline_ns - now_ns, 0)
         if pipeline.shared and (beyond := beyond_share(pipeline, event.rows, left_ns, now_ns)) is not None:
             model, took_ns = beyond
@@ -105,16 +110,16 @@ class Admission:
                 f"{model.config.key}, {ns_to_ms(left_ns):.1f} ms are left"
             )
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, took_ns - left_ns)
-        refusal = booked.reserve(event, pipeline, now_ns)
+        refusal = reserved.reserve(event, pipeline, now_ns)
         if refusal is not None and self._forgive(pipeline, now_ns):
-            booked.learn(stage.model for stage in pipeline.stages if stage.model is not None)
-            booked.forgive()
-            refusal = booked.reserve(event, pipeline, now_ns)
+            reserved.learn(stage.model for stage in pipeline.stages if stage.model is not None)
+            reserved.forgive()
+            refusal = reserved.reserve(event, pipeline, now_ns)
         if refusal is None:
             return None
         done_ns, cost, hopeless = refusal
         if done_ns is None or cost is None:
-            reason = "no partition that is up holds one of its models"
+            reason = "no running partition holds one of its models"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         if done_ns <= event.deadline_ns and event.max_cost is not None:
             reason = f"costs {cost:.4g} at least, max_cost is {event.max_cost:.4g}"
@@ -131,65 +136,25 @@ class Admission:
         pipeline.last_probe_ns = now_ns
         for stage in pipeline.stages:
             if stage.model is not None:
-                stage.model.decay()
+                decay_corrections(stage.model)
         return True
 
     def _judge_late(
         self, event: RequestArrived, pipeline: PipelineState, now_ns: int, done_ns: int
     ) -> RejectRequest | None:
         if self._forgive(pipeline, now_ns):
-            hopeful_ns = int(pipeline.lone_ns(self._limits.hand_off_ns) * CORRECTION_BOUNDS[0])
+            hopeful_ns = int(unloaded_latency_ns(pipeline, self._limits.hand_off_ns) * CORRECTION_BOUNDS[0])
             if pipeline.outstanding == 0 and now_ns + hopeful_ns <= event.deadline_ns:
                 return None
-            pipeline.refresh(self._limits.hand_off_ns)
-            done_ns = self._completion_ns(event, pipeline, now_ns, self.booked)
+            predict(pipeline, self._limits.hand_off_ns)
+            soonest_ns = self._reserved.soonest_ns if self._reserved.active else None
+            done_ns = completion_ns(event, pipeline, self._queues, now_ns, soonest_ns)
             if done_ns <= event.deadline_ns:
                 return None
-        if self.cold_starts is not None:
-            self.cold_starts.relieve(pipeline, now_ns)
+        self._loader.add_replica(pipeline, now_ns)
         allowed_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
         reason = f"predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms, {allowed_ms:.1f} ms are left"
         return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
-
-    @staticmethod
-    def _completion_ns(
-        event: RequestArrived, pipeline: PipelineState, now_ns: int, booked: ReservedWork | None = None
-    ) -> int:
-        """When the request is predicted to be complete.
-
-        Every stage comes after the work that is promised before it on its pools, and then what follows by itself. With
-        `booked` it goes before what has its place after the stage's deadline.
-        """
-        done_ns = now_ns + pipeline.path_ns
-        for stage, model, rest_ns, row_ns in pipeline.steps:
-            pools = model.pools
-            start_ns = pools[0].start_after_backlog_ns(now_ns)
-            if booked is not None:
-                order_ns = event.deadline_ns - stage.tail_ns
-                start_ns = min([booked.soonest_ns(pool, order_ns, now_ns) for pool in pools])
-            elif len(pools) > 1:
-                start_ns = min(start_ns, *[pool.start_after_backlog_ns(now_ns) for pool in pools[1:]])
-            queue = stage.queue
-            if queue is None and not stage.config.source_keyed:
-                queue = model.queues.get(request_batch_key(event, stage.config))
-            if queue is not None:
-                order_ns = event.deadline_ns - stage.tail_ns
-                if (
-                    pipeline.shared
-                    and queue.live
-                    and start_ns - now_ns > LITTLE * (left_ns := event.deadline_ns - rest_ns - now_ns)
-                    and queue.lanes
-                ):
-                    ahead = rows_ahead(pipeline, model, queue, order_ns, max(left_ns, 0), now_ns)
-                    start_ns += int((ahead - queue.rows) * row_ns)
-                elif order_ns < queue.last_ns or queue.late:
-                    if model.by_deadline:
-                        start_ns -= int(queue.rows * queue.behind(order_ns) // max(queue.live, 1) * row_ns)
-                    else:
-                        start_ns -= int(queue.rows_behind(event.priority) * row_ns)
-            if start_ns + rest_ns > done_ns:
-                done_ns = start_ns + rest_ns
-        return done_ns
 
     @staticmethod
     def _unavailable(pipeline: PipelineState, now_ns: int) -> str | None:
@@ -205,8 +170,8 @@ class Admission:
 
     @staticmethod
     def backlog_ns(pipeline: PipelineState) -> int:
-        """The work that is promised on the busiest of the pools that the pipeline uses."""
-        return max((pool.backlog_ns for pool, _ in pipeline.work.total), default=0)
+        """The promised work on the busiest of the groups that the pipeline uses."""
+        return max((group.backlog_ns for group, _ in pipeline.work.total), default=0)
 
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:

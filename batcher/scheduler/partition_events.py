@@ -1,4 +1,4 @@
-"""Holdings: which partitions are up, and what their workers hold."""
+"""Partition events: partitions come up, are lost or resized, and load and unload models."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,108 +15,103 @@ from sluice.batcher.interface.events import (
     PlanBuilt,
 )
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.residency.on_demand import OnDemandLoader
+from sluice.batcher.residency.on_demand import NoOnDemandLoading, OnDemandLoader
+from sluice.batcher.residency.partition_memory import record_measured_memory
 from sluice.batcher.residency.reconciler import ResidencyReconciler
-from sluice.batcher.residency.weighing import weigh
-from sluice.batcher.scheduler.replanner import Replanner
+from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
 from sluice.models.profiles.measurement import ModelMemory
 
 
 class PartitionEvents:
-    """Takes in what is told of partitions, of their models, and of the plan that says what these are to be.
+    """Handles the events of partitions and their models, and the plan that says where models are to be.
 
-    With `cold_starts` it is demand that says so; they are there when models are loaded on demand. `grown` is told when
-    models take more than was believed.
+    `loader` loads models on demand where the spec says so: then demand places models, and not the plan. `grown` is
+    called when models take more memory than was assumed.
     """
 
     def __init__(
-        self, spec: SchedulerSpec, dispatcher: Dispatcher, replanner: Replanner | None, grown: Callable[[], None]
+        self,
+        spec: SchedulerSpec,
+        dispatcher: Dispatcher,
+        replanner: Replanner | NoReplanner,
+        grown: Callable[[], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._grown = grown
         self._replanner = replanner
         self.residency = ResidencyReconciler(dispatcher.fleet, self._unloading)
-        self.cold_starts: OnDemandLoader | None = None
+        self.loader: OnDemandLoader | NoOnDemandLoading = NoOnDemandLoading()
         if spec.residency.loading is Loading.DEMAND:
-            self.cold_starts = OnDemandLoader(spec, dispatcher, self.residency)
+            self.loader = OnDemandLoader(
+                spec, dispatcher.fleet, self.residency, dispatcher.reconsider, dispatcher.reserved.is_promised
+            )
 
     def partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A partition's worker is up; what it holds of models that are not served any more, it is to give up."""
+        """Take in a partition whose worker is up; it is to unload models that are no longer served."""
         models = self._dispatcher.models
         if forgotten := sorted(event.tables.keys() - models.keys()):
             decisions.extend(UnloadModel(event.partition, key) for key in forgotten)
             tables = {key: table for key, table in event.tables.items() if key in models}
             event = PartitionReady(event.partition, tables, event.memory)
         self._dispatcher.ready(event, now_ns)
-        grown = self._weigh(event.partition, event.memory)
+        grown = self._record_memory(event.partition, event.memory)
         self.residency.advance(now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
-        if self.cold_starts is not None:
-            self.cold_starts.look_after_pinned(now_ns)
-        self._changed()
+        self.loader.check_pinned(now_ns)
+        self._replanner.changed()
 
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A partition's worker is gone."""
+        """Take in that a partition's worker is gone."""
         self.residency.lost(event.partition, now_ns)
-        if self.cold_starts is not None:
-            self.cold_starts.lost(event.partition, now_ns)
+        self.loader.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns)
-        if self.cold_starts is not None:
-            self.cold_starts.look_after_pinned(now_ns)
-        self._changed()
+        self.loader.check_pinned(now_ns)
+        self._replanner.changed()
 
     def model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A worker holds a model more."""
-        if self.cold_starts is not None:  # before it may be forgotten, as nobody needs it any more
-            self.cold_starts.loaded(event.partition, event.model, now_ns)
-        grown = event.memory is not None and self._weigh(event.partition, {event.model: event.memory})
+        """Take in that a worker holds one more model."""
+        self.loader.loaded(event.partition, event.model, now_ns)  # before the fleet may forget it, if it is retired
+        grown = event.memory is not None and self._record_memory(event.partition, {event.model: event.memory})
         self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
-        self._dispatcher.look_at(event.partition, now_ns)
-        if self.cold_starts is None:
-            self._changed()
+        self._dispatcher.reconsider(event.partition, now_ns)
+        if not self.loader.enabled:
+            self._replanner.changed()
 
     def model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A worker could not load a model."""
+        """Take in that a worker could not load a model."""
         self.residency.failed(event.partition, event.model, now_ns, decisions)
-        if self.cold_starts is not None:
-            self.cold_starts.failed(event.partition, event.model, now_ns)
+        self.loader.failed(event.partition, event.model, now_ns)
 
     def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A worker has room again."""
+        """Take in that a worker has memory again."""
         self.residency.advance(now_ns, decisions)
 
     def plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """There is another plan."""
-        assert self._replanner is not None, "only a scheduler with a planner asks for plans"
+        """Follow another plan."""
         plan = self._replanner.built(event.build, event.plan)
-        if plan is not None and plan.residency and self.cold_starts is None:
-            self.residency.aim(plan.residency, now_ns, decisions)
+        if plan is not None and plan.residency and not self.loader.enabled:
+            self.residency.set_desired(plan.residency, now_ns, decisions)
 
     def resized(self, event: PartitionResized, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """A partition is of another kind, on which models may take more."""
-        self._fit(event.partition, self._weigh(event.partition, event.memory), now_ns, decisions)
+        """Take in the memory that models take on a partition of another kind."""
+        self._fit(event.partition, self._record_memory(event.partition, event.memory), now_ns, decisions)
 
-    def _weigh(self, name: str, memory: Mapping[str, ModelMemory]) -> bool:
-        """Take in what models take on a partition; whether some take more there than was believed."""
+    def _record_memory(self, name: str, memory: Mapping[str, ModelMemory]) -> bool:
+        """Take in the memory that models take on a partition; True if one takes more than was assumed."""
         models, kind = self._dispatcher.models, self._dispatcher.fleet.partitions[name].kind
-        grown = [key for key in sorted(memory.keys() & models.keys()) if weigh(models[key], kind, memory[key])]
+        known = sorted(memory.keys() & models.keys())
+        grown = [key for key in known if record_measured_memory(models[key], kind, memory[key])]
         if grown:
             self._grown()
-            if self._replanner is not None and self.cold_starts is None:
+            if not self.loader.enabled:
                 self._replanner.redefined()
         return bool(grown)
 
     def _fit(self, name: str, grown: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Make room where models that were loaded, on this partition or all of its kind, take more than there is."""
-        if self.cold_starts is not None:
-            self.cold_starts.fit(self.cold_starts.shelves if grown else (name,), now_ns, decisions)
+        """Make room where models take more memory than there is: here, or anywhere if a model has `grown`."""
+        self.loader.fit(self.loader.memories if grown else (name,), now_ns, decisions)
 
     def _unloading(self, partition: str, now_ns: int) -> None:
-        self._dispatcher.look_at(partition, now_ns)
-        if self._replanner is not None:
-            self._replanner.stand_in()
-
-    def _changed(self) -> None:
-        if self._replanner is not None:
-            self._replanner.changed()
+        self._dispatcher.reconsider(partition, now_ns)
+        self._replanner.stand_in()

@@ -1,4 +1,4 @@
-"""What is served: pipelines come, and go with the last of their requests; the models that nobody needs then go, too."""
+"""The registry of pipelines: one goes with its last request, and a model with the last pipeline that needs it."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -19,21 +19,21 @@ from sluice.batcher.interface.events import (
     ServingChanged,
 )
 from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.prediction.pipeline_times import unplanned_work
 from sluice.batcher.scheduler.partition_events import PartitionEvents
-from sluice.batcher.scheduler.replanner import Replanner
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pipeline import PipelineState
+from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
+from sluice.batcher.state import ModelState, PipelineState, Precedence, StageState
 from sluice.models.pipelines.pipeline import Late
 
 Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
-"""What is to be done on an event of a type, at a time, with the decisions that it leads to."""
+"""The handler of each type of event, called with the event, the time and the list of decisions to extend."""
 
 
 class PipelineRegistry:
     """Keeps `pipelines`, by name, and the models that they need; `spec` is all that takes requests now.
 
-    A pipeline that is retired is among `retiring` until its last request has its outcome. `handlers` are for the events
-    that tell what is served, and where; `reserve` is called before the first pipeline that evicts gets a request.
+    A retired pipeline is among `retiring` until its last request has its outcome. `handlers` are for the events that
+    change what is served, and where. `reserve` is called before the first pipeline that evicts gets a request.
     """
 
     def __init__(
@@ -48,45 +48,47 @@ class PipelineRegistry:
         self._next_number = 0
         for config in spec.pipelines:
             self._add(config)
-        on_demand = spec.residency.loading is Loading.DEMAND
-        self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand) if planned else None
-        holdings = PartitionEvents(spec, dispatcher, self.replanner, lambda: self._specify({}))
-        self._holdings = holdings
-        self.residency = holdings.residency
-        self.cold_starts = holdings.cold_starts
+        self.replanner: Replanner | NoReplanner = NoReplanner()
+        if planned:
+            on_demand = spec.residency.loading is Loading.DEMAND
+            self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand)
+        partition_events = PartitionEvents(spec, dispatcher, self.replanner, lambda: self._specify({}))
+        self._partition_events = partition_events
+        self.residency = partition_events.residency
+        self.loader = partition_events.loader
         self.handlers: Handlers = {
-            PartitionReady: holdings.partition_ready,
-            PartitionLost: holdings.partition_lost,
+            PartitionReady: partition_events.partition_ready,
+            PartitionLost: partition_events.partition_lost,
             PartitionResized: self._resized,
-            ModelLoaded: holdings.model_loaded,
-            ModelLoadFailed: holdings.model_load_failed,
-            ModelUnloaded: holdings.model_unloaded,
-            PlanBuilt: holdings.plan_built,
+            ModelLoaded: partition_events.model_loaded,
+            ModelLoadFailed: partition_events.model_load_failed,
+            ModelUnloaded: partition_events.model_unloaded,
+            PlanBuilt: partition_events.plan_built,
             ServingChanged: self._change,
         }
 
     def reap(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Forget the retired pipelines that have no request any more, and unload what nobody needs without them.
+        """Forget the retired pipelines that have no request any more, and retire the models that no other one needs.
 
-        A model goes with its last batch, which may end after it was unloaded: on the worker before a resize.
+        A model goes with its last batch, which may end after the model was unloaded, on the worker before a resize.
         """
         unneeded: set[str] = set()
         for pipeline in [each for each in self.retiring if not each.outstanding]:
             self.retiring.remove(pipeline)
+            self._dispatcher.forget(pipeline)
             for model in self._models_of(pipeline.config):
                 model.pipelines.remove(pipeline)
-                for queue in model.queues.values():
-                    queue.close_lane(pipeline.number)
+                for queue in self._fleet.queues.of(model):
+                    queue.close_flow(pipeline.number)
                 if not model.pipelines:
                     unneeded.add(model.config.key)
         if unneeded:
-            self.residency.give_up(unneeded, now_ns, decisions)
+            self.residency.retire(unneeded, now_ns, decisions)
             self._specify({})
-            if self.cold_starts is not None:
-                self.cold_starts.look_after_pinned(now_ns)
+            self.loader.check_pinned(now_ns)
         elif any(
-            not (self._fleet.models[key].outstanding or self._fleet.models[key].pools)
-            for key in self.residency.unwanted
+            not (self._fleet.models[key].outstanding or self._fleet.models[key].groups)
+            for key in self.residency.retired
         ):
             self.residency.advance(now_ns, decisions)
 
@@ -95,17 +97,15 @@ class PipelineRegistry:
             self._fleet.add(model)
         for config in event.pipelines:
             self._add(config)
-        if self._dispatcher.booked is None and any(config.late is Late.EVICT for config in event.pipelines):
+        if not self._dispatcher.reserved.active and any(config.late is Late.EVICT for config in event.pipelines):
             self._reserve(now_ns)
         self.retiring.extend(self.pipelines.pop(name) for name in event.retired)
         self._specify(event.residency)
-        self.residency.spare(event.spare, now_ns, decisions)
-        self.residency.hold(event.residency, now_ns, decisions)
+        self.residency.drop_copies(event.spare, now_ns, decisions)
+        self.residency.add_extra(event.residency, now_ns, decisions)
         self.reap(now_ns, decisions)
-        if self.cold_starts is not None:
-            self.cold_starts.look_after_pinned(now_ns)
-        if self.replanner is not None:
-            self.replanner.redefined()
+        self.loader.check_pinned(now_ns)
+        self.replanner.redefined()
 
     def _resized(self, event: PartitionResized, now_ns: int, decisions: list[AnyDecision]) -> None:
         replace = msgspec.structs.replace
@@ -119,20 +119,20 @@ class PipelineRegistry:
             ),
         )
         self._dispatcher.resized(event, now_ns)
-        if self.cold_starts is not None:
-            self.cold_starts.allow(self.spec.partitions)
-        self._holdings.resized(event, now_ns, decisions)
-        if self.replanner is not None:
-            self.replanner.redefined()
+        self.loader.allow(self.spec.partitions)
+        self._partition_events.resized(event, now_ns, decisions)
+        self.replanner.redefined()
 
     def _add(self, config: PipelineConfig) -> None:
         assert config.name not in self.pipelines, f"there is a pipeline {config.name} already"
-        self.pipelines[config.name] = PipelineState(self._next_number, config, self._fleet.models)
+        pipeline = self.pipelines[config.name] = new_pipeline(self._next_number, config, self._fleet.models)
         self._next_number += 1
+        for model in self._models_of(config):
+            model.pipelines.append(pipeline)
         self._fleet.touch(model.config.key for model in self._models_of(config))
 
     def _specify(self, residency: Mapping[str, Sequence[str]]) -> None:
-        models = {key: model.config for key, model in self._fleet.models.items() if key not in self.residency.unwanted}
+        models = {key: model.config for key, model in self._fleet.models.items() if key not in self.residency.retired}
         partitions = (_may_hold(each, models, residency.get(each.name, ())) for each in self.spec.partitions)
         self.spec = msgspec.structs.replace(
             self.spec,
@@ -140,8 +140,7 @@ class PipelineRegistry:
             pipelines=tuple(pipeline.config for pipeline in self.pipelines.values()),
             partitions=tuple(partitions),
         )
-        if self.cold_starts is not None:
-            self.cold_starts.allow(self.spec.partitions)
+        self.loader.allow(self.spec.partitions)
 
     def _models_of(self, config: PipelineConfig) -> list[ModelState]:
         """The models that may run a stage of a pipeline, each once."""
@@ -154,3 +153,49 @@ def _may_hold(partition: PartitionConfig, served: Container[str], models: Sequen
     if partition.models is None:
         return partition
     return msgspec.structs.replace(partition, models=(*filter(served.__contains__, partition.models), *models))
+
+
+def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, ModelState]) -> PipelineState:
+    """The state of a pipeline that has had no request; `models` are all there are, by key."""
+    waits_for = [set(stage.sources) | ({stage.when.stage} if stage.when else set()) for stage in config.stages]
+    stages = [
+        StageState(
+            index,
+            stage,
+            None if stage.model is None else models[stage.model],
+            waits_for[index],
+            [later for later, sources in enumerate(waits_for) if index in sources],
+            stage.request_keyed or stage.source_keyed,
+        )
+        for index, stage in enumerate(config.stages)
+    ]
+    return PipelineState(
+        number,
+        config,
+        stages,
+        stage_count=len(stages),
+        all_stages=(1 << len(stages)) - 1,
+        missing=[len(sources) for sources in waits_for],
+        roots=[stage for stage in stages if not stage.waits_for],
+        single=len(stages) == 1 and not stages[0].config.uses_cache,
+        has_parallel_stages=_has_parallel_stages(stages),
+        precedence=Precedence(waits_for, [stage.model is not None for stage in stages]),
+        evicts=config.late is Late.EVICT,
+        work=unplanned_work(len(stages)),
+    )
+
+
+def _has_parallel_stages(stages: Sequence[StageState]) -> bool:
+    """True if neither of two model stages comes before the other."""
+    before: list[int] = []
+    earlier = 0
+    for stage in stages:
+        mask = 0
+        for source in stage.waits_for:
+            mask |= before[source] | 1 << source
+        before.append(mask)
+        if stage.config.model is not None:
+            if earlier & ~mask:
+                return True
+            earlier |= 1 << stage.index
+    return False

@@ -1,31 +1,31 @@
-"""Replanning: watches what plans are made from, and asks for a new one when it has moved."""
+"""Replanning: watches the input of plans, and asks for a new plan when it has moved."""
 
 import math
 from collections.abc import Collection, Iterable
 
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.speed import outdate
 from sluice.batcher.interface.decisions import BuildPlan
 from sluice.batcher.interface.plan_data import Observed, Plan
-from sluice.batcher.state.model import UNAVAILABLE_NS
-from sluice.batcher.state.pipeline import PipelineState
-from sluice.models.units import NS_PER_S
+from sluice.batcher.state import UNAVAILABLE_NS, ModelState, PipelineState, StageState
+from sluice.models.units import INFINITE_NS, NS_PER_S
 
 REVIEW_NS = NS_PER_S
-"""Time between two looks at the rates."""
+"""Time between two reviews of the rates."""
 RATE_CHANGE = 0.25
 """Relative change of a pipeline's rate that calls for a new plan."""
 CHANCE = 3
-"""Standard deviations of a second's count that a rate has to change by: few requests are seldom evenly many."""
+"""A rate has to change by this many standard deviations of a second's count: few requests never come evenly."""
 PROBABILITY_CHANGE = 0.05
 CORRECTION_CHANGE = 0.2
 
 
 class Replanner:
-    """Decides when a new plan is built, and has the pipelines follow the one that was.
+    """Decides when a new plan is built, and has the pipelines follow it.
 
-    One plan is built at a time. `next_ns` is when to `review` at a wake-up that comes anyhow: rates and latencies move
-    with events only. With `for_objectives` plans are of no use but to pipelines that have one: they do not say where
-    models are.
+    One plan is built at a time. `next_ns` is when to `review` at a wake-up that comes for another reason: rates and
+    latencies change only with events. With `for_objectives` plans do not place models, and are of use only to pipelines
+    that have an objective.
     """
 
     def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
@@ -54,34 +54,34 @@ class Replanner:
         return max(self._due_ns, self.next_ns)
 
     def refused(self, pipeline: str) -> None:
-        """A request was refused because no partition holds a model of its pipeline: a plan may get it one."""
+        """Note that a request was refused because no partition holds a model of its pipeline: a plan may place one."""
         self._refused.add(pipeline)
         self._due_ns = 0
 
     def changed(self) -> None:
-        """Partitions, or the models they hold, are others than before: the plan is to be made anew."""
+        """Have a new plan built: partitions have changed, or the models that they hold."""
         self._outdated = True
         self._due_ns = self.next_ns = 0
         self.stand_in()
 
     def redefined(self) -> None:
-        """What is served is another than before: a plan that is being built is for what there was."""
+        """Have a new plan built, as other pipelines or models are served; a plan that is being built is dropped."""
         self._void = self._building
         self._needed = not self._for_objectives or _have_objectives(self._pipelines.values())
         self.changed()
 
     def stand_in(self) -> None:
-        """Until the next plan have variants that are held stand in for those that are not."""
+        """Until the next plan, replace variants that no partition holds by variants that some partition holds."""
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages:
                 if stage.config.variants and stage.model is not None and not stage.model.served:
                     held = (self._fleet.models[key] for key in stage.config.variants)
                     if (variant := next((model for model in held if model.served), None)) is not None:
-                        stage.run(variant)
-                        pipeline.stale = True
+                        _run(stage, variant)
+                        outdate(pipeline)
 
     def review(self, now_ns: int) -> BuildPlan | None:
-        """The order for a new plan, if one is due."""
+        """The order to build a new plan, if one is due."""
         if self._building is not None:
             self.next_ns = now_ns + REVIEW_NS
             return None
@@ -110,7 +110,7 @@ class Replanner:
         return BuildPlan(self._building, observed)
 
     def built(self, build: int, plan: Plan | None) -> Plan | None:
-        """Follow a plan, and return it; without one, or with one of what was served before, all stays as it was."""
+        """Follow a plan and return it; None if there is no plan, or it is for pipelines that were served before."""
         assert build == self._building, f"plan {build} was not asked for"
         self._building = None
         if build == self._void:
@@ -121,16 +121,17 @@ class Replanner:
         for planned in plan.pipelines:
             pipeline = self._pipelines[planned.pipeline]
             for stage, stage_plan in zip(pipeline.stages, planned.stages, strict=True):
-                stage.follow(stage_plan.rest)
+                stage.cost_to_go = stage_plan.rest
+                stage.plan_changes += 1
                 if stage.model is not None and stage_plan.model != stage.model.config.key:
                     chosen = self._fleet.models[stage_plan.model]
                     if chosen.served:
-                        stage.run(chosen)
-            pipeline.stale = True
+                        _run(stage, chosen)
+            outdate(pipeline)
         return plan
 
     def _gone_ns(self) -> dict[str, int]:
-        """From when on each of the partitions that are lost is to be planned without."""
+        """When each lost partition is no longer planned with."""
         return {
             name: partition.lost_ns + UNAVAILABLE_NS
             for name, partition in self._fleet.partitions.items()
@@ -138,7 +139,7 @@ class Replanner:
         }
 
     def observe(self, now_ns: int, elapsed_ns: int | None = None) -> Observed:
-        """What a plan is made from now; rates are taken for the time that has passed, else are those planned with."""
+        """The input of a plan; rates are those of `elapsed_ns`, or without it those of the last plan."""
         rates = {} if self._planned is None else dict(self._planned.rates)
         if elapsed_ns is not None:
             rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}
@@ -150,7 +151,7 @@ class Replanner:
             },
             rates,
             {
-                name: tuple(stage.probability for stage in pipeline.stages)
+                name: tuple(stage.run_probability for stage in pipeline.stages)
                 for name, pipeline in self._pipelines.items()
                 if any(stage.config.when is not None for stage in pipeline.stages)
             },
@@ -160,14 +161,46 @@ class Replanner:
         )
 
 
+class NoReplanner:
+    """Takes the place of `Replanner` in a scheduler without a planner: no plan is ever built."""
+
+    wake_ns = None
+    next_ns = INFINITE_NS
+
+    def refused(self, pipeline: str) -> None:
+        """No plan would get the pipeline its model."""
+
+    def changed(self) -> None:
+        """There is no plan to be outdated."""
+
+    def redefined(self) -> None:
+        """There is no plan to be outdated."""
+
+    def stand_in(self) -> None:
+        """Stages run the variants that they are configured with."""
+
+    def review(self, now_ns: int) -> BuildPlan | None:
+        """No plan is built."""
+
+    def built(self, build: int, plan: Plan | None) -> Plan | None:
+        """Not called: only a scheduler with a planner asks for plans."""
+        raise AssertionError("a scheduler without a planner asks for no plan")
+
+
+def _run(stage: StageState, model: ModelState) -> None:
+    """Run requests that reach the stage from now on by `model`, one of its variants."""
+    stage.model = model
+    stage.plan_changes += 1
+
+
 def _have_objectives(pipelines: Iterable[PipelineState]) -> bool:
     return any(pipeline.config.slo_ns for pipeline in pipelines)
 
 
 def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
-    """Whether what a plan was made from has moved past a threshold.
+    """True if the input of a plan has moved past a threshold.
 
-    Of pipelines that were `refused` for want of a model, and that few requests were known of, any that come may.
+    For pipelines that were `refused` for want of a model and had hardly any requests, every change of the rate counts.
     """
     if now.gone != before.gone:
         return True

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from sluice.batcher.dispatch.dispatcher import Dispatcher
+from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
-from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.hand_off import observe_hand_off
+from sluice.batcher.fleet.speed import observe_batch
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -15,34 +17,36 @@ from sluice.batcher.interface.decisions import (
     CompleteRequest,
     EvictRequest,
     FailRequest,
+    LookUpCache,
     Member,
-    RecallOutputs,
     RejectRequest,
-    RevokeBatch,
 )
 from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     DrainStarted,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
     RequestArrived,
     RequestCancelled,
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
-from sluice.batcher.queues.priority_queue import RefusedError
+from sluice.batcher.prediction.backlog import promise, release, settle_rows
+from sluice.batcher.prediction.pipeline_times import predict
+from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
 from sluice.batcher.queues.response_order import FinishedEntries
-from sluice.batcher.reservations.reserved_work import ReservedWork
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.admission import Admission
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
-from sluice.batcher.state.pipeline import StageState
-from sluice.batcher.state.request import Request, StageRun
+from sluice.batcher.scheduler.replanner import NoReplanner
+from sluice.batcher.scheduler.unserved import hopeless_entries
+from sluice.batcher.state import Request, StageRun, StageState
 from sluice.models.pipelines.pipeline import Late
 
 # An enum's members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
@@ -59,21 +63,21 @@ class Scheduler:
 
     def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
         self._limits = spec.limits
-        self.dispatcher = Dispatcher(spec, planner, self._evict, self._progress)
+        self.requests: dict[int, Request] = {}
+        self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress)
+        self._reserved = self.dispatcher.reserved
+        self._timeouts = self.dispatcher.timeouts
         self.served = PipelineRegistry(spec, self.dispatcher, self._reserve, planned=planner is not None)
         self.pipelines = self.served.pipelines
         self._retiring = self.served.retiring
-        self._unwanted = self.served.residency.unwanted
-        self.requests: dict[int, Request] = {}
-        self._booked: ReservedWork | None = None
-        self.admission = Admission(spec.limits)
-        if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
-            self._reserve(0)
+        self._retired = self.served.residency.retired
         self._replanner = self.served.replanner
         self._residency = self.served.residency
-        self._cold_starts = self.admission.cold_starts = self.served.cold_starts
-        self._plans = not (self._replanner is None and self._cold_starts is None)
-        self._evictions = self.dispatcher.evictions
+        self._loader = self.served.loader
+        self._plans = self._loader.enabled or not isinstance(self._replanner, NoReplanner)
+        self.admission = Admission(spec.limits, self.dispatcher.fleet, self._reserved, self._loader)
+        if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
+            self._reserve(0)
         # What the driver does itself: a request that is settled meanwhile is no longer among `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         failures = Failures(self.dispatcher, self._fail, self._ended)
@@ -85,35 +89,33 @@ class Scheduler:
             BatchRevoked: failures.revoked,
             OutputsCombined: self._combined,
             CombinationFailed: self._combination_failed,
-            OutputsRecalled: self._combined,
-            OutputsUnknown: self._combined,
+            CacheHit: self._combined,
+            CacheMiss: self._combined,
             DrainStarted: self._drain_started,
             **self.served.handlers,
         }
 
     @property
     def spec(self) -> SchedulerSpec:
-        """What is served at present, and on what."""
+        """The pipelines and models that are served at present, and the partitions."""
         return self.served.spec
 
     def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
         """Take in one event. O(log queue + partitions of the model)."""
         decisions: list[AnyDecision] = []
         self._handlers[type(event)](event, now_ns, decisions)
-        if self._retiring or self._unwanted:
+        if self._retiring or self._retired:
             self.served.reap(now_ns, decisions)
         return decisions
 
     def next_wakeup_ns(self) -> int | None:
         """When `handle_wakeup` is due; None when only an event can change anything."""
-        wake_ns = self.dispatcher.agenda.next_ns
-        evictions = self._evictions
-        if evictions.agenda and (due_ns := evictions.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
+        wake_ns = self.dispatcher.wakeups.next_ns
+        timeouts = self._timeouts
+        if timeouts.planned and (due_ns := timeouts.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
             wake_ns = due_ns
         if self._plans:
-            replanned_ns = None if self._replanner is None else self._replanner.wake_ns
-            loaded_ns = None if self._cold_starts is None else self._cold_starts.wake_ns
-            for planned_ns in (replanned_ns, self._residency.wake_ns, loaded_ns):
+            for planned_ns in (self._replanner.wake_ns, self._residency.wake_ns, self._loader.wake_ns):
                 if planned_ns is not None and (wake_ns is None or planned_ns < wake_ns):
                     wake_ns = planned_ns
         return wake_ns
@@ -122,26 +124,28 @@ class Scheduler:
         """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
-        if self._evictions.agenda:
-            for entry, fate in self._evictions.due(now_ns):
-                if fate is TimeoutCause.DELAYED:
-                    dispatcher.disturb(entry.queue)
+        if self._timeouts.planned:
+            for entry, cause in self._timeouts.due(now_ns):
+                if cause is TimeoutCause.DELAYED:
+                    dispatcher.disturb(entry.queue_key)
                 else:
-                    self._evict(entry.request, decisions, reason=REASONS[fate])
-        replanner = self._replanner
-        if replanner is not None and now_ns >= replanner.next_ns and (order := replanner.review(now_ns)) is not None:
+                    self._evict(entry.request, decisions, reason=REASONS[cause])
+        if now_ns >= self._replanner.next_ns and (order := self._replanner.review(now_ns)) is not None:
             decisions.append(order)
         if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
             self._residency.advance(now_ns, decisions)
-        cold_starts = self._cold_starts
-        if cold_starts is not None and (dispatcher.fleet.stranded or cold_starts.due(now_ns)):
-            cold_starts.attend(now_ns, decisions)
+        loader, stranded = self._loader, dispatcher.fleet.stranded
+        if isinstance(loader, OnDemandLoader) and (stranded or loader.due(now_ns)):
+            loader.run_due(now_ns, decisions)
         dispatcher.form(now_ns, decisions)
-        if dispatcher.fleet.stranded:
-            for entry, reason in dispatcher.abandoned(now_ns, cold_starts):
+        if stranded:
+            entries, again_ns = hopeless_entries(dispatcher.fleet, loader, now_ns)
+            if again_ns is not None:
+                dispatcher.check_by(again_ns)
+            for entry, reason in entries:
                 if not entry.request.settled:
                     self._fail(entry.request, Outcome.FAILED_UNAVAILABLE, reason, decisions)
-        if self._retiring or self._unwanted:
+        if self._retiring or self._retired:
             self.served.reap(now_ns, decisions)
         return decisions
 
@@ -150,13 +154,10 @@ class Scheduler:
         return self.dispatcher.queue_depths()
 
     def _reserve(self, now_ns: int) -> None:
-        self._booked = self.admission.booked = self.dispatcher.reserve(self.spec, now_ns)
+        """Reserve slots from now on; the rows under way are counted for that."""
+        self._reserved.begin(self.spec.partitions, now_ns)
         for request in self.requests.values():
             request.pipeline.rows_under_way += request.rows
-
-    def check(self) -> None:
-        """Assert every invariant; O(everything), for tests."""
-        check_invariants(self)
 
     # -- requests
 
@@ -170,16 +171,18 @@ class Scheduler:
             return
         rows = event.rows
         pipeline.rate.rows += rows
-        if pipeline.stale:
-            pipeline.refresh(self._limits.hand_off_ns)
-        if event.max_cost is not None and self._booked is None:
+        if pipeline.changes != pipeline.predicted_changes:
+            predict(pipeline, self._limits.hand_off_ns)
+        reserves = self._reserved.active
+        if event.max_cost is not None and not reserves:
             self._reserve(now_ns)
-        if self._booked is not None and pipeline.shared:
+            reserves = True
+        if reserves and pipeline.shared:
             pipeline.asked.add(rows, now_ns)
         rejection = self.admission.judge(event, pipeline, now_ns)
         if rejection is not None:
             decisions.append(rejection)
-            if self._replanner is not None and rejection.outcome is Outcome.REJECTED_UNAVAILABLE:
+            if rejection.outcome is Outcome.REJECTED_UNAVAILABLE:
                 self._replanner.refused(event.pipeline)
             return
         identity, work, stages = event.request, pipeline.work, pipeline.stage_count
@@ -187,19 +190,20 @@ class Scheduler:
         self.requests[identity] = request
         self.admission.memory_bytes += event.memory_bytes
         pipeline.outstanding += 1
-        if self._booked is not None:
+        if reserves:
             pipeline.rows_under_way += rows
         if pipeline.shared:
             pipeline.inflow.add(rows, now_ns)
-        for pool, row_ns in work.total:
-            pool.backlog_ns += row_ns * rows
-        if not pipeline.single:
-            request.missing = list(pipeline.missing)
-            request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+        promise(work.total, rows)
         try:
-            for root in pipeline.roots:
-                self._enter(request, root, None, now_ns, decisions)
-        except RefusedError as refused:
+            if pipeline.single:
+                request.entries.append(self.dispatcher.enqueue(request, pipeline.stages[0], None, now_ns))
+            else:
+                request.missing = list(pipeline.missing)
+                request.runs = [None if stage.waits_for else StageRun(None, rows) for stage in pipeline.stages]
+                for root in pipeline.roots:
+                    self._enter(request, root, None, now_ns, decisions)
+        except EntryRefusedError as refused:
             self._settle(request, decisions)
             backlog_ns = self.admission.backlog_ns(pipeline)
             decisions.append(RejectRequest(event.request, refused.outcome, str(refused), backlog_ns))
@@ -217,7 +221,7 @@ class Scheduler:
         outcome: Outcome = Outcome.EVICTED_DEADLINE,
         reason: str = REASONS[TimeoutCause.LATE],
     ) -> None:
-        backlog_ns = max((pool.backlog_ns for pool, _ in request.work.total), default=0)
+        backlog_ns = max((group.backlog_ns for group, _ in request.work.total), default=0)
         decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
         self._settle(request, decisions)
 
@@ -226,13 +230,14 @@ class Scheduler:
         self._settle(request, decisions)
 
     def _complete(self, request: Request, now_ns: int, decisions: list[AnyDecision]) -> None:
+        identity = request.identity
         outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
-        decisions.append(CompleteRequest(request.identity, outcome))
+        decisions.append(CompleteRequest(identity, outcome))
         # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
-        del self.requests[request.identity]
-        if self._booked is not None:
-            self._booked.forget(request.identity)
+        del self.requests[identity]
+        if self._reserved.active:
+            self._reserved.forget(identity)
             request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
@@ -244,24 +249,19 @@ class Scheduler:
         del self.requests[request.identity]
         request.pipeline.outstanding -= 1
         for stage in range(request.pipeline.stage_count):
-            request.uncommit(stage)
+            release(request, stage)
             request.running += (request.identity, stage) in self._combining
         for entry in request.entries:
-            if entry.queued or entry.group is not None:
+            if entry.queued or entry.retry_group is not None:
                 self.dispatcher.withdraw(entry)
             elif entry.batch is not None:
-                batch = entry.batch
                 request.running += 1
-                batch.live -= 1
-                self.dispatcher.disturb(batch.queue)
-                if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
-                    batch.revoking = True
-                    decisions.append(RevokeBatch(batch.identity))
-            elif entry.queue.ordering is not None:
-                request.running += entry.queue.ordering.holds(entry)
+                self.dispatcher.drop_member(entry, entry.batch, decisions)
+            else:
+                request.running += self.dispatcher.holds_answer(entry)
         request.entries.clear()
-        if self._booked is not None:
-            self._booked.forget(request.identity)
+        if self._reserved.active:
+            self._reserved.forget(request.identity)
             request.pipeline.rows_under_way -= request.rows
         if not request.running:
             self.admission.memory_bytes -= request.arrival.memory_bytes
@@ -278,8 +278,8 @@ class Scheduler:
 
     def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
         request.open_stages -= 1
-        if self._booked is not None:
-            self._booked.settled(request.identity, stage.index)
+        if self._reserved.active:
+            self._reserved.settled(request.identity, stage.index)
         for index in stage.dependents:
             request.missing[index] -= 1
             if not request.missing[index]:
@@ -293,14 +293,14 @@ class Scheduler:
         request.runs[stage.index] = run
         observe_share(stage, run, request)
         if not run.rows:
-            request.uncommit(stage.index)
+            release(request, stage.index)
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
             self._combining[request.identity, stage.index] = request
             decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
         else:
             if stage.config.when is not None:
-                request.settle_rows(stage.index, run.rows)
+                settle_rows(request, stage.index, run.rows)
             self._enter(request, stage, run, now_ns, decisions)
 
     def _enter(
@@ -310,21 +310,19 @@ class Scheduler:
         run: StageRun | None,
         now_ns: int,
         decisions: list[AnyDecision],
-        is_unknown: bool = False,
+        is_cache_miss: bool = False,
     ) -> None:
-        """Queue a stage; where it may be known what it makes, that is seen first, unless it `is_unknown`."""
-        if stage.config.recalls and not is_unknown:
+        """Queue a stage, or try the response cache first if the stage uses it, unless that `is_cache_miss`."""
+        if stage.config.uses_cache and not is_cache_miss:
             run = request.runs[stage.index]
             assert run is not None, "a stage whose sources are settled has its record"
             self._combining[request.identity, stage.index] = request
-            decisions.append(RecallOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
+            decisions.append(LookUpCache(Member(request.identity, stage.index, run.rows, run.row_index)))
             return
-        entry = self.dispatcher.enqueue(request, stage, run, now_ns)
-        if request.pipeline.evicts:
-            self._evictions.plan(entry, now_ns)
+        request.entries.append(self.dispatcher.enqueue(request, stage, run, now_ns))
 
     def _combined(
-        self, event: OutputsCombined | OutputsRecalled | OutputsUnknown, now_ns: int, decisions: list[AnyDecision]
+        self, event: OutputsCombined | CacheHit | CacheMiss, now_ns: int, decisions: list[AnyDecision]
     ) -> None:
         request = self._combining.pop((event.request, event.stage))
         if self._ended(request):
@@ -332,15 +330,15 @@ class Scheduler:
         stage, run = request.pipeline.stages[event.stage], request.runs[event.stage]
         assert run is not None, "a stage that the driver was asked for has its record"
         try:
-            if isinstance(event, OutputsUnknown):
-                self._enter(request, stage, run, now_ns, decisions, is_unknown=True)
+            if isinstance(event, CacheMiss):
+                self._enter(request, stage, run, now_ns, decisions, is_cache_miss=True)
                 return
             if isinstance(event, OutputsCombined):
-                run.verdicts = event.verdicts
+                run.confidences = event.confidences
             run.batch_key = event.batch_key
-            request.uncommit(stage.index)
+            release(request, stage.index)
             self._stage_done(request, stage, now_ns, decisions)
-        except RefusedError as refused:
+        except EntryRefusedError as refused:
             self._evict(request, decisions, refused.outcome, str(refused))
 
     def _combination_failed(self, event: CombinationFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -352,21 +350,22 @@ class Scheduler:
 
     def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
         batch = self.dispatcher.end(event.batch, now_ns)
-        partition = batch.partition
-        took_ns = partition.observe(batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
-        if took_ns is not None and self._booked is not None:
-            self._booked.handed_off(took_ns)
-        model = self.dispatcher.models[batch.queue.model]
-        if (estimate := model.estimates.get(batch.kind)) is not None:  # its partition may be of another kind by now
-            estimate.observe(batch.rows, event.ended_ns - event.started_ns)
-            model.learned()
-            if self._booked is not None:
-                self._booked.observed(model, batch.kind, batch.rows)
-        ordering = batch.queue.ordering
-        if ordering is None:
+        partition, reserved = batch.partition, self._reserved
+        took_ns = observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
+        if took_ns is not None and reserved.active:
+            reserved.handed_off(took_ns)
+        model = self.dispatcher.models[batch.queue_key[0]]
+        known = observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
+        if known and reserved.active:
+            reserved.observed(model, batch.kind, batch.rows)
+        queue = self.dispatcher.fleet.queues.find(batch.queue_key)
+        if queue is None or queue.response_order is None:
             self._progress((batch.entries, event, partition), now_ns, decisions)
+            batch.entries.clear()
         else:
-            for done in ordering.completed(batch, event):
+            for entry in batch.entries:
+                leave_batch(entry)
+            for done in queue.response_order.completed(batch, event):
                 self._progress(done, now_ns, decisions)
 
     def _progress(self, done: FinishedEntries, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -374,7 +373,6 @@ class Scheduler:
         entries, event, partition = done
         last = 0
         for entry in entries:
-            entry.batch = None
             last += entry.rows
             request = entry.request
             if request.settled:
@@ -384,12 +382,14 @@ class Scheduler:
             else:
                 run = request.runs[entry.stage]
                 assert run is not None, "a stage that ran has its record"
-                run.verdicts = tuple(values[last - entry.rows : last] for values in event.verdicts)
+                if event.confidences:
+                    run.confidences = tuple(values[last - entry.rows : last] for values in event.confidences)
                 run.batch_key = event.batch_key
+                leave_batch(entry)
                 request.ran_on = partition
                 try:
                     self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
-                except RefusedError as refused:
+                except EntryRefusedError as refused:
                     self._evict(request, decisions, refused.outcome, str(refused))
 
     def _drain_started(self, event: DrainStarted, now_ns: int, decisions: list[AnyDecision]) -> None:

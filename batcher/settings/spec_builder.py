@@ -35,39 +35,39 @@ def build_spec(
     policies: Mapping[str, PolicyConfig] | None = None,
     default_policy: PolicyConfig | None = None,
     memory_of: Mapping[str, int] | None = None,
-    verdicts_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
-    recalls: bool = False,
+    confidences_of: Mapping[str, Sequence[ConfidenceSpec]] | None = None,
+    uses_cache: bool = False,
 ) -> SchedulerSpec:
     """The spec from which the live gateway and the simulator both build their scheduler.
 
     By model key, `policies` are those that differ from the default, `memory_of` is the size of a model in bytes, and
-    `verdicts_of` are the confidences that a model reports already; further ones are added after them. With `recalls`
-    the driver has a response cache, also for stages whose models have one.
+    `confidences_of` are the confidences that a model reports already; further ones are added after them. With
+    `uses_cache` the driver has a response cache, also for stages whose models have one.
     """
     default_policy = default_policy or DeadlineSettings()
     policies, memory_of = policies or {}, memory_of or {}
     specs = {spec.key: spec for spec in models}
     pipelines = tuple(pipelines)
-    verdicts = _verdicts_of_models(pipelines, verdicts_of or {})
+    confidences = _confidences_of_models(pipelines, confidences_of or {})
     return SchedulerSpec(
         tuple(
             ScheduledModel(
                 key,
                 max(spec.max_batch_size, 1),
                 policies.get(key, default_policy),
-                tuple(verdicts.get(key, ())),
+                tuple(confidences.get(key, ())),
                 memory_of.get(key, 0),
                 spec.replicas,
             )
             for key, spec in specs.items()
         ),
-        tuple(_pipeline_config(pipeline, specs, verdicts, recalls) for pipeline in pipelines),
+        tuple(_pipeline_config(pipeline, specs, confidences, uses_cache) for pipeline in pipelines),
         tuple(partitions),
         limits or Limits(),
     )
 
 
-def _verdicts_of_models(
+def _confidences_of_models(
     pipelines: Sequence[Pipeline], known: Mapping[str, Sequence[ConfidenceSpec]]
 ) -> dict[str, list[ConfidenceSpec]]:
     """The confidences that the conditions of stages need from each model, each once.
@@ -75,38 +75,41 @@ def _verdicts_of_models(
     A condition names a confidence by its number, whichever variant ran, so models that may run the same stage have the
     same list.
     """
-    verdicts: dict[str, list[ConfidenceSpec]] = {}
+    confidences: dict[str, list[ConfidenceSpec]] = {}
     groups: dict[str, list[str]] = {}
     for pipeline in pipelines:
         for stage in pipeline.stages:
             group = list(dict.fromkeys(key for model in stage.models for key in groups.get(model, [model])))
-            shared = list(dict.fromkeys(verdict for key in group for verdict in known.get(key, ())))
+            shared = list(dict.fromkeys(each for key in group for each in known.get(key, ())))
             for key in group:
-                groups[key], verdicts[key] = group, shared
+                groups[key], confidences[key] = group, shared
     for pipeline in pipelines:
         stages = {stage.name: stage for stage in pipeline.stages}
         for stage in pipeline.stages:
             if stage.when is not None and (model := stages[stage.when.stage].model) is not None:
                 asked = ConfidenceSpec(stage.when.output, stage.when.confidence)
-                if asked not in verdicts[model]:
-                    verdicts[model].append(asked)
-    return verdicts
+                if asked not in confidences[model]:
+                    confidences[model].append(asked)
+    return confidences
 
 
 def _pipeline_config(
-    pipeline: Pipeline, specs: Mapping[str, ModelSpec], verdicts: Mapping[str, list[ConfidenceSpec]], recalls: bool
+    pipeline: Pipeline,
+    specs: Mapping[str, ModelSpec],
+    confidences: Mapping[str, list[ConfidenceSpec]],
+    uses_cache: bool,
 ) -> PipelineConfig:
-    recalled = _recalled(pipeline, specs) if recalls else ()
+    cached = _cached_stages(pipeline, specs) if uses_cache else ()
     index = {stage.name: position for position, stage in enumerate(pipeline.stages)}
-    combiners = {stage.name: _combiner_verdicts(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
+    combiners = {stage.name: _combiner_confidences(stage.name, pipeline) for stage in pipeline.stages if stage.combine}
     configs = []
     for stage in pipeline.stages:
         when = None
         if stage.when is not None:
             asked = pipeline.stages[index[stage.when.stage]]
-            known = verdicts[asked.model] if asked.model is not None else combiners[asked.name]
-            verdict = known.index(ConfidenceSpec(stage.when.output, stage.when.confidence))
-            when = WhenConfig(index[asked.name], verdict, stage.when.below)
+            known = confidences[asked.model] if asked.model is not None else combiners[asked.name]
+            number = known.index(ConfidenceSpec(stage.when.output, stage.when.confidence))
+            when = WhenConfig(index[asked.name], number, stage.when.below)
         sources = sorted({index[source.stage] for source in stage.inputs.values() if source.stage != REQUEST})
         variable = _variable_inputs(stage, specs)
         configs.append(
@@ -120,19 +123,19 @@ def _pipeline_config(
                 any(stage.inputs[name].stage != REQUEST for name in variable),
                 stage.variants,
                 _renamed(stage, variable, index),
-                stage.name in recalled,
+                stage.name in cached,
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
     return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
 
 
-def _combiner_verdicts(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:
+def _combiner_confidences(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:
     asked = [stage.when for stage in pipeline.stages if stage.when is not None and stage.when.stage == name]
     return list(dict.fromkeys(ConfidenceSpec(when.output, when.confidence) for when in asked))
 
 
-def _recalled(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
+def _cached_stages(pipeline: Pipeline, specs: Mapping[str, ModelSpec]) -> set[str]:
     """The stages whose outputs are cached; not the stage of a single model, whose whole answers are cached."""
     asked = {stage.when.stage for stage in pipeline.stages if stage.when is not None}
     return {

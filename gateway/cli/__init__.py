@@ -1,1 +1,1 @@
-"""TODO gateway/cli."""
+"""The command line: argument parsers and text output."""

@@ -1,4 +1,4 @@
-"""What a server would find on this machine: each check tells what is there, and what of that is wrong."""
+"""The checks of `sluice doctor`: each yields findings about this machine."""
 
 import os
 import resource
@@ -24,9 +24,9 @@ from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partitio
 from sluice.mps.worker.isolation_probe import probe_partition
 
 NEEDED_FILES = 4096
-"""Descriptors that a busy server needs: a connection takes one, a worker and what it shares some."""
+"""File descriptors of a busy server: one per connection, and some for each worker and the memory it shares."""
 NEEDED_FILES_MPS = 16_384
-"""What NVIDIA advises for processes under MPS, which otherwise fail to make shared memory."""
+"""NVIDIA's advice for processes under MPS, which otherwise fail to create shared memory."""
 
 _MIB = 1 << 20
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-training")
@@ -34,7 +34,7 @@ _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxrunt
 
 
 class Severity(StrEnum):
-    """How a finding is."""
+    """The result of a check."""
 
     OK = "ok"
     NOTE = "note"
@@ -42,42 +42,45 @@ class Severity(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A sentence of the part `part` of the examination."""
+    """One result of the check `part`."""
 
     part: str
     verdict: Severity
     text: str
 
 
-def examine(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Finding]:
-    """All findings about this machine for a server with that configuration; `with_layout`, its partitions are tried."""
+def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Finding]:
+    """All findings about this machine for a server with that configuration.
+
+    `with_layout` also tries out its partitions.
+    """
     try:
         partitions = configured_partitions(config)
     except ServingError as error:
         yield Finding("partitions", Severity.WRONG, str(error))
         partitions = ()
-    yield from packages()
-    yield from providers(partitions)
-    yield from drivers(partitions)
-    yield from limits(partitions)
+    yield from check_packages()
+    yield from check_providers(partitions)
+    yield from check_drivers(partitions)
+    yield from check_limits(partitions)
     if with_layout:
-        yield from layout(partitions)
+        yield from check_layout(partitions)
 
 
-def packages() -> Iterator[Finding]:
-    """Whether exactly one ONNX Runtime is installed."""
+def check_packages() -> Iterator[Finding]:
+    """Check that exactly one ONNX Runtime is installed."""
     installed = {str(each.metadata["Name"]).lower(): each.version for each in distributions()}
     found = {name: installed[name] for name in _RUNTIMES if name in installed}
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
-        text = f"{listed} are installed into the same place, in part each; uninstall all and install one of them"
+        text = f"{listed} are installed into the same directory; uninstall all of them and install one"
         yield Finding("packages", Severity.WRONG, text)
     elif found:
         yield Finding("packages", Severity.OK, listed)
 
 
-def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
-    """What ONNX Runtime can run models with."""
+def check_providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """Check the execution providers of ONNX Runtime."""
     try:
         from sluice.models.backends.onnxruntime import available_providers
     except ImportError as error:
@@ -88,12 +91,12 @@ def providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     yield Finding("providers", Severity.OK, f"ONNX Runtime {version}: {', '.join(found)}")
     gpus = [each.name for each in partitions if not isinstance(each, CpuPartition)]
     if gpus and CUDA not in found:
-        text = f"partition {gpus[0]} is of a GPU, and this ONNX Runtime has no {CUDA}"
+        text = f"partition {gpus[0]} needs a GPU, but this ONNX Runtime has no {CUDA}"
         yield Finding("providers", Severity.WRONG, text)
 
 
-def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
-    """The GPUs that the driver tells of, and the program that controls MPS."""
+def check_drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """Check the GPUs that the driver reports and the program that controls MPS."""
     wanted = [each.name for each in partitions if not isinstance(each, CpuPartition)]
     try:
         with open_nvml() as nvml:
@@ -110,17 +113,17 @@ def drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     if program is not None:
         yield Finding("drivers", Severity.OK, f"MPS: {program}")
     elif shared:
-        yield Finding("drivers", Severity.WRONG, f"partition {shared[0]} needs MPS, and there is no {PROGRAM}")
+        yield Finding("drivers", Severity.WRONG, f"partition {shared[0]} needs MPS, but {PROGRAM} is not installed")
 
 
-def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
-    """What the kernel and the cgroups let this process have."""
+def check_limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """Check the limits that the kernel and the cgroups set for this process."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     shared = any(isinstance(each, MpsPartition) for each in partitions)
     needed = NEEDED_FILES_MPS if shared else NEEDED_FILES
     text = f"open files: {files}"
     if files < needed:
-        text += f", expected at least {needed} (ulimit -n; at most {most} are allowed here)"
+        text += f", expected at least {needed} (ulimit -n; the hard limit is {most})"
     too_few = Severity.WRONG if shared else Severity.NOTE
     yield Finding("limits", Severity.OK if files >= needed else too_few, text)
     memory = memory_limit_bytes()
@@ -133,17 +136,17 @@ def limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
     if quota is None or quota >= cores:
         yield Finding("limits", Severity.OK, f"cores: {cores}")
     else:
-        text = f"cores: {cores}, but the cgroup gives the time of {quota:g}: batches will be held up when it is used up"
+        text = f"cores: {cores}, but the cgroup allows the time of {quota:g}: batches stall when it is used"
         yield Finding("limits", Severity.WRONG, text)
     try:
         os.close(os.memfd_create("sluice-doctor"))
         yield Finding("limits", Severity.OK, "memfd: tensors can be shared with workers")
     except OSError as error:
-        yield Finding("limits", Severity.WRONG, f"memfd: no memory can be shared with workers: {error}")
+        yield Finding("limits", Severity.WRONG, f"memfd: memory cannot be shared with workers: {error}")
 
 
-def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
-    """The partitions that a server would have, each tried out where that is possible without one."""
+def check_layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """Check the configured partitions; each is tried out where that is possible without a server."""
     try:
         check_partitions(partitions)
         check_capacity(partitions, free_capacity(partitions))
@@ -152,7 +155,9 @@ def layout(partitions: Sequence[Partition]) -> Iterator[Finding]:
         return
     for partition, line in zip(partitions, partition_lines(partitions), strict=True):
         if isinstance(partition, MpsPartition):
-            yield Finding("partitions", Severity.NOTE, f"{line}: proved by a server only, which has the MPS daemon")
+            yield Finding(
+                "partitions", Severity.NOTE, f"{line}: only a running server, with its MPS daemon, can prove it"
+            )
             continue
         try:
             reasons = isolation_violations(partition, probe_partition(partition))

@@ -1,32 +1,44 @@
-"""`sluice doctor`: what a server would find on this machine, and what is wrong with it."""
+"""`sluice doctor`: checks this machine for everything a server needs."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from sluice.gateway.cli.checks import Finding, Severity, run_checks
+from sluice.gateway.cli.http_client import decode, request
+from sluice.gateway.cli.text.table import aligned
+from sluice.gateway.config.server_config import ServerConfig, read_config
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+
 WRONG = 1
-"""Exit status when something is wrong."""
+"""Exit status when a check fails."""
+
+_SEVERITIES = {
+    Enforcement.ENFORCED: Severity.OK,
+    Enforcement.UNENFORCED: Severity.WRONG,
+    Enforcement.UNKNOWN: Severity.NOTE,
+}
+
+
+class _Partitions(msgspec.Struct):
+    partitions: tuple[PartitionStatus, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.set_defaults(command=_doctor)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the server's settings, for its partitions")
-    parser.add_argument("--url", help="of a running server, to ask for its partitions instead of trying some out")
-    parser.add_argument("--json", action="store_true", help="all findings, for programs")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings of the server, for its partitions")
+    parser.add_argument("--url", help="URL of a running server; its partitions are reported and none is tried out")
+    parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from sluice.gateway.cli.checks import Severity, examine
-    from sluice.gateway.cli.running_server import served
-    from sluice.gateway.cli.text.text_table import aligned
-    from sluice.gateway.config.server_config import ServerConfig, read_config
-
     config = ServerConfig() if options.config is None else read_config(options.config)
-    findings = list(examine(config, with_layout=options.url is None))
+    findings = list(run_checks(config, with_layout=options.url is None))
     if options.url is not None:
-        findings += served(options.url)
+        findings += partition_findings(options.url)
     wrong = any(each.verdict is Severity.WRONG for each in findings)
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())
@@ -34,3 +46,13 @@ def _doctor(options: argparse.Namespace) -> int:
         for line in aligned([(each.verdict.value, each.part, each.text) for each in findings], left=3):
             print(line)
     return WRONG if wrong else 0
+
+
+def partition_findings(url: str) -> Iterator[Finding]:
+    """A finding for each partition of the server at `url`; raises as `http_client.request`."""
+    body = request(url, "/v2/sluice/partitions")
+    for state in decode(url, body, _Partitions).partitions:
+        worker = "no running worker" if state.worker is None else f"worker {state.worker}"
+        reasons = [*state.reasons, state.lost] if state.lost else state.reasons
+        text = f"{state.partition.name}: {'; '.join([state.enforcement.value, *reasons])} ({worker})"
+        yield Finding("server", Severity.WRONG if state.lost else _SEVERITIES[state.enforcement], text)

@@ -1,34 +1,48 @@
-"""How commands ask a running server over HTTP, and what they say when it cannot be asked."""
+"""Requests of commands to a running server over HTTP, and the errors of such requests."""
 
 import argparse
+import http
 import http.client
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
+from typing import TypeVar
 
-from sluice.models.errors import ServingError
+import msgspec
 
-open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-"""Without a proxy, which could not reach what listens on this machine."""
-
-_SETTINGS = "\x04"
-"""The type of the first frame of HTTP/2, which follows three bytes of its length; a server of gRPC sends it at once."""
-
+from sluice.models.errors import NotFoundError, ServingError
 
 Headers = Iterable[tuple[str, str]]
 """Names and values."""
 
+TIMEOUT_S = 10
+"""Time for a server to answer a question."""
+MAX_BODY_BYTES = 16 << 20
+
+_T = TypeVar("_T")
+
+_SETTINGS = "\x04"
+"""The type of the first HTTP/2 frame, after the three bytes of its length; a gRPC server sends it at once."""
+
+# Without a proxy: it could not reach a server on this machine.
+_open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+class _ErrorBody(msgspec.Struct):
+    error: str
+
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what says where the server is, and what it demands of those who ask."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default %(default)s)")
+    """Add the options that say where the server is and which key it demands."""
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="URL of the server (default %(default)s)")
     parser.add_argument(
         "--header",
         type=_header,
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
-        help="sent along, as to a server where a key is needed for this",
+        help="a header to send, such as the key of a restricted group (repeatable)",
     )
 
 
@@ -39,23 +53,53 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def check_url(url: str) -> None:
-    """Raise ServingError for what is not the URL of a server."""
+def request(
+    url: str, path: str, *, body: object | None = None, headers: Headers = (), timeout_s: float | None = None
+) -> bytes:
+    """Send a POST with `body` as JSON, or a GET without one, to the server at `url`; returns the body of the answer.
+
+    Raises NotFoundError for an answer 404 of a Sluice server, and ServingError for every other failure.
+    """
     if not url.startswith(("http://", "https://")):
         raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
+    data = None if body is None else json.dumps(body).encode()
+    timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+    try:
+        message = urllib.request.Request(url.rstrip("/") + path, data, dict(headers))
+        with _open_url(message, timeout=timeout_s) as response:
+            answer: bytes = response.read(MAX_BODY_BYTES)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _error_answer(url, error) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _unreachable(url, error, timeout_s) from error
+    return answer
 
 
-def unreachable(url: str, error: OSError | http.client.HTTPException | ValueError, timeout_s: float) -> ServingError:
-    """What it means that asking `url` failed; `timeout_s` is what the server had for its answer."""
+def decode(url: str, body: bytes, type: type[_T]) -> _T:
+    """Decode the answer of the server at `url`; raises ServingError for an answer that Sluice would not give."""
+    try:
+        return msgspec.json.decode(body, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ServingError(f"{url}: not a Sluice server: {error}") from error
+
+
+def _error_answer(url: str, answer: urllib.error.HTTPError) -> ServingError:
+    try:
+        message = msgspec.json.decode(answer.read(MAX_BODY_BYTES), type=_ErrorBody).error
+    except (OSError, http.client.HTTPException, ValueError):
+        return ServingError(f"{url}: not a Sluice server: it answered {answer.code} {answer.reason}")
+    kind = NotFoundError if answer.code == http.HTTPStatus.NOT_FOUND else ServingError
+    return kind(f"{url}: {message}")
+
+
+def _unreachable(url: str, error: OSError | http.client.HTTPException | ValueError, timeout_s: float) -> ServingError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):
-        return ServingError(f"{url}: it did not answer within {timeout_s:g} s")
+        return ServingError(f"{url}: no answer within {timeout_s:g} s")
     if isinstance(reason, http.client.BadStatusLine) and str(reason)[3:4] == _SETTINGS:
-        return ServingError(
-            f"{url}: this is a port of gRPC; expected the server's port of HTTP, "
-            "which is 8000 unless it was told otherwise"
-        )
+        return ServingError(f"{url}: this is a gRPC port; expected the server's HTTP port, which is 8000 by default")
     if isinstance(reason, OSError | str):
         return ServingError(f"{url}: cannot be reached: {reason}")
     said = "".join(each if each.isprintable() else "?" for each in str(reason).strip()) or type(reason).__name__
-    return ServingError(f"{url}: expected an answer in HTTP: {said:.200}")
+    return ServingError(f"{url}: expected an answer in HTTP, got {said:.200}")

@@ -1,4 +1,4 @@
-"""`sluice partitions pack`: which models lie together on a device, by their memory and a policy."""
+"""`sluice partitions pack`: prints which models share a device, by their memory and a policy."""
 
 import argparse
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.gateway.cli.text.text_table import aligned
+from sluice.gateway.cli.text.table import aligned
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import ProfileMissing, read_profile
 from sluice.mps.packing.file import ProfileReference, decode_packing
@@ -16,18 +16,18 @@ from sluice.mps.packing.policies import DEFAULT, POLICIES
 from sluice.mps.packing.policy import PackingPolicy, format_percent
 
 OTHERWISE = 1
-"""Exit status when a model has no place."""
+"""Exit status when a model fits on no device."""
 
 
 def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("file", type=Path, metavar="FILE", help="devices and models with their memory, in YAML")
-    parser.add_argument("--policy", choices=POLICIES, help=f"instead of that of the file (default {DEFAULT})")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--policy", choices=POLICIES, help=f"policy that overrides the file's (default {DEFAULT})")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Print where models go, and why others go nowhere; returns the exit status."""
+    """Print the placement of all models and the reasons for those that fit nowhere; returns the exit status."""
     try:
         text = options.file.read_text(encoding="utf-8")
     except OSError as error:
@@ -36,7 +36,7 @@ def pack(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.file}: cannot be read: {error}") from error
     file = decode_packing(text, str(options.file), partial(_measured_mib, options.file.parent))
     name: str = options.policy or file.policy_name
-    # Parameters of the file are those of its own policy.
+    # The parameters in the file belong to the file's own policy.
     policy: PackingPolicy = file.policy if name == file.policy_name else POLICIES[name]
     packed = pack_tenants(policy, file.models, file.devices)
     if options.json:
@@ -48,7 +48,7 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def _measured_mib(directory: Path, profiled: ProfileReference) -> int:
-    """What a model takes with its largest batch, by a profile whose path is relative to the directory."""
+    """The measured memory of a model with its largest batch; the path of its profile is relative to the directory."""
     path = directory / profiled.file
     profile = read_profile(path)
     try:
@@ -78,9 +78,9 @@ def _lines(name: str, policy: PackingPolicy, packed: PackingResult) -> Iterator[
     yield from (f"  {line}" for line in aligned(rows, 2))
     for device in packed.devices:
         if (most_mib := device.forecast.peak_mib) > device.memory_mib:
-            yield f"{device.name} can run out of memory: by what was measured, its models come to {most_mib} MiB"
+            yield f"{device.name} can run out of memory: the measured peaks of its models add up to {most_mib} MiB"
     for model, reasons in packed.refused.items():
-        yield f"no place for {model}:"
+        yield f"{model} fits on no device:"
         yield from (f"  {device}: {reason}" for device, reason in reasons.items())
 
 

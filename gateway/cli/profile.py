@@ -1,4 +1,4 @@
-"""The command `sluice profile`: measure models, or simulate them, and show, export and import what is stored."""
+"""`sluice profile`: measures or simulates models, and shows, exports and imports stored profiles."""
 
 import argparse
 import sys
@@ -10,9 +10,9 @@ from typing import Any
 from sluice.gateway.cli.text.partition_report import partition_lines
 from sluice.gateway.cli.text.profile_report import report, summary
 from sluice.gateway.config.server_config import ServerConfig, read_config
+from sluice.gateway.deployment.read import read_models
 from sluice.gateway.deployment.worker_files import file_to_measure
 from sluice.gateway.partitions.mps_daemons import mps_daemons
-from sluice.gateway.server.wiring import read_models
 from sluice.gateway.what_if.profiled_partitions import profiled_partitions
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.profiles.csv_format import read_csv, write_csv
@@ -37,31 +37,40 @@ from sluice.mps.partitions.partition import MpsPartition, Partition
 from sluice.mps.supervisor.profiling import as_measured, measure_on
 
 INTERRUPTED = 130
-"""Exit status after a keyboard interrupt, as shells have it."""
+"""Exit status after a keyboard interrupt, as shells define it."""
 
 
 def add_arguments(profile: argparse.ArgumentParser) -> None:
     """Add the actions of the command."""
     actions = profile.add_subparsers(required=True, metavar="[measure] | show | export | import")
-    measure = _action(actions, "measure", _measure_all, "time models and store the profiles beside them (the default)")
+    measure = _action(actions, "measure", _measure_all, "measure models and store their profiles (the default)")
     add = measure.add_argument
-    add("--partitions", metavar="N|KIND,KIND", help="as many equal sets of cores, or kinds such as cpu1,cpu2,mps-30")
-    add("--batches", type=_sizes, metavar="N,N", help="batch sizes (default: 1, 2, 4 and so on, as the server takes)")
-    add("--simulate", metavar="NAME", help="a well-known model to compute figures of, for GPU partitions not at hand")
-    _action(actions, "show", _show_all, "tables and plots of what is stored")
+    add("--partitions", metavar="N|KIND,KIND", help="a number of equal core sets, or kinds such as cpu1,cpu2,mps-30")
+    add(
+        "--batches",
+        type=_sizes,
+        metavar="N,N",
+        help="batch sizes (default: those that the server uses)",
+    )
+    add(
+        "--simulate",
+        metavar="NAME",
+        help="compute the figures of a well-known model, for a GPU that is not here",
+    )
+    _action(actions, "show", _show_all, "print stored profiles as tables and plots")
     export = _action(actions, "export", _export, "write the stored profile of one model as CSV")
-    import_ = _action(actions, "import", _import, "add what a CSV file holds to the stored profile of one model")
+    import_ = _action(actions, "import", _import, "add the contents of a CSV file to the stored profile of one model")
     for parser in (export, import_):
-        parser.add_argument("--csv", type=Path, metavar="FILE", required=True, help="the file")
+        parser.add_argument("--csv", type=Path, metavar="FILE", required=True, help="the CSV file")
 
 
 def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
     parser.set_defaults(command=run)
     add = parser.add_argument
-    add("models", nargs="*", metavar="MODEL", help="a model file, or with --repository a name or NAME:VERSION")
-    add("--repository", type=Path, metavar="DIR", help="a model repository; without MODEL all its models are taken")
-    add("--config", type=Path, metavar="FILE", help="the server's settings: its partitions and largest batches")
+    add("models", nargs="*", metavar="MODEL", help="a model file, or with --repository NAME or NAME:VERSION")
+    add("--repository", type=Path, metavar="DIR", help="a model repository; without MODEL, all its models are used")
+    add("--config", type=Path, metavar="FILE", help="settings of the server: partitions and batch sizes")
     return parser
 
 
@@ -85,7 +94,7 @@ def _measure_all(options: argparse.Namespace) -> int:
 
 
 def _each(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
-    """Do all the work on models; what fails does not keep the rest from it."""
+    """Do the work on each model; a failure is printed and the others go on."""
     status = 0
     for entry, do in work:
         try:
@@ -93,14 +102,14 @@ def _each(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
         except (ServingError, OSError) as error:
             print(f"sluice: {entry.spec.key}: {error}", file=sys.stderr)
             status = 1
-        except KeyboardInterrupt:  # what is measured by now is stored
+        except KeyboardInterrupt:  # finished measurements are stored
             print("sluice: interrupted", file=sys.stderr)
             return INTERRUPTED
     return status
 
 
 def _measure(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] | None, strict: bool) -> None:
-    _stored(entry)  # what is wrong with a file is to be known before the work, not after it
+    _stored(entry)  # fails before the work, not after it, if the stored file is broken
     file = file_to_measure(entry, _batches(entry, batches))
     (line,) = partition_lines([as_measured(partition)])
     print(f"{entry.spec.key}: measuring on {partition.profile_kind} ({line})", flush=True)
@@ -165,7 +174,7 @@ def _only(options: argparse.Namespace) -> ModelEntry:
 
 
 def _stored(entry: ModelEntry) -> ModelProfile:
-    """The profile beside a model, an empty one if there is none."""
+    """The stored profile of a model, empty if there is none."""
     try:
         return read_profile(profile_path(entry.path, entry.spec.name))
     except ProfileMissing:
@@ -177,7 +186,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 
 def _chosen(options: argparse.Namespace) -> list[ModelEntry]:
-    """The models that are named, or all of the repository."""
+    """The named models, or all models of the repository."""
     repository: Path | None = options.repository
     names: list[str] = options.models
     config = _config(options)
@@ -210,7 +219,7 @@ def _batches(entry: ModelEntry, batches: tuple[int, ...] | None) -> tuple[int, .
         return entry.spec.menu
     largest = max(1, entry.spec.max_batch_size)
     if batches[-1] > largest:
-        raise ConfigError(f"--batches: {batches[-1]} is more than the model's largest batch, {largest}")
+        raise ConfigError(f"--batches: {batches[-1]} exceeds the model's largest batch, {largest}")
     return batches
 
 

@@ -1,4 +1,4 @@
-"""`sluice validate`: checks a model repository, or model files, without serving."""
+"""`sluice validate`: checks a model repository, or single model files, without serving."""
 
 import argparse
 from pathlib import Path
@@ -18,14 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _validate(options: argparse.Namespace) -> int:
     from sluice.gateway.config.server_config import ServerConfig
-    from sluice.gateway.server.wiring import read_models
+    from sluice.gateway.deployment.read import read_models
 
     paths: list[Path] = options.paths
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{path}: there is no such file or directory; expected a model repository or model files")
+            raise ConfigError(f"{path}: no such file or directory; expected a model repository or model files")
         if path.is_dir() and len(paths) > 1:
-            raise ConfigError(f"{path}: expected either one model repository or model files")
+            raise ConfigError(f"{path}: expected one model repository or only model files")
     directories, files = (paths, []) if paths[0].is_dir() else ([], paths)
     repository = read_models(directories, files, ServerConfig())
     unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
@@ -39,12 +39,12 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _validate_model(key: str, entry: "ModelEntry") -> bool:
-    """Load a model as a worker would, and print the outcome."""
+    """Load a model as a worker would and print the outcome."""
     from sluice.models.backends.configured import load_backend
 
     try:
         load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
-    except Exception as error:  # whatever a backend raises, as in a worker
+    except Exception as error:  # a backend may raise anything
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False
     batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"

@@ -1,20 +1,11 @@
-"""`sluice why`: asks a running server what took a request its time, and prints it."""
+"""`sluice why`: asks a running server where a request spent its time, and prints the answer."""
 
-import http
-import http.client
-import urllib.error
-import urllib.request
+import argparse
 from urllib.parse import quote
 
-import msgspec
-
-from sluice.gateway.cli.http_client import Headers, check_url, open_url, unreachable
-from sluice.gateway.cli.text.text_table import aligned
+from sluice.gateway.cli.http_client import Headers, add_server_arguments, decode, request
+from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.observability.explanation import Explanation, StageTrace
-from sluice.models.errors import NotFoundError, ServingError
-
-TIMEOUT_S = 10
-MAX_BODY_BYTES = 1 << 20
 
 _COLUMNS = (
     "stage",
@@ -34,45 +25,42 @@ _COLUMNS = (
 )
 
 
-class _Refusal(msgspec.Struct):
-    error: str
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.set_defaults(command=_why)
+    parser.add_argument(
+        "request", metavar="REQUEST_ID", help="the client's id of the request, or the id in the header x-sluice-request"
+    )
+    add_server_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
 
 
-def fetch(url: str, request: str, headers: Headers = ()) -> tuple[str, Explanation]:
-    """What a server at `url` knows of a request, as JSON and decoded.
+def _why(options: argparse.Namespace) -> int:
+    body, explanation = fetch(options.url, options.request, options.header)
+    print(body if options.json else table(explanation))
+    return 0
 
-    Raises NotFoundError when it knows nothing of it, ServingError when it cannot be reached, fails, or does not answer
-    as one of ours.
-    """
-    check_url(url)
-    where = f"{url.rstrip('/')}/v2/sluice/requests/{quote(request, safe='')}"
-    try:
-        with open_url(urllib.request.Request(where, headers=dict(headers)), timeout=TIMEOUT_S) as response:
-            body = response.read(MAX_BODY_BYTES)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _refused(url, error) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise unreachable(url, error, TIMEOUT_S) from error
-    try:
-        return body.decode(), msgspec.json.decode(body, type=Explanation)
-    except ValueError as error:
-        raise ServingError(f"{url}: it answered, but not as a server of ours: {error}") from error
+
+def fetch(url: str, id: str, headers: Headers = ()) -> tuple[str, Explanation]:
+    """The explanation of a request by the server at `url`, as JSON and decoded; raises as `http_client.request`."""
+    body = request(url, f"/v2/sluice/requests/{quote(id, safe='')}", headers=headers)
+    explanation = decode(url, body, Explanation)
+    return body.decode(), explanation
 
 
 def table(explanation: Explanation) -> str:
-    """The stages of a request as a table, what became of it, and why."""
-    told = explanation
+    """The outcome of a request, a table of its stages, and the main cause of its latency."""
+    rows = f"{explanation.rows} row{'' if explanation.rows == 1 else 's'}"
     lines = [
-        f"request {told.id}: {told.pipeline}, {told.rows} row{'' if told.rows == 1 else 's'}, {told.outcome} in "
-        f"{told.total_ms:.3f} of {told.deadline_ms:.3f} ms, cost {told.cost:.4g}"
-        + ("" if told.max_cost is None else f" of at most {told.max_cost:.4g}")
+        f"request {explanation.id}: {explanation.pipeline}, {rows}, {explanation.outcome} in "
+        f"{explanation.total_ms:.3f} of {explanation.deadline_ms:.3f} ms, cost {explanation.cost:.4g}"
+        + ("" if explanation.max_cost is None else f" of at most {explanation.max_cost:.4g}")
     ]
-    if told.stages:
-        rows = [_COLUMNS, *(_cells(stage) for stage in told.stages)]
-        lines += aligned(rows, left=len(_COLUMNS))
-        lines.append("(queue to actual in ms; predicted and actual from the dispatch to the end of the batch)")
-    return "\n".join([*lines, told.sentence])
+    if explanation.stages:
+        cells = [_COLUMNS, *(_cells(stage) for stage in explanation.stages)]
+        lines += aligned(cells, left=len(_COLUMNS))
+        lines.append("(times in ms; predicted and actual run from the dispatch to the end of the batch)")
+    return "\n".join([*lines, explanation.sentence])
 
 
 def _cells(stage: StageTrace) -> tuple[str, ...]:
@@ -96,14 +84,3 @@ def _cells(stage: StageTrace) -> tuple[str, ...]:
 
 def _worker_times(stage: StageTrace) -> tuple[str, str, str]:
     return f"{stage.hand_off_ms:.3f}", f"{stage.compute_ms:.3f}", f"{stage.return_ms:.3f}"
-
-
-def _refused(url: str, answer: urllib.error.HTTPError) -> ServingError:
-    """What an answer that is an error comes to."""
-    try:
-        message = msgspec.json.decode(answer.read(MAX_BODY_BYTES), type=_Refusal).error
-    except (OSError, http.client.HTTPException, ValueError):
-        return ServingError(f"{url}: it answered {answer.code} {answer.reason}, and not as a server of ours")
-    if answer.code == http.HTTPStatus.NOT_FOUND:
-        return NotFoundError(f"{url}: {message}")
-    return ServingError(f"{url}: it answered {answer.code} {answer.reason}: {message}")

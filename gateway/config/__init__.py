@@ -1,1 +1,1 @@
-"""TODO gateway/config."""
+"""The configuration of a server."""

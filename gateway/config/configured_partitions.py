@@ -1,4 +1,4 @@
-"""The partitions of a configuration, as workers and as the scheduler know them."""
+"""The partitions of a configuration, for workers and for the scheduler."""
 
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
 from sluice.gateway.config.server_config import ServerConfig
@@ -11,7 +11,7 @@ _SECONDS_PER_HOUR = 3600
 
 
 def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
-    """The partitions of the settings; raises PartitionError for a number that cannot be had."""
+    """The partitions of the configuration; raises PartitionError for a number that is impossible here."""
     if config.partitions is None or isinstance(config.partitions, int):
         return default_partitions(config.partitions)
     return config.partitions
@@ -20,7 +20,7 @@ def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
 def partition_config(
     config: ServerConfig, partition: Partition, models: tuple[str, ...] | None = None
 ) -> PartitionConfig:
-    """A partition as the scheduler knows it, which may hold `models` only."""
+    """A partition for the scheduler; `models` restricts the models that it may hold."""
     if isinstance(partition, CpuPartition):
         share = min(len(partition.cores) / len(available_cores()), 1.0)
     else:
@@ -32,13 +32,13 @@ def partition_config(
 
 
 def _device_share(partition: Partition) -> DeviceShare | None:
-    """What a share under MPS has of its device; None for what has its cores or multiprocessors for itself."""
+    """The share of a device under MPS; None for a partition with its own cores or multiprocessors."""
     if not isinstance(partition, MpsPartition) or partition.mode is ShareMode.STATIC:
         return None
     return DeviceShare(partition.uuid, partition.guaranteed_percent / 100, partition.cap_percent / 100)
 
 
 def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:
-    """A Triton server as the scheduler knows it."""
+    """A Triton server as a partition for the scheduler."""
     hour = config.prices.gpu_hour if server.price is None else server.price
     return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 GRPC_PREFIX = "triton-grpc-protocol-"
-"""Before the name of the header, where a gRPC client gives the key as metadata."""
+"""gRPC clients send the key as metadata with this prefix before the name of the header."""
 
 _HEADER = re.compile(r"[a-z0-9-]+")
 
@@ -29,7 +29,7 @@ class ApiGroup(enum.StrEnum):
 
 
 class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Groups for which a request must have the header `header` with the value `value`."""
+    """Groups whose requests must have the header `header` with the value `value`."""
 
     groups: tuple[ApiGroup, ...]
     header: str
@@ -43,21 +43,21 @@ class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Restrictions:
-    """The keys of all restricted groups. Raises ValueError for a group that has two."""
+    """The keys of all restricted groups. Raises ValueError for a group with two keys."""
 
     def __init__(self, settings: Sequence[RestrictedSettings] = ()) -> None:
         self._keys: dict[ApiGroup, RestrictedSettings] = {}
         for each in settings:
             for group in each.groups:
                 if group in self._keys:
-                    raise ValueError(f"group {group} is restricted twice")
+                    raise ValueError(f"group {group} has two keys, expected one")
                 self._keys[group] = each
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
     def refusal(self, group: ApiGroup, headers: Mapping[str, str], prefix: str = "") -> str:
-        """Why a request with these headers may not use a group; "" when it may."""
+        """The reason to refuse a request with these headers the use of a group; "" if it may."""
         key = self._keys.get(group)
         if key is None:
             return ""
@@ -66,8 +66,8 @@ class Restrictions:
             return ""
         return f"This protocol is restricted, expecting header '{name}'"
 
-    def bars(self, group: ApiGroup, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request with these raw headers may not use a group."""
+    def forbids(self, group: ApiGroup, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """True if a request with these raw headers may not use a group."""
         key = self._keys.get(group)
         if key is None:
             return False

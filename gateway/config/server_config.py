@@ -1,4 +1,4 @@
-"""The configuration of a server: a YAML file, every field of which has a default."""
+"""The configuration of a server: a YAML file in which every key has a default."""
 
 import enum
 import math
@@ -10,29 +10,27 @@ import yaml
 
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.restricted import RestrictedSettings, Restrictions
-from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
+from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.observability.trace import TRACE_REQUESTS
-from sluice.gateway.observability.trace_settings import TraceFileSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
+from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
-
-MAX_TRACE_REQUESTS = 1_000_000
 
 _MIB = 1 << 20
 _KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}")
 _OLD_INSTANCE = "MIG-GPU-"
-"""How MIG instances were named before they had UUIDs of their own; neither NVML nor CUDA tells such names."""
+"""The names of MIG instances before they had UUIDs of their own; NVML and CUDA no longer report them."""
 
 
 class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
-    """Bounds: those of the scheduler, and megabytes of the arenas that tensors are laid out in."""
+    """The limits of the scheduler, and the sizes of the tensor arenas in MiB."""
 
     input_arena_mb: int = 128
     output_arena_mb: int = 64
@@ -44,8 +42,8 @@ class ServerLimits(LimitSettings, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected at least 1, got {size}")
 
 
-class Control(enum.StrEnum):
-    """What changes the models that are served: nothing, clients that load and unload them, or the repository."""
+class ModelControlMode(enum.StrEnum):
+    """The model control mode: models are fixed, clients load and unload them, or the repository is polled."""
 
     NONE = "none"
     EXPLICIT = "explicit"
@@ -53,28 +51,17 @@ class Control(enum.StrEnum):
 
 
 class ResizeMode(enum.StrEnum):
-    """Who gives partitions other shares: only clients, or the server as well."""
+    """The origin of resizes: only clients, or the server as well."""
 
     MANUAL = "manual"
     AUTO = "auto"
 
 
 class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
-    """All settings of a server. `partitions` is a list, a number of equal core sets, or None for one a core.
-
-    With `strict` it serves only while every partition is proved to hold, and with `strict_readiness` it says that it is
-    ready only while everything is that it is to serve. `quarantine` says which are left alone.
-    `resize` is `auto`, or has the settings for that, if partitions are to be lent cores that are nobody's.
-
-    With a `metrics_port`, metrics are served there, too. `triton` are servers that are partitions, too. `repository`
-    are directories of models, `control` is what changes what of them is served: with `explicit`, a server begins with
-    `load_models` ("*" for all) and clients change it; with `poll`, the directories are looked at every `poll_s`. With
-    `recycle`, what is unloaded leaves no memory behind, as the workers that held it are replaced. `cache_bytes` bounds
-    the answers that are kept; 0 keeps none.
-    """
+    """All settings of a server; docs/reference/configuration.md describes each key."""
 
     repository: str | tuple[str, ...] = ()
-    control: Control = Control.NONE
+    control: ModelControlMode = ModelControlMode.NONE
     load_models: tuple[str, ...] = ()
     poll_s: float = 15
     recycle: bool = False
@@ -92,7 +79,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: int = 64 * _MIB
     allow_client_shm: bool = False
     cache_bytes: int = 0
-    statuses: StatusSettings = TRITONS
+    statuses: StatusSettings = TRITON_STATUSES
     tls: TlsSettings | None = None
     restricted: tuple[RestrictedSettings, ...] = ()
     trace: TraceFileSettings = TraceFileSettings()
@@ -105,26 +92,26 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             if not 0 <= (port := getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: expected a port from 0 (any free one) to 65535, got {port}")
         if self.max_body_bytes < 1:
-            raise ValueError("expected a max_body_bytes of at least 1")
-        if self.load_models and self.control is not Control.EXPLICIT:
-            raise ValueError(f"load_models belongs to control explicit, not to {self.control}")
+            raise ValueError(f"max_body_bytes: expected at least 1, got {self.max_body_bytes}")
+        if self.load_models and self.control is not ModelControlMode.EXPLICIT:
+            raise ValueError(f"load_models requires control explicit, got control {self.control}")
         if not 0 < self.poll_s < math.inf:
-            raise ValueError("expected a finite poll_s above 0")
+            raise ValueError(f"poll_s: expected a finite number above 0, got {self.poll_s:g}")
         if self.cache_bytes < 0:
-            raise ValueError("expected a cache_bytes of at least 0")
+            raise ValueError(f"cache_bytes: expected at least 0, got {self.cache_bytes}")
         if isinstance(self.partitions, tuple):
             if not self.partitions and not self.triton:
                 raise ValueError("partitions: expected at least one, or a triton server")
             _check_devices(self.partitions)
         Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
-            raise ValueError(f"expected trace_requests from 0 to {MAX_TRACE_REQUESTS}")
+            raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
         if not 0 <= self.drain_timeout_s < math.inf:
-            raise ValueError("expected a finite drain_timeout_s of at least 0")
+            raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {self.drain_timeout_s:g}")
 
     @property
     def balance(self) -> BalanceSettings | None:
-        """When partitions are lent cores; None for never."""
+        """The settings of automatic resizing; None if it is off."""
         if isinstance(self.resize, BalanceSettings):
             return self.resize
         return BalanceSettings() if self.resize is ResizeMode.AUTO else None
@@ -135,8 +122,21 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         return tuple(map(Path, (self.repository,) if isinstance(self.repository, str) else self.repository))
 
 
+def check_arenas(limits: ServerLimits) -> None:
+    """Raise ConfigError, which names the setting, for an arena that cannot be created; frees all memory again."""
+    for name in ("input_arena_mb", "output_arena_mb"):
+        size = getattr(limits, name)
+        try:
+            Region.create("sluice-trial", size << 20).close()
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "beyond the address space"
+            raise ConfigError(
+                f"limits: {name}: too large for the memory of this machine, got {size}: {reason}"
+            ) from error
+
+
 def read_config(path: Path) -> ServerConfig:
-    """Read a configuration file; raises ConfigError, whose message starts with the file and the place in it."""
+    """Read a configuration file. Raises ConfigError, whose message starts with the file and the place in it."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,7 +147,7 @@ def read_config(path: Path) -> ServerConfig:
 
 
 def convert_config(document: object, path: str) -> ServerConfig:
-    """A configuration from what a YAML file holds; raises as `read_config`."""
+    """Convert the contents of a YAML file to a configuration; raises as `read_config`."""
     if isinstance(document, dict) and isinstance(partitions := document.get("partitions"), list):
         converted = [_partition(each, f"{path}: partitions[{index}]") for index, each in enumerate(partitions)]
         document = document | {"partitions": converted}
@@ -155,7 +155,7 @@ def convert_config(document: object, path: str) -> ServerConfig:
 
 
 def _partition(document: Any, path: str) -> Any:
-    """A partition of the kind that it says, of cores if it says none, so that errors are about that kind."""
+    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind."""
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: expected an object, got {type(document).__name__}")
     kind = document.get("kind", "cpu")
@@ -165,14 +165,14 @@ def _partition(document: Any, path: str) -> Any:
 
 
 def _check_devices(partitions: tuple[Partition, ...]) -> None:
-    """Raise ValueError for devices that are none, and for shares that do not fit on theirs."""
+    """Raise ValueError for malformed device names and for shares that exceed their device."""
     for partition in partitions:
         if isinstance(partition, CpuPartition):
             continue
         if partition.uuid.startswith(_OLD_INSTANCE):
             raise ValueError(
-                f"partition {partition.name}: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
-                f"got '{partition.uuid}'; sluice partitions list has it"
+                f"partition {partition.name}: expected the UUID of its instance, MIG-…, as drivers report it "
+                f"since version 470, got '{partition.uuid}'; `sluice partitions list` prints it"
             )
         match = _DEVICE.fullmatch(partition.uuid)
         if match is None or (isinstance(partition, MigPartition) and match["kind"] == "GPU"):

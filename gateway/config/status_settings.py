@@ -1,4 +1,4 @@
-"""Which statuses clients get for what is refused for load, where Triton's is not what they expect."""
+"""The HTTP statuses of requests that are refused under load, for clients that do not expect Triton's."""
 
 from typing import Literal
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class StatusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """HTTP statuses: of requests for which there is no time or room (`overload`), and of those given up (`expired`).
+    """The statuses for `overload` (no time or no room for a request) and for `expired` (it timed out in a queue).
 
-    gRPC has the status that belongs to each: UNAVAILABLE (503), RESOURCE_EXHAUSTED (429), DEADLINE_EXCEEDED (504).
+    gRPC uses the matching status: UNAVAILABLE (503), RESOURCE_EXHAUSTED (429), DEADLINE_EXCEEDED (504).
     """
 
     overload: Literal[503, 429] = 503
     expired: Literal[503, 504] = 503
 
 
-TRITONS = StatusSettings()
-"""Those that Triton has."""
+TRITON_STATUSES = StatusSettings()
+"""The statuses that Triton uses."""

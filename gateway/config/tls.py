@@ -1,4 +1,4 @@
-"""TLS for both protocols: certificates from PEM files."""
+"""TLS for both protocols, with certificates from PEM files."""
 
 import ssl
 from pathlib import Path
@@ -10,14 +10,17 @@ from sluice.models.errors import ConfigError
 
 
 class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PEM files: the server's certificate, with its chain, and key; with `client_ca`, clients need one signed by it."""
+    """PEM files: the server's certificate with its chain, and its key.
+
+    With `client_ca`, clients need a certificate signed by it.
+    """
 
     certificate: str
     key: str
     client_ca: str | None = None
 
     def ssl_context(self) -> ssl.SSLContext:
-        """What the HTTP server secures connections with. Raises ConfigError, naming the file."""
+        """The TLS context of the HTTP server. Raises ConfigError, which names the file."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         for file in self._files:
@@ -37,7 +40,7 @@ class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """What the gRPC server secures connections with. Raises ConfigError, naming the file."""
+        """The credentials of the gRPC server. Raises ConfigError, which names the file."""
         authority = None if self.client_ca is None else _read(self.client_ca)
         return grpc.ssl_server_credentials(
             [(_read(self.key), _read(self.certificate))], authority, require_client_auth=authority is not None

@@ -4,17 +4,18 @@ import math
 
 import msgspec
 
-from sluice.gateway.executors.hang_detector import BATCH_TIMEOUT_S
+BATCH_TIMEOUT_S = 10.0
+"""Time that every batch has, on workers as on Triton servers, however short its latency is."""
 
 
 class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A Triton server: a partition by the name of `name`, running already, or started by us with `command`.
+    """A Triton server, which is a partition with the name `name`; it runs already or is started with `command`.
 
-    `url` is the host and port of its gRPC service, or `unix:` and a path. A command runs on `cores` (none: on all) with
-    `environment` over ours, and has `start_timeout_s` to get ready. `models` are the names of those that it is to hold
-    (None: all that are ready when Sluice starts). `price` is what an hour of it costs (None: as a whole GPU). A batch,
-    and any other call but loading, has `timeout_s`, and 20 times its measured latency if that is more. `http_url` is
-    the host and port of the HTTP service of a server on this machine: batches in shared memory are ordered by that.
+    `url` is the host and port of its gRPC service, or `unix:` and a path. `command` runs on `cores` (empty: all) with
+    `environment` added, and must be ready within `start_timeout_s`. `models` are the models to use (None: all that are
+    ready at the start). `price` is the cost per hour (None: that of a whole GPU). A batch, and any other call except
+    loading, may take `timeout_s`, or 20 times its measured latency if that is more. `http_url` is the host and port of
+    the HTTP service of a server on this machine, which is used for batches in shared memory.
     """
 
     name: str
@@ -32,7 +33,7 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.name or not (self._is_unix or _is_address(self.url)):
             raise ValueError(f"expected a name and a url such as 127.0.0.1:8001, got '{self.name}' and '{self.url}'")
         if not self.command and (self.cores or self.environment):
-            raise ValueError(f"triton {self.name}: cores and environment are for a server that has a command")
+            raise ValueError(f"triton {self.name}: cores and environment require a command")
         if self.http_url and not (_is_address(self.http_url) and self.local):
             raise ValueError(
                 f"triton {self.name}: expected an http_url such as 127.0.0.1:8000, for a server on this machine, "
@@ -59,13 +60,13 @@ class TritonSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def local(self) -> bool:
-        """Whether it runs on this machine."""
+        """True if it runs on this machine."""
         host = self.url.rpartition(":")[0].strip("[]")
         return bool(self.command) or self._is_unix or host in {"localhost", "::1"} or host.startswith("127.")
 
     @property
     def profile_kind(self) -> str:
-        """What latency tables are keyed by: each server has its own."""
+        """The key of its latency tables: each server has its own."""
         return f"triton/{self.name}"
 
 

@@ -1,4 +1,4 @@
-"""What is served by name, and which names have to do with each other."""
+"""The names that are served, and which of them need each other."""
 
 from collections.abc import Collection, Mapping
 
@@ -7,7 +7,10 @@ from sluice.gateway.deployment.revision import Deployed, RevisionSource
 
 
 class DependencyGraph:
-    """What is `served`, and what is not only because something that it needs was unloaded: it returns with that."""
+    """Everything that is `served`, by name.
+
+    A name is stranded if it is not served only because something that it needs was unloaded; it returns with that.
+    """
 
     def __init__(self, served: Mapping[str, Deployed]) -> None:
         self.served = dict(served)
@@ -19,14 +22,14 @@ class DependencyGraph:
         for name in revision:
             self._stranded.pop(name, None)
 
-    def take(self, name: str, *, with_needs: bool) -> tuple[dict[str, Deployed], set[str]]:
-        """Serve a name no more; returns what is not served any more, and which of it is stranded.
+    def remove(self, name: str, *, with_dependencies: bool) -> tuple[dict[str, Deployed], set[str]]:
+        """Stop serving a name; returns everything that is not served any more, and which of it is stranded.
 
-        `with_needs` takes what nothing else needs as well.
+        `with_dependencies` also removes what only this name needs.
         """
         self._stranded.pop(name, None)
         names = {name} & self.served.keys()
-        if with_needs:
+        if with_dependencies:
             while more := {each for each in self.served.keys() - names if self._only_needed(each, names)}:
                 names |= more
         stranded = self.dependents(names) - names
@@ -35,16 +38,16 @@ class DependencyGraph:
         return taken, stranded
 
     def overrides(self, without: str = "") -> dict[str, Override]:
-        """The overrides that are in force, but for that of one name."""
+        """The overrides that are in force, except that of one name."""
         known = {**self._stranded, **self.served}.items()
         return {name: each.override for name, each in known if each.override is not None and name != without}
 
     def dependents(self, names: Collection[str]) -> set[str]:
-        """What is served and needs one of these names, directly or not."""
+        """The served names that need one of these names, directly or not."""
         return _dependents(names, self.served)
 
     def returning(self, names: Collection[str]) -> set[str]:
-        """What is stranded and has all that it needs once these names are served."""
+        """The stranded names that have all that they need once these names are served."""
         found: set[str] = set()
         while more := {
             name
@@ -55,7 +58,7 @@ class DependencyGraph:
         return found - set(names)
 
     def involved(self, source: RevisionSource, name: str, overrides: Mapping[str, Override]) -> set[str]:
-        """All names that a change of one may have to do with; reads what it needs."""
+        """All names that a change of one name may affect; reads what it needs."""
         known = {**self._stranded, **self.served}
         needed = source.needed({name}, {}, overrides)
         if name in known:

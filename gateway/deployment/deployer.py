@@ -1,7 +1,7 @@
-"""The life cycle of what is served: models and pipelines are loaded, loaded anew and unloaded while requests run.
+"""Loads, reloads and unloads models and pipelines while requests run.
 
-What is new is loaded and warmed beside what there is; then the catalogue names it instead, and what was there before
-goes when its last request is done. Whatever fails on the way leaves all as it was.
+New revisions are loaded and warmed beside the old ones; then the registry names the new one, and the old one goes when
+its last request is done. A failure on the way leaves everything as it was.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision
-from sluice.gateway.deployment.rollout import Deployment, Prepared
+from sluice.gateway.deployment.rollout import PreparedRevision, Rollout
 from sluice.gateway.observability.logs import log
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import (
     ConfigError,
     ModelNotFound,
@@ -34,26 +35,29 @@ RECYCLE_TIMEOUT_S = 300.0
 
 
 class Deployer:
-    """Changes what is served; calls about names that have to do with each other wait for each other, others do not.
+    """Changes what is served; calls about names that affect each other wait for each other, others run together.
 
-    `names` has what is served by name. With `recycle`, the workers that held a model are replaced after an unload.
+    `dependencies` has everything that is served, by name. With `recycle`, the workers that held a model are replaced
+    after an unload.
     """
 
     def __init__(
         self,
         source: RevisionSource,
-        names: DependencyGraph,
-        catalogue: ModelRegistry,
-        deployment: Deployment,
-        loads: LoadWaiter,
+        dependencies: DependencyGraph,
+        registry: ModelRegistry,
+        rollout: Rollout,
+        load_waiter: LoadWaiter,
+        inventory: Inventory,
         *,
         recycle: bool,
     ) -> None:
         self.source = source
-        self.names = names
-        self._catalogue = catalogue
-        self._deployment = deployment
-        self._loads = loads
+        self.dependencies = dependencies
+        self._registry = registry
+        self._rollout = rollout
+        self._load_waiter = load_waiter
+        self._inventory = inventory
         self._recycle = recycle
         self._numbers = itertools.count(1)
         self._busy: set[str] = set()
@@ -61,94 +65,96 @@ class Deployer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str, override: Override | None = None) -> None:
-        """Serve a name as it is in the repository now, or with an override; nothing happens when it is so already.
+        """Serve a name as it is in the repository now, or with an override; nothing happens if it is served so already.
 
-        What needs it is served anew with it, and what it needs is loaded if it is not there. Raises RequestError when
-        that fails, RejectedError when there is no room for it now, and ModelNotFound when there is nothing of the name.
+        Everything that needs it is reloaded with it, and what it needs is loaded if it is not there. Raises
+        RequestError when that fails, RejectedError when there is no room for it now, and ModelNotFound without an entry
+        of the name.
         """
         try:
             if override is not None:
                 await asyncio.to_thread(_write, override, name)
             overrides = {} if override is None else {name: override}
-            async with self._alone(name, overrides):
-                await self._load(name, self.names.overrides(without=name) | overrides)
+            async with self._exclusive(name, overrides):
+                await self._load(name, self.dependencies.overrides(without=name) | overrides)
         except BaseException:
             if override is not None:
                 override.discard()
             raise
 
-    async def unload(self, name: str, *, with_needs: bool = False, recycle: bool = False) -> None:
-        """Serve a name no more, nor what needs it; what could not be served is forgotten.
+    async def unload(self, name: str, *, with_dependencies: bool = False, recycle: bool = False) -> None:
+        """Stop serving a name, and everything that needs it; a name that could not be served is forgotten.
 
-        `with_needs` unloads what it needs as well, as far as nothing else does. With `recycle`, returns when the
-        workers that held any of it have given all their memory back; otherwise its last requests may still run.
+        `with_dependencies` also unloads what only this name needs. With `recycle`, returns when the workers that held
+        any of it have returned all their memory; otherwise its last requests may still run.
         """
-        async with self._alone(name, {}):
-            leaving, stranded = self.names.take(name, with_needs=with_needs)
+        async with self._exclusive(name, {}):
+            leaving, stranded = self.dependencies.remove(name, with_dependencies=with_dependencies)
             if name not in leaving:
-                self._catalogue.give_up(name)
+                self._registry.forget(name)
             for each, was in leaving.items():
                 state = VersionStatus.UNLOADING, ""
                 if each in stranded:
                     state = VersionStatus.UNAVAILABLE, f"model '{name}', which it needs, was unloaded"
-                self._catalogue.set_aside(each, {str(pipeline.version): state for pipeline in was.pipelines})
+                self._registry.set_unavailable(each, {str(pipeline.version): state for pipeline in was.pipelines})
                 log(logger, logging.INFO, "unloading", name=each)
-            holders = {holder for key in _models(leaving) for holder in self._loads.holders(key)}
-            gone = self._keep(self._see_off(leaving, stranded))
+            holders = {holder for key in _models(leaving) for holder in self._inventory.holders(key)}
+            gone = self._start_task(self._retire(leaving, stranded))
         if recycle or (self._recycle and leaving):
             try:
                 async with asyncio.timeout(RECYCLE_TIMEOUT_S):
-                    await asyncio.shield(gone)  # it goes whether or not anybody waits for that
-                    await self._deployment.recycle(sorted(holders))
+                    await asyncio.shield(gone)  # the unload goes on if the caller stops waiting
+                    await self._rollout.recycle(sorted(holders))
             except TimeoutError as error:
                 waited = f"within {RECYCLE_TIMEOUT_S:g} s"
-                raise ServingError(f"'{name}' is unloaded, but its memory was not given back {waited}") from error
+                raise ServingError(f"'{name}' is unloaded, but its memory was not freed {waited}") from error
             except asyncio.CancelledError:
                 if gone.cancelled():
                     raise RejectedError("the server is stopping") from None
                 raise
 
     def close(self) -> None:
-        """Refuse what is under way and what comes, and remove the files that clients gave."""
-        self._catalogue.draining = True
+        """Refuse present and future changes, and remove the files that clients gave."""
+        self._registry.start_draining()
         for task in self._tasks:
             task.cancel()
-        self._loads.close()
-        for override in self.names.overrides().values():
+        self._load_waiter.close()
+        for override in self.dependencies.overrides().values():
             override.discard()
 
     # -- loading
 
     async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
         if name not in overrides and self.source.entry(name, overrides) is None:
-            overrides = self.names.overrides()  # its files may be those that a client gave before
+            overrides = self.dependencies.overrides()  # a client may have given its files before
         if self.source.entry(name, overrides) is None:
             raise ModelNotFound(f"failed to load '{name}', failed to poll from model repository")
-        served = self.names.served
-        names = self.source.needed({name, *self.names.dependents({name})}, served, overrides)
-        returning = self.names.returning(names)
+        served = self.dependencies.served
+        names = self.source.needed({name, *self.dependencies.dependents({name})}, served, overrides)
+        returning = self.dependencies.returning(names)
         names |= self.source.needed(returning, served, overrides)
         number = next(self._numbers)
         try:
-            anew = () if self._catalogue.broken(name) is None else {name}  # what workers could not load is tried again
-            revision = _whole(await self._revision(names, number, overrides, anew), returning)
+            # A model that workers could not load is tried again.
+            reread = () if self._registry.broken(name) is None else {name}
+            revision = _whole(await self._revision(names, number, overrides, reread), returning)
             if self._is_same(name, revision, overrides):
                 return
             prepared = await self._prepare(names, number, revision, overrides)
-            await self._bring(prepared)
+            await self._load_and_wait(prepared)
         except BaseException as error:
-            reason = str(error) or "its load was given up"
+            reason = str(error) or "loading was cancelled"
             for override in overrides.values():
-                reason = override.told(reason)
+                reason = override.without_directory(reason)
             if name not in served:
                 unsupported = isinstance(error, UnsupportedModel)
-                self._catalogue.set_aside(name, {"": (VersionStatus.UNAVAILABLE, reason)}, unsupported=unsupported)
+                self._registry.set_unavailable(name, {"": (VersionStatus.UNAVAILABLE, reason)}, unsupported=unsupported)
             log(logger, logging.ERROR, "load failed", name=name, reason=reason)
             if not isinstance(error, ConfigError | RejectedError | OSError):
                 raise
             kind = RejectedError if isinstance(error, RejectedError) else RequestError
             raise kind(f"load failed for model '{name}': {reason}") from error
-        self._switch(prepared.deployed)
+        self._switch_over(prepared.deployed)
 
     async def _prepare(
         self,
@@ -156,39 +162,40 @@ class Deployer:
         number: int,
         revision: Mapping[str, Deployed],
         overrides: Mapping[str, Override],
-    ) -> Prepared:
-        """How to bring a revision; models that are to report more of their batches than they do are read anew."""
-        anew: set[str] = set()
-        served, remote = self.names.served, {entry.spec.name for entry in self.source.remote.values()}
+    ) -> PreparedRevision:
+        """Prepare a revision; models that lack a confidence that a new pipeline needs are read again."""
+        reread: set[str] = set()
+        served, remote = self.dependencies.served, {entry.spec.name for entry in self.source.remote.values()}
         while True:
-            prepared = await self._deployment.prepare(revision, served)
+            prepared = await self._rollout.prepare(revision, served)
             if not prepared.outdated:
                 return prepared
             if beside := prepared.outdated & remote:
-                raise ConfigError(f"model '{min(beside)}' of a Triton server would have to report another confidence")
-            anew |= prepared.outdated
-            wanted = self.source.needed({*names, *anew, *self.names.dependents(anew)}, served, overrides)
-            revision = _whole(await self._revision(wanted, number, overrides, anew), ())
+                lacking = "does not report the confidence that the new pipeline needs"
+                raise ConfigError(f"model '{min(beside)}' of a Triton server {lacking}")
+            reread |= prepared.outdated
+            wanted = self.source.needed({*names, *reread, *self.dependencies.dependents(reread)}, served, overrides)
+            revision = _whole(await self._revision(wanted, number, overrides, reread), ())
 
     async def _revision(
-        self, names: Collection[str], number: int, overrides: Mapping[str, Override], anew: Collection[str]
+        self, names: Collection[str], number: int, overrides: Mapping[str, Override], reread: Collection[str]
     ) -> Revision:
-        served = dict(self.names.served)
-        return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, anew)
+        served = dict(self.dependencies.served)
+        return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, reread)
 
-    async def _bring(self, prepared: Prepared) -> None:
-        """Have what is new loaded and warmed; raises ConfigError when some model is on no partition then."""
+    async def _load_and_wait(self, prepared: PreparedRevision) -> None:
+        """Load and warm new models; raises ConfigError when one of them is on no partition afterwards."""
         coming: list[asyncio.Future[str]] = []
         before = {}
         begun = False
         try:
-            # One is added after the other: when one is refused, those before it are to be given up.
-            coming.extend(self._loads.come(*each) for each in prepared.placed)
-            for name in prepared.deployed.keys() - self.names.served.keys():
-                before[name] = {version: (state, reason) for version, state, reason in self._catalogue.states(name)}
+            # One is added after the other: if one is refused, those before it are cancelled.
+            coming.extend(self._load_waiter.wait_loaded(*each) for each in prepared.placed)
+            for name in prepared.deployed.keys() - self.dependencies.served.keys():
+                before[name] = {version: (state, reason) for version, state, reason in self._registry.states(name)}
                 versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
-                self._catalogue.set_aside(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
-            self._deployment.begin(prepared)
+                self._registry.set_unavailable(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
+            self._rollout.begin(prepared)
             begun = True
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 reasons = await asyncio.gather(*coming)
@@ -198,38 +205,38 @@ class Deployer:
             for future in coming:
                 future.cancel()
             for name, states in before.items():
-                self._catalogue.set_aside(name, states)
+                self._registry.set_unavailable(name, states)
             added = {pipeline.name for pipeline in prepared.change.pipelines}
             if begun:
-                self._deployment.retire(added)
-            self._keep(self._deployment.end(added, {model.key for model in prepared.change.models}))
+                self._rollout.retire(added)
+            self._start_task(self._rollout.end(added, {model.key for model in prepared.change.models}))
             if isinstance(error, TimeoutError):
                 raise ConfigError(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from error
             raise
 
-    def _switch(self, revision: Mapping[str, Deployed]) -> None:
-        before = {name: self.names.served[name] for name in revision if name in self.names.served}
-        self.names.serve(revision)
+    def _switch_over(self, revision: Mapping[str, Deployed]) -> None:
+        before = {name: self.dependencies.served[name] for name in revision if name in self.dependencies.served}
+        self.dependencies.serve(revision)
         for name, each in revision.items():
-            self._catalogue.serve(name, each.pipelines)
+            self._registry.serve(name, each.pipelines)
             log(logger, logging.INFO, "loaded", name=name, versions=[pipeline.version for pipeline in each.pipelines])
-        self._keep(self._see_off(before, ()))
+        self._start_task(self._retire(before, ()))
 
     def _is_same(self, name: str, revision: Mapping[str, Deployed], overrides: Mapping[str, Override]) -> bool:
-        before, served = self.names.served.get(name), self.names.served
-        if before is None or before.override is not overrides.get(name) or self._catalogue.broken(name):
+        before, served = self.dependencies.served.get(name), self.dependencies.served
+        if before is None or before.override is not overrides.get(name) or self._registry.broken(name):
             return False
         return before.files == revision[name].files and revision.keys() <= served.keys()
 
     # -- unloading
 
-    def _see_off(self, before: Mapping[str, Deployed], stranded: Collection[str]) -> Coroutine[Any, Any, None]:
-        """Have what was served before get no more requests; what is returned waits until nothing of it is left."""
-        served = self.names.served.values()
+    def _retire(self, before: Mapping[str, Deployed], stranded: Collection[str]) -> Coroutine[Any, Any, None]:
+        """Send no more requests to what was served before; the result waits until nothing of it is left."""
+        served = self.dependencies.served.values()
         pipelines = {pipeline.key for each in before.values() for pipeline in each.pipelines}
         pipelines -= {pipeline.key for each in served for pipeline in each.pipelines}
-        models = _models(before) - _models(self.names.served)
-        self._deployment.retire(pipelines)
+        models = _models(before) - _models(self.dependencies.served)
+        self._rollout.retire(pipelines)
         return self._end(pipelines, models, before, stranded)
 
     async def _end(
@@ -239,28 +246,28 @@ class Deployer:
         before: Mapping[str, Deployed],
         stranded: Collection[str],
     ) -> None:
-        await self._deployment.end(pipelines, models)
+        await self._rollout.end(pipelines, models)
         for name, each in before.items():
             if name in stranded:
                 continue
-            now = self.names.served.get(name)
+            now = self.dependencies.served.get(name)
             if each.override is not None and (now is None or now.override is not each.override):
                 await asyncio.to_thread(each.override.discard)
-            if any(state is VersionStatus.UNLOADING for _, state, _ in self._catalogue.states(name)):
+            if any(state is VersionStatus.UNLOADING for _, state, _ in self._registry.states(name)):
                 states = {str(pipeline.version): (VersionStatus.UNAVAILABLE, "unloaded") for pipeline in each.pipelines}
-                self._catalogue.set_aside(name, states)
+                self._registry.set_unavailable(name, states)
 
     # -- turns
 
     @asynccontextmanager
-    async def _alone(self, name: str, overrides: Mapping[str, Override]) -> AsyncIterator[None]:
-        """One at a time of all that involve one name."""
+    async def _exclusive(self, name: str, overrides: Mapping[str, Override]) -> AsyncIterator[None]:
+        """Run one change at a time of all that involve the same names."""
         async with self._turn:
-            while (involved := self.names.involved(self.source, name, overrides)) & self._busy:
+            while (involved := self.dependencies.involved(self.source, name, overrides)) & self._busy:
                 await self._turn.wait()
             self._busy |= involved
         try:
-            if self._catalogue.draining:
+            if self._registry.draining:
                 raise RejectedError("the server is stopping")
             yield
         finally:
@@ -268,7 +275,7 @@ class Deployer:
             async with self._turn:
                 self._turn.notify_all()
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -279,7 +286,7 @@ def _write(override: Override, name: str) -> None:
     try:
         override.write(name)
     except (OSError, ValueError) as error:
-        raise RequestError(f"the files of '{name:.80}' cannot be kept: {error}") from error
+        raise RequestError(f"the files of '{name:.80}' cannot be stored: {error}") from error
 
 
 def _models(deployed: Mapping[str, Deployed]) -> set[str]:
@@ -287,7 +294,7 @@ def _models(deployed: Mapping[str, Deployed]) -> set[str]:
 
 
 def _whole(revision: Revision, returning: Collection[str]) -> Mapping[str, Deployed]:
-    """What was read, if nothing is broken but what is only returning. Raises ConfigError."""
+    """The names that were read, if none is broken that is not only returning. Raises ConfigError."""
     if reasons := {name: reason for name, reason in revision.broken.items() if name not in returning}:
         kind = UnsupportedModel if revision.unsupported.issuperset(reasons) else ConfigError
         raise kind("; ".join(reasons.values()))

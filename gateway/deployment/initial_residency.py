@@ -1,4 +1,4 @@
-"""Where the models of a server are when it begins, and whether the others are loaded on demand."""
+"""The initial placement of models on partitions, and whether the other models are loaded on demand."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, Sch
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
-from sluice.gateway.deployment.instance_counts import log_missing_instances
+from sluice.gateway.deployment.placement import log_missing_instances
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.logs import log
 
@@ -21,21 +21,24 @@ _MIB = 1 << 20
 
 
 class InitialResidency(NamedTuple):
-    """The `spec` with what has models loaded, the models that each partition begins with, and those without a place."""
+    """The initial placement: `residency` has the models of each partition, `unplaced` are the others.
+
+    The `spec` says how models are loaded from then on.
+    """
 
     spec: SchedulerSpec
     residency: Mapping[str, tuple[str, ...]]
     unplaced: tuple[str, ...]
 
-    def announce(self, catalogue: ModelRegistry) -> None:
-        """Tell which models wait for demand, and which have no place anywhere."""
+    def announce(self, registry: ModelRegistry) -> None:
+        """Log, and note in the registry, which models wait for demand, and which no partition has room for."""
         largest = max(partition.memory_bytes for partition in self.spec.partitions)
         sizes = {model.key: model.memory_bytes for model in self.spec.models}
         demanded = self.spec.residency.loading is Loading.DEMAND
         waiting = [key for key in self.unplaced if sizes[key] <= largest]
         if demanded:
             log(logger, logging.INFO, "models are loaded on demand", models=len(sizes), waiting=len(waiting))
-            catalogue.models_on_demand(key for key, size in sizes.items() if size <= largest)
+            registry.mark_on_demand(key for key, size in sizes.items() if size <= largest)
             if never := self._kept_out(waiting):
                 reason = "no partition has room for them beside the pinned ones"
                 log(logger, logging.WARNING, "models can never be loaded", models=", ".join(never), reason=reason)
@@ -43,14 +46,14 @@ class InitialResidency(NamedTuple):
             if sizes[key] > largest:
                 reason = f"no partition has room for the {sizes[key] / _MIB:.3g} MiB that it takes"
                 log(logger, logging.ERROR, "model has no place", model=key, reason=reason)
-                catalogue.model_load_failed(key, reason)
+                registry.mark_unplaced(key, reason)
             elif not demanded:
                 log(logger, logging.WARNING, "model waits for demand, the others leave no room", model=key)
-                catalogue.model_on_demand(key)
+                registry.mark_waiting(key)
         log_missing_instances(self.spec.models, self.residency)
 
     def _kept_out(self, waiting: Iterable[str]) -> list[str]:
-        """Of the models that wait, those that have room nowhere beside the copies of pinned ones that stay."""
+        """Waiting models that fit on no partition beside the copies of pinned models that stay."""
         models = {model.key: model for model in self.spec.models}
         room = {partition.name: partition.memory_bytes or math.inf for partition in self.spec.partitions}
         for model in filter(lambda model: model.pinned, self.spec.models):
@@ -70,7 +73,7 @@ class InitialResidency(NamedTuple):
 
 
 def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> InitialResidency:
-    """Place all models, pinned ones and those of a high priority first where there is no room for all."""
+    """Place all models; pinned ones and those of a high priority come first if there is no room for all."""
     needs = model_needs(spec.models, spec.partitions)
     placement = place_models(needs, spec.partitions)
     largest = max(partition.memory_bytes for partition in spec.partitions)
@@ -83,7 +86,7 @@ def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> Initi
 
 
 def model_needs(models: Iterable[ScheduledModel], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
-    """What models take; what they are asked for is not known yet, and is taken to be as they rank."""
+    """The memory that models need, and their expected demand, which is their priority as long as nothing is known."""
     models = tuple(models)
     kinds = {partition.kind for partition in partitions}
     least = min((model.priority for model in models), default=0)

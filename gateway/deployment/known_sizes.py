@@ -1,4 +1,4 @@
-"""How fast what is served is at the sizes that sets of cores could have, as stored profiles tell."""
+"""Latencies of the served models at the sizes that a set of cores could have, from stored profiles."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -16,20 +16,20 @@ Tables = Mapping[str, Mapping[str, LatencyTable]]
 
 
 class KnownSizes:
-    """Reads profiles when other models are served than before, and only then."""
+    """Reads the profiles again only when other models are served."""
 
-    def __init__(self, names: DependencyGraph) -> None:
-        self._names = names
+    def __init__(self, dependencies: DependencyGraph) -> None:
+        self._dependencies = dependencies
         self._read_for: tuple[frozenset[str], frozenset[str]] | None = None
         self._tables: dict[str, dict[str, LatencyTable]] = {}
 
     async def tables(self, partitions: Collection[CpuPartition], most: int) -> Tables:
-        """The latencies at all sizes of up to `most` cores that every model of our workers was profiled at.
+        """The latencies at all sizes of up to `most` cores at which every model of our workers was profiled.
 
-        Empty with fewer than two: then there is nothing to compare.
+        Empty with fewer than two sizes: then there is nothing to compare.
         """
         kinds = frozenset(kind for each in partitions for kind in kinds_of(each, most))
-        entries = {entry.spec.key: entry for each in self._names.served.values() for entry in each.models}
+        entries = {entry.spec.key: entry for each in self._dependencies.served.values() for entry in each.models}
         local = {key: entry for key, entry in entries.items() if entry.backend != REMOTE}
         if (wanted := (frozenset(local), kinds)) != self._read_for:
             self._tables = await asyncio.to_thread(_read, local, kinds)
@@ -38,7 +38,7 @@ class KnownSizes:
 
 
 def kinds_of(partition: CpuPartition, most: int) -> list[str]:
-    """The kinds that a set of cores would be of with 1 to `most` cores."""
+    """The kinds that a set of 1 to `most` cores would be of."""
     sizes = (tuple(range(size)) for size in range(1, most + 1))
     return [msgspec.structs.replace(partition, cores=cores).profile_kind for cores in sizes]
 

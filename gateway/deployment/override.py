@@ -1,4 +1,4 @@
-"""What a request to load a model gives in place of what the repository has: a configuration, and files."""
+"""The configuration and the files that a request to load a model gives in place of those of the repository."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ _FILE = "file:"
 
 
 class Override:
-    """A configuration in JSON, and the files that it goes with, which `write` puts into a directory of their own.
+    """A configuration in JSON, and the files that belong to it, which `write` puts into a directory of their own.
 
     `files` are contents by path relative to the model's directory; without any, those of the repository are used.
     """
@@ -35,8 +35,8 @@ class Override:
             path.write_bytes(content)
         self._files.clear()
 
-    def told(self, message: str) -> str:
-        """A message about the files, which names them as a repository would have them: the client knows no other."""
+    def without_directory(self, message: str) -> str:
+        """A message about the files without the temporary directory, which the client does not know."""
         return message if self._directory is None else message.replace(f"{self._directory.name}/", "")
 
     def discard(self) -> None:
@@ -46,10 +46,10 @@ class Override:
 
 
 def read_override(parameters: Mapping[str, object]) -> Override | None:
-    """What the parameters of a request to load a model say; None for nothing.
+    """Read the parameters of a request to load a model; None without any.
 
-    Over HTTP, files come in base64. Raises RequestError for a parameter that is unknown, of a wrong type, or names a
-    file that would not lie in the directory of the model, and for files without a configuration.
+    Over HTTP, files are in base64. Raises RequestError for a parameter that is unknown, of a wrong type, or names a
+    file outside of the model's directory, and for files without a configuration.
     """
     if not parameters:
         return None

@@ -1,16 +1,20 @@
-"""Where models that come have room beside those that are there, which serve on meanwhile."""
+"""Placement of new models beside those that are held, which serve on meanwhile."""
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.planner.residency import ModelNeed, place_models
+from sluice.gateway.observability.logs import log
+
+logger = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
-    """By partition: the new models that are to be held there, and copies of others that are to go first.
+    """The new models that each partition is to hold, and the copies of other models that are to go first.
 
-    `free` is the most memory, in bytes, that any partition with a bound has without that.
+    `free` is the most memory, in bytes, that any partition with a bound has free now.
     """
 
     residency: dict[str, tuple[str, ...]]
@@ -19,7 +23,7 @@ class Room(NamedTuple):
 
     @property
     def placed(self) -> set[str]:
-        """The new models that have a place."""
+        """The new models that were placed."""
         return {key for keys in self.residency.values() for key in keys}
 
 
@@ -30,9 +34,10 @@ def find_room(
     held: Mapping[str, Collection[str]],
     serving: Mapping[str, Collection[str]],
 ) -> Room:
-    """Place new models so that no partition ever holds more than it has memory for, nor a model loses its last copy.
+    """Place new models: no partition holds more than its memory, and no model loses its last copy.
 
-    `needs` are of all models. `held` is what partitions hold or are being given, `serving` what those that are up hold.
+    `needs` are of all models. `held` has the models that partitions hold or are loading, `serving` those that
+    partitions which are up hold.
     """
     target = place_models(needs, partitions, held).residency
     copies = {name: set(models) for name, models in serving.items()}
@@ -57,6 +62,15 @@ def find_room(
     return Room(residency, spare, most)
 
 
+def log_missing_instances(models: Iterable[ScheduledModel], residency: Mapping[str, Collection[str]]) -> None:
+    """Warn of models that fewer partitions hold than configured; `residency` has the models of each partition."""
+    for model in models:
+        partitions = sum(model.key in keys for keys in residency.values())
+        if 0 < partitions < model.replicas:
+            what = "fewer partitions than instances are asked for"
+            log(logger, logging.WARNING, what, model=model.key, instances=model.replicas, partitions=partitions)
+
+
 def _spare(
     lacking: int,
     needs: Mapping[str, ModelNeed],
@@ -64,7 +78,7 @@ def _spare(
     copies: Mapping[str, Collection[str]],
     partition: str,
 ) -> list[str] | None:
-    """Of the candidates, those that are to go for so many bytes, the largest first; None when that is not enough."""
+    """The candidates to unload for the lacking bytes, the largest first; None when they are not enough."""
     leaving: list[str] = []
     elsewhere = {key for name, models in copies.items() if name != partition for key in models}
     for key in sorted(elsewhere.intersection(candidates, needs), key=lambda key: (-needs[key].memory_bytes, key)):

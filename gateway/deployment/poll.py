@@ -1,4 +1,4 @@
-"""Keeps what is served as the repository has it, by looking at it from time to time."""
+"""Keeps the served models equal to the repository by polling it."""
 
 import asyncio
 import logging
@@ -15,20 +15,20 @@ logger = logging.getLogger(__name__)
 
 
 class Poll:
-    """Loads what is new or has changed in a repository, and unloads what is gone from it, or is there twice.
+    """Loads entries that are new or changed in the repository, and unloads those that are gone or ambiguous.
 
-    What does not load is left alone until it, or something that it needs, changes again, and forgotten when it is gone;
-    what there is no room for just now is tried at every look.
+    An entry that does not load is left alone until it, or something that it needs, changes again; it is forgotten when
+    it is gone. An entry without room is tried again at every poll.
     """
 
-    def __init__(self, lifecycle: Deployer, interval_s: float) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, deployer: Deployer, interval_s: float) -> None:
+        self._deployer = deployer
         self._interval_s = interval_s
         self._seen: dict[str, FileStamps] = {}
         self._failed: set[str] = set()
 
     async def run(self) -> None:
-        """Look at the repository until cancelled."""
+        """Poll the repository until cancelled."""
         self._seen = {name: each.files for name, each in self._served().items() if each.files is not None}
         while True:
             await asyncio.sleep(self._interval_s)
@@ -40,7 +40,7 @@ class Poll:
                 logger.exception("what is served could not be brought to what the repository has")
 
     async def look(self) -> None:
-        """Look once, and bring what is served to what is there; raises OSError."""
+        """Poll once, and load and unload the differences; raises OSError."""
         found, changed = await asyncio.to_thread(self._look)
         gone = [name for name, each in self._served().items() if each.files is not None and not found.get(name)]
         gone += sorted(self._failed - found.keys())
@@ -48,15 +48,15 @@ class Poll:
         self._failed &= found.keys()
         for name in gone:
             with suppress(ServingError):
-                await self._lifecycle.unload(name)
+                await self._deployer.unload(name)
         await asyncio.gather(*map(self._load, changed))
 
     async def _load(self, name: str) -> None:
         try:
-            await self._lifecycle.load(name)
+            await self._deployer.load(name)
         except RejectedError:
             self._seen.pop(name, None)
-        except ServingError:  # which is logged, and told by the index
+        except ServingError:  # it is logged, and the repository index shows it
             self._failed.add(name)
         except Exception:  # whatever it is, the next look tries again
             self._seen.pop(name, None)
@@ -65,22 +65,22 @@ class Poll:
             self._failed.discard(name)
 
     def _look(self) -> tuple[dict[str, FileStamps], list[str]]:
-        """What there is, nothing of what is there twice; and what is to be loaded of it."""
-        source = self._lifecycle.source
+        """The entries with their files, none for an ambiguous entry; and the names that are to be loaded."""
+        source = self._deployer.source
         found = {name: self._files(name) for name in sorted(source.names())}
         changed = {name for name, files in found.items() if self._seen.get(name) != files}
         again = {name for name in self._failed & found.keys() if source.needed({name}, {}, {}) & changed}
         return found, sorted(changed | again)
 
     def _files(self, name: str) -> FileStamps:
-        source = self._lifecycle.source
+        source = self._deployer.source
         entry = source.find(name)
         if entry is None or source.is_doubled(name):
             return {}
         try:
             return file_stamps(entry)
-        except OSError:  # it is being changed, or not for us to read
+        except OSError:  # it is being changed, or is not readable
             return self._seen.get(name, {})
 
     def _served(self) -> Mapping[str, Deployed]:
-        return self._lifecycle.names.served
+        return self._deployer.dependencies.served

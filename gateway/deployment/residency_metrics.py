@@ -1,16 +1,35 @@
-"""Metrics of models that come and go on demand."""
+"""Metrics of the models that partitions hold, and of those that are loaded on demand."""
 
 from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from sluice.batcher.interface.config import ScheduledModel
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.deployment.held_memory import held_memory
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
+
+Source = Literal["profile", "load", "file"]
 
 
-class ResidencyMetrics(Remote):
-    """What partitions hold, and what was ordered to load; nothing but the former where plans say what they hold."""
+class Held(NamedTuple):
+    """A model that a partition holds, with the bytes that residency counts for it."""
+
+    memory_bytes: int
+    source: Source
+
+
+def held_memory(scheduler: Scheduler, partition: str) -> dict[str, Held]:
+    """The models that a partition holds, by key."""
+    fleet = scheduler.dispatcher.fleet
+    state = fleet.partitions[partition]
+    models = {key: fleet.models[key].config for key in sorted(state.models)}
+    return {key: Held(model.memory_on(state.kind), _source(model, state.kind)) for key, model in models.items()}
+
+
+class ResidencyMetrics(MetricsSource):
+    """The models that partitions hold and, where models are loaded on demand, the loads and their causes."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -20,32 +39,44 @@ class ResidencyMetrics(Remote):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        models = GaugeMetricFamily("sluice_partition_models", "Models that it holds.", labels=["partition"])
+        models = GaugeMetricFamily("sluice_partition_models", "Models loaded on the partition.", labels=["partition"])
         weights = GaugeMetricFamily(
-            "sluice_model_memory_bytes", "Memory that it takes where it is held.", labels=["model", "kind", "source"]
+            "sluice_model_memory_bytes",
+            "Memory that the model takes on each partition that holds it.",
+            labels=["model", "kind", "source"],
         )
-        told: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
             models.add_metric([name], len(partition.models))
             for key, held in held_memory(self._scheduler, name).items():
-                if held.memory_bytes and (key, partition.kind) not in told:
-                    told.add((key, partition.kind))
+                if held.memory_bytes and (key, partition.kind) not in seen:
+                    seen.add((key, partition.kind))
                     weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
         yield weights
-        cold_starts = self._scheduler.served.cold_starts
-        if cold_starts is None:
+        loader = self._scheduler.served.loader
+        if not isinstance(loader, OnDemandLoader):
             return
-        memory = GaugeMetricFamily("sluice_partition_free_bytes", "Memory without models.", labels=["partition"])
-        for name, shelf in cold_starts.shelves.items():
-            memory.add_metric([name], shelf.free_bytes)
-        yield memory
-        loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, and why.", labels=["cause"])
-        others = cold_starts.prewarms + cold_starts.replicas + cold_starts.returns + cold_starts.restored
-        loads.add_metric(["request"], cold_starts.loads - others)
-        loads.add_metric(["prewarm"], cold_starts.prewarms)
-        loads.add_metric(["replica"], cold_starts.replicas)
-        loads.add_metric(["refused"], cold_starts.returns)
-        loads.add_metric(["pinned"], cold_starts.restored)
+        free = GaugeMetricFamily(
+            "sluice_partition_free_bytes", "Memory of the partition that is free for models.", labels=["partition"]
+        )
+        for name, memory in loader.memories.items():
+            free.add_metric([name], memory.free_bytes)
+        yield free
+        loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, by cause.", labels=["cause"])
+        others = loader.prewarms + loader.replicas + loader.returns + loader.restored
+        loads.add_metric(["request"], loader.loads - others)
+        loads.add_metric(["prewarm"], loader.prewarms)
+        loads.add_metric(["replica"], loader.replicas)
+        loads.add_metric(["refused"], loader.returns)
+        loads.add_metric(["pinned"], loader.restored)
         yield loads
-        yield CounterMetricFamily("sluice_model_evictions", "Models that made room.", value=cold_starts.evictions)
+        yield CounterMetricFamily(
+            "sluice_model_evictions", "Models evicted to make room for others.", value=loader.evictions
+        )
+
+
+def _source(model: ScheduledModel, kind: str) -> Source:
+    if kind in model.footprints:
+        return "profile"
+    return "load" if kind in model.weighed else "file"

@@ -1,4 +1,4 @@
-"""Revisions: what is served under a name, and how it is read from a repository as the next one."""
+"""Revisions: the versions that are served under a name, and how the next ones are read from a repository."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ from sluice.models.triton_config.instance_groups import CPU
 
 
 class Deployed(NamedTuple):
-    """What is served under a name: the versions of a model, or a pipeline, which `needs` others by name.
+    """Everything that is served under a name: versions of a model, or a pipeline, which `needs` others by name.
 
-    `files` tells whether it has changed since; None for what is not from a repository.
+    `files` shows whether it has changed since; None for models that are not from a repository.
     """
 
     models: tuple[ModelEntry, ...]
@@ -27,7 +27,10 @@ class Deployed(NamedTuple):
 
 
 class RevisionSource(NamedTuple):
-    """Where revisions are read from; `remote` are models that have no files here, `kinds` what the partitions are."""
+    """The place that revisions are read from.
+
+    `remote` are models that have no files here, and `kinds` are the kinds of the partitions.
+    """
 
     directories: Sequence[Path]
     max_batch_size: int
@@ -40,7 +43,7 @@ class RevisionSource(NamedTuple):
         return next((path for each in self.directories if (path := each / name).is_dir()), None)
 
     def is_doubled(self, name: str) -> bool:
-        """Whether several directories have an entry of a name, which is not served then."""
+        """True if several directories have an entry of a name, which is not served then."""
         return sum((directory / name).is_dir() for directory in self.directories) > 1
 
     def entry(self, name: str, overrides: Mapping[str, Override]) -> Path | None:
@@ -61,7 +64,7 @@ class RevisionSource(NamedTuple):
     def needed(
         self, names: Collection[str], deployed: Mapping[str, Deployed], overrides: Mapping[str, Override]
     ) -> set[str]:
-        """These names, and those that have to be read with them: what they need and is not there; families always."""
+        """These names and those that must be read with them: missing dependencies, and families always."""
         selected: set[str] = set()
         waiting = list(names)
         while waiting:
@@ -74,7 +77,10 @@ class RevisionSource(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """What was read: by name, what may be served, and why something cannot be; `unsupported` is so by its kind."""
+    """The result of reading: what may be served, by name, and why other names are broken.
+
+    `unsupported` names are of a kind that is not served.
+    """
 
     deployed: dict[str, Deployed]
     broken: dict[str, str]
@@ -87,11 +93,11 @@ def read_revision(
     number: int,
     deployed: Mapping[str, Deployed],
     overrides: Mapping[str, Override],
-    anew: Collection[str] = (),
+    reread: Collection[str] = (),
 ) -> Revision:
-    """Read names as revision `number`; versions whose files are as they were stay, but for those of `anew`.
+    """Read names as revision `number`; versions with unchanged files stay, except those of `reread`.
 
-    Blocks. Pipelines are checked against what is read and what is `deployed` besides.
+    Blocks. Pipelines are checked against everything that is read or `deployed`.
     """
     entries = {name: source.entry(name, overrides) for name in names}
     configs = {name: override.config for name, override in overrides.items()}
@@ -99,12 +105,12 @@ def read_revision(
     files = {name: file_stamps(path) for name, path in entries.items() if path is not None and name not in overrides}
     kept = {
         public_key(entry.spec.key): entry
-        for name in files.keys() - set(anew)
+        for name in files.keys() - set(reread)
         if name in deployed
         for entry in _unchanged(deployed[name], files[name])
     }
     others = {entry.spec.key: entry for name, each in deployed.items() if name not in entries for entry in each.models}
-    # Of these names only: another one that has an override is served already, and would be read anew with them.
+    # Of these names only: another one that has an override is served already, and would be read again with them.
     directories = {name: each.entry for name, each in overrides.items() if name in entries and each.entry is not None}
     selection = Selection(tuple(names), number, configs, directories, kept)
     known = {**source.remote, **others}
@@ -126,7 +132,7 @@ def read_revision(
 
 
 def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, Deployed]:
-    """What a server begins with."""
+    """Everything that a server begins with, by name."""
     entries = [entry for key, entry in repository.models.items() if key not in source.remote]
     names = {entry.spec.name for entry in entries} | repository.pipelines.keys()
     deployed = {}
@@ -140,7 +146,7 @@ def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, D
 
 
 def _unchanged(before: Deployed, files: FileStamps) -> list[ModelEntry]:
-    """The versions of a model that are as they were, which none is when anything but versions has changed."""
+    """The unchanged versions of a model; there are none when anything but versions has changed."""
     known = before.files or {}
     changed = {name for name in known.keys() | files.keys() if known.get(name) != files.get(name)}
     if not all(name.isdigit() for name in changed):

@@ -1,4 +1,4 @@
-"""Brings a revision to the workers and to the scheduler, and takes what is not served any more from them."""
+"""Brings a revision to the workers and to the scheduler, and removes from them what is not served any more."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -13,19 +13,17 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.initial_residency import model_needs
-from sluice.gateway.deployment.instance_counts import log_missing_instances
 from sluice.gateway.deployment.load_waiter import LoadWaiter
-from sluice.gateway.deployment.placement import Room, find_room
+from sluice.gateway.deployment.placement import Room, find_room, log_missing_instances
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
-from sluice.gateway.executors.triton.executor import MixedExecutor
-from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.models.errors import ConfigError, RejectedError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
@@ -38,11 +36,11 @@ from sluice.mps.partitions.partition import Partition
 _MIB = 1 << 20
 
 
-class Prepared(NamedTuple):
-    """What is to be loaded for a revision, by name in `deployed`, and how.
+class PreparedRevision(NamedTuple):
+    """The models and pipelines of a revision that are to be loaded, by name in `deployed`, and how.
 
-    `placed` are the new models with the partitions that are to hold them; `outdated` are the names of models that are
-    to report more of their batches than they were loaded for.
+    `placed` are the new models with the partitions that are to hold them. `outdated` are the names of models that lack
+    a confidence which a new pipeline needs.
     """
 
     deployed: Mapping[str, Deployed]
@@ -54,41 +52,41 @@ class Prepared(NamedTuple):
     outdated: frozenset[str]
 
 
-class Deployment:
-    """What is served, as the scheduler, the runtime, the executor and the catalogue know it.
+class Rollout:
+    """Applies changes to the scheduler, the runtime, the executor and the registry.
 
-    `remote` are the models that Triton servers hold, which stay; `states` has the partitions of our workers.
+    `remote` are the models that Triton servers hold, which stay; `inventory` has the partitions of our workers.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         remote: Mapping[str, ModelEntry],
-        states: PartitionStates,
+        inventory: Inventory,
         scheduler: Scheduler,
         runtime: Runtime,
-        executor: WorkerExecutor | MixedExecutor,
-        catalogue: ModelRegistry,
+        executor: MixedExecutor,
+        registry: ModelRegistry,
         metrics: ServerMetrics,
-        loads: LoadWaiter,
+        load_waiter: LoadWaiter,
     ) -> None:
         self._config = config
         self._remote = remote
-        self._states = states
+        self._inventory = inventory
         self._scheduler = scheduler
         self._runtime = runtime
         self._executor = executor
-        self._catalogue = catalogue
+        self._registry = registry
         self._metrics = metrics
-        self._loads = loads
+        self._load_waiter = load_waiter
         self._recycling = asyncio.Lock()
 
-    async def prepare(self, revision: Mapping[str, Deployed], deployed: Mapping[str, Deployed]) -> Prepared:
-        """See what has to be done to serve a revision beside what is deployed.
+    async def prepare(self, revision: Mapping[str, Deployed], deployed: Mapping[str, Deployed]) -> PreparedRevision:
+        """Work out what has to be loaded to serve a revision beside what is deployed.
 
         Raises ConfigError when that cannot be, and RejectedError when there is no room for it now.
         """
-        deployed = dict(deployed)  # as it is now: others may be loaded meanwhile
+        deployed = dict(deployed)  # a copy: others may be loaded meanwhile
         after = {**deployed, **revision}
         entries = {entry.spec.key: entry for each in after.values() for entry in each.models}
         before = {entry.spec.key for each in deployed.values() for entry in each.models}
@@ -101,10 +99,10 @@ class Deployment:
             *(single_model(entry.spec) for entry in self._remote.values()),
             *(pipeline for each in after.values() for pipeline in each.pipelines),
         ]
-        known = {model.key: model.verdicts for model in self._scheduler.spec.models}
+        known = {model.key: model.confidences for model in self._scheduler.spec.models}
         spec = self._build(specs, pipelines, stored, new)
         models = tuple(model for model in spec.models if model.key in new)
-        asked = {model.key: model.verdicts for model in spec.models}
+        asked = {model.key: model.confidences for model in spec.models}
         served = {pipeline.key for each in deployed.values() for pipeline in each.pipelines}
         served |= {pipeline.key for pipeline in pipelines[: len(self._remote)]}
         added = [
@@ -113,14 +111,14 @@ class Deployment:
             if config.name not in served
         ]
         files = await asyncio.to_thread(worker_files, models, new, stored, partitions)
-        if partitions != self._partitions:  # one was resized meanwhile: other profiles are to be looked at
+        if partitions != self._partitions:  # one was resized meanwhile, so other profiles count
             return await self.prepare(revision, deployed)
         room = self._place(models, {new[model.key].spec.name for model in models} & deployed.keys())
-        return Prepared(
+        return PreparedRevision(
             revision,
             ServingChanged(models, tuple(config for _, config in added), (), room.residency, room.spare),
             {
-                config.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in config.stages])
+                config.name: wire_pipeline(pipeline, specs, [stage.confidences for stage in config.stages])
                 for pipeline, config in added
             },
             {key: specs[key] for key in new},
@@ -133,39 +131,40 @@ class Deployment:
             frozenset(specs[key].name for key, now in asked.items() if now != known.get(key, now)),
         )
 
-    def begin(self, prepared: Prepared) -> None:
-        """Have everything loaded; `LoadWaiter.come` tells when it is there."""
+    def begin(self, prepared: PreparedRevision) -> None:
+        """Start loading; `LoadWaiter.wait_loaded` waits for the end."""
         self._executor.add(prepared.plans, prepared.specs, prepared.files)
         self._runtime.serve(prepared.change)
 
     def retire(self, pipelines: Collection[str]) -> None:
-        """Have pipelines get no more requests."""
+        """Send no more requests to pipelines."""
         if pipelines:
             self._runtime.serve(ServingChanged(retired=tuple(sorted(pipelines))))
 
     async def end(self, pipelines: Collection[str], models: Collection[str]) -> None:
         """Wait until no partition holds models that no pipeline needs any more, and forget them."""
         for model in sorted(models):
-            await self._loads.go(model)
-            self._catalogue.forget(model)
+            await self._load_waiter.wait_unloaded(model)
+            self._inventory.forget(model)
+            self._registry.forget_model(model)
             self._metrics.forget(model)
         self._executor.remove(pipelines, models)
 
     def memory_of(self, partition: str) -> int:
-        """Bytes that the models take which a partition holds, or is being given."""
+        """Bytes of the models that a partition holds or is loading."""
         held = self._scheduler.served.residency.held(partition)
         return sum(model.most_bytes for model in self._scheduler.spec.models if model.key in held)
 
     async def recycle(self, partitions: Sequence[str]) -> None:
-        """Have new workers take the place of those of partitions, one after the other, whoever asks."""
+        """Replace the workers of partitions, one after the other."""
         async with self._recycling:
             for partition in partitions:
                 self._executor.recycle(partition)
-                await self._loads.back(partition)
+                await self._load_waiter.wait_ready(partition)
 
     @property
     def _partitions(self) -> list[Partition]:
-        return [state.partition for state in self._states.all().values()]
+        return self._inventory.partitions
 
     def _build(
         self,
@@ -182,16 +181,16 @@ class Deployment:
             policies=config.policies(specs.values()),
             default_policy=config.policy.config(),
             memory_of={key: model_memory(new[key], entries) for key, entries in stored.items()},
-            verdicts_of={model.key: model.verdicts for model in self._scheduler.spec.models},
-            recalls=config.cache_bytes > 0,
+            confidences_of={model.key: model.confidences for model in self._scheduler.spec.models},
+            uses_cache=config.cache_bytes > 0,
         )
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
 
     def _place(self, models: Sequence[ScheduledModel], reloaded: Collection[str]) -> Room:
-        """Where new models are to be held; one that there is no room for beside the others waits for demand.
+        """Place new models; a model without room beside the others waits for demand.
 
-        Raises ConfigError for what no partition has room for, and RejectedError where what is served would have to go
-        first, or is still going.
+        Raises ConfigError for a model that no partition has room for, and RejectedError if served models would have to
+        be unloaded first, or are still being unloaded.
         """
         spec, ours = self._scheduler.spec, {partition.name for partition in self._partitions}
         residency, fleet = self._scheduler.served.residency, self._scheduler.dispatcher.fleet.partitions
@@ -200,7 +199,7 @@ class Deployment:
         new = {model.key: needs[model.key] for model in models}
         held = {name: residency.held(name) for name in ours}
         serving = {name: fleet[name].models if fleet[name].ready else () for name in ours}
-        # A worker that is gone may not come back: what it would hold is only for it if nobody else has room.
+        # A worker that is gone may not come back: its partition is used only if no other has room.
         up = [each for each in partitions if fleet[each.name].ready or not each.memory_bytes]
         room = find_room(needs, new, up or partitions, held, serving)
         if room.placed < new.keys():
@@ -213,9 +212,9 @@ class Deployment:
             if reloaded and spec.residency.loading is not Loading.DEMAND:
                 free = f"{_mib(room.free)} of {_mib(largest)} are free"
                 raise RejectedError(f"no partition has room for the {size} of {key} beside what is served: {free}")
-            self._catalogue.model_on_demand(key)
+            self._registry.mark_waiting(key)
         if spec.residency.loading is Loading.DEMAND:
-            self._catalogue.models_on_demand(new)
+            self._registry.mark_on_demand(new)
         log_missing_instances(models, room.residency)
         return room
 

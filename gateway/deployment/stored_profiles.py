@@ -1,4 +1,4 @@
-"""Stored profiles: what of them can be used here; a worker that is given a latency table only warms its models."""
+"""Stored profiles that are usable here; a worker with a latency table only warms its models."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry | Exception]:
-    """What is stored for each of these kinds of partitions, simulated entries included, or why nothing can be used."""
+    """The stored entry for each of these kinds of partitions, simulated ones included, or why it is not usable."""
     kinds = sorted(set(kinds))
     try:
         profile = read_profile(profile_path(model.path, model.spec.name))
@@ -42,13 +42,13 @@ def look_up(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry |
 
 
 def shortfall(model: ModelEntry, entry: ProfileEntry) -> str:
-    """In what a profile falls short of the model's largest batch, beyond which it would promise too much; "" if not."""
+    """The range of the model's batch sizes that a profile does not cover; "" if it covers all."""
     last, largest = entry.cells[-1].batch, model.spec.menu[-1]
     return f"ends at batch {last}, and batches may have {largest}" if last < largest else ""
 
 
 def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry]:
-    """What `look_up` finds; what is broken or stale is logged and left out."""
+    """The entries that `look_up` finds; broken or stale ones are logged and left out."""
     found = look_up(model, kinds)
     reasons: list[str] = []
     for kind, error in found.items():
@@ -62,7 +62,7 @@ def stored_entries(model: ModelEntry, kinds: Iterable[str]) -> dict[str, Profile
 
 
 def stored_tables(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> dict[str, LatencyTable]:
-    """Of what is stored, the median latencies that were measured; what cannot be used is logged and left out."""
+    """The measured median latencies of stored entries; those that are not usable are logged and left out."""
     tables: dict[str, LatencyTable] = {}
     for kind, entry in entries.items():
         if entry.source is not FigureSource.MEASURED:
@@ -77,7 +77,7 @@ def stored_tables(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> dic
 
 
 def model_memory(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> int:
-    """Bytes that a model takes where it is held: by what is stored, with its largest batch, else the size of its file.
+    """Bytes that a model takes where it is held: as profiled with its largest batch, else the size of its file.
 
     A worker runs every size once when it loads a model, and keeps the memory that this took.
     """
@@ -91,12 +91,12 @@ def model_memory(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> int:
 
 
 def footprints(model: ModelEntry, entries: Mapping[str, ProfileEntry]) -> dict[str, Footprint]:
-    """What a model takes where it is held, by kind of partition, as far as that was measured."""
+    """The measured memory and load time of a model, by kind of partition."""
     found: dict[str, Footprint] = {}
     for kind, entry in entries.items():
         if entry.source is FigureSource.MEASURED and entry.memory_rest_bytes is not None:
             table = None if entry.unenforced or shortfall(model, entry) else entry.table(50)
-            # A worker runs every size once before it says that the model is there.
+            # A worker runs every size once before it reports the model.
             load_ns = (entry.load_ns or 0) + (entry.warm_up_ns or 0) + sum(cell.p50_ns for cell in entry.cells)
             found[kind] = Footprint(entry.memory_rest_bytes, entry.memory_row_bytes or 0, load_ns, table)
     return found

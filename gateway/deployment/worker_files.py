@@ -1,4 +1,4 @@
-"""Model files as workers are told to load them."""
+"""Model files in the form in which workers load them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ from sluice.mps.partitions.partition import Partition
 
 
 def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
-    """A model's file with the batch sizes that it is to be measured at; nobody asks for its verdicts."""
+    """A model's file with the batch sizes that it is to be measured at; it reports no confidences."""
     spec = entry.spec
     return ModelFile(spec.key, str(entry.path.resolve()), entry.backend, menu, spec.batchable, config=spec.config)
 
@@ -24,9 +24,10 @@ def worker_files(
     stored: Mapping[str, Mapping[str, ProfileEntry]],
     partitions: Iterable[Partition],
 ) -> dict[str, dict[str, ModelFile]]:
-    """The files of models, by partition and key; every partition is told what its stored profiles say.
+    """The files of models, by partition and key, each with the stored latencies of its partition.
 
-    `entries` and `stored` have the models' entries and profiles by key; those that have no profiles are left out.
+    `entries` and `stored` have the models' entries and profiles by key; models without an entry in `stored` are left
+    out.
     """
     files = [
         ModelFile(
@@ -35,7 +36,7 @@ def worker_files(
             entry.backend,
             entry.spec.menu,
             entry.spec.batchable,
-            tuple((verdict.output, verdict.confidence) for verdict in model.verdicts),
+            tuple((each.output, each.confidence) for each in model.confidences),
             config=entry.spec.config,
         )
         for model in models

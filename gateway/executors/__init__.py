@@ -1,1 +1,1 @@
-"""Executors: carry out the work that the scheduler orders."""
+"""Executors run batches on worker processes and on Triton servers, and report events of the core."""

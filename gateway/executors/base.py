@@ -1,35 +1,36 @@
-"""What carries out the scheduler's orders."""
+"""The protocol of executors, which carry out the scheduler's decisions."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from sluice.batcher.interface.events import AnyEvent
+from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.combiner import Combined
 
-Post = Callable[[AnyEvent], None]
-"""Reports an event to the runtime; never blocks and never calls back."""
 
-Confidences = tuple[tuple[float, ...], ...]
-"""One tuple a verdict, each with one confidence a row."""
+class EventSink(Protocol):
+    """Takes the events that an executor reports, on the event loop; never blocks and never calls back."""
 
-Combined = tuple[Confidences, str]
-"""The verdicts of a combiner, and the key that tells apart outputs whose shapes differ."""
+    def __call__(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
+        """Take an event, with what else is known if it is about a partition."""
+        ...
 
 
 class Executor(Protocol):
     """Keeps the tensors of open requests and runs batches of them.
 
     Every batch that `run` accepts yields exactly one event; when `run` raises instead, the runtime reports the failure.
-    For each request, `admit` comes first, and last comes `take` or `forget`.
+    For each request, `admit` is called first, and `take_outputs` or `discard` last.
     """
 
-    def start(self, post: Post) -> None:
-        """Begin; all events go to `post`."""
+    def start(self, report: EventSink) -> None:
+        """Begin; all events go to `report`."""
         ...
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
-        """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
+        """Keep a request's inputs; returns the bytes that the outputs of its stages will take."""
         ...
 
     def run(self, batch: DispatchBatch) -> None:
@@ -37,38 +38,38 @@ class Executor(Protocol):
         ...
 
     def revoke(self, batch: int) -> None:
-        """Take a batch back if it has not started; it yields its one event all the same."""
+        """Take a batch back if it has not started; its one event is reported either way."""
         ...
 
     def load(self, order: LoadModel) -> None:
-        """Begin to load a model while batches run; it yields its one event, unless the partition is lost first."""
+        """Begin to load a model while batches run; one event follows, unless the partition is lost first."""
         ...
 
     def unload(self, order: UnloadModel) -> None:
-        """Unload a model after the batches that were started; as `load`."""
+        """Unload a model after the batches that were started; one event follows, unless the partition is lost first."""
         ...
 
     def combine(self, member: Member) -> Combined:
         """Join the answers of an ensemble and keep the result like a stage's output.
 
-        Whatever it raises fails the request alone.
+        An exception fails this request alone.
         """
         ...
 
-    def recall(self, member: Member) -> str | None:
-        """Keep what is known of a stage's outputs as if it had run; the key of their shapes, or None if it has to run.
+    def look_up_cache(self, member: Member) -> str | None:
+        """Keep a stage's cached outputs as if it had run; returns the key of their shapes, None if it has to run.
 
-        It is asked of stages that may be looked up only.
+        Only stages that use the cache are looked up.
         """
         ...
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """The outputs of a request whose stages are done, by name, and what to call when they are no longer looked at.
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """The outputs of a request whose stages are done, by name, and a function to call when they were read.
 
-        Everything else of the request is forgotten, unless it raises: then `forget` follows.
+        Everything else of the request is dropped, unless this raises: then `discard` follows.
         """
         ...
 
-    def forget(self, request: int) -> None:
-        """Drop a request that will not be answered; what a running batch still reads is kept until the batch ends."""
+    def discard(self, request: int) -> None:
+        """Drop a request that gets no answer; tensors that a running batch reads are kept until the batch ends."""
         ...

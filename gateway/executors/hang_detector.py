@@ -1,4 +1,4 @@
-"""Notices that a worker hangs: the batch that it runs does not end."""
+"""Notices that a worker hangs, because the batch that it runs does not end."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -7,8 +7,6 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
-BATCH_TIMEOUT_S = 10.0
-"""Time that every batch has, however short its latency should be."""
 LATENCY_FACTOR = 20
 """A batch of a slow model has this many times its measured latency, above what estimates are ever corrected to."""
 LOOK_S = 1.0
@@ -17,15 +15,16 @@ STILL_S = 0.5
 """A look that is as late as this, or later, says that the loop stood still: no timer is that late otherwise."""
 
 
-class BatchWatch:
+class HangDetector:
     """Watches the first of `batches`, which a worker runs in this order.
 
-    `overdue` is told, in a sentence, of a batch that has run for `timeout_s` and for 20 times the latency in `tables`.
-    While models are `loading`, batches wait for the runs that warm those, which the supervisor bounds: nothing is
-    overdue then. There is one timer, which is left alone while batches come and go.
+    `overdue` is called, with a sentence, once a batch has run for `timeout_s` and for 20 times the latency in `tables`.
+    Batches wait for the runs that warm models which are `loading`; the supervisor bounds that time, so no batch is
+    overdue meanwhile. There is one timer, which is left alone while batches come and go.
 
-    What has arrived while the loop was busy is had by `take_in` first, since loops look at timers before they look at
-    sockets. Nor does time count in which the loop stood still: a machine that halts, halts the worker as well.
+    Messages that arrived while the loop was busy are taken in first by `take_in`, since loops look at timers before
+    they look at sockets. The time while the loop stood still does not count: a machine that halts, halts the worker as
+    well.
     """
 
     def __init__(
@@ -49,13 +48,13 @@ class BatchWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
-        """Note that from now on the batch which is first now is running."""
+        """Note that the batch which is first now is running from now on."""
         self._since_s = self._loop.time()
         if self._timer is None:
             self._look_at(self._since_s + min(LOOK_S, self._timeout_s))
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -66,7 +65,7 @@ class BatchWatch:
 
     def _look(self) -> None:
         self._take_in()
-        if self._timer is None:  # it was stopped by that
+        if self._timer is None:  # `take_in` stopped it
             return
         self._timer = None
         if not self._batches:

@@ -1,1 +1,1 @@
-"""TODO gateway/grpc."""
+"""The gRPC API: protobuf messages to protocol structs and back."""

@@ -1,11 +1,11 @@
-"""ModelInfer messages: tensors raw or typed in, raw out."""
+"""ModelInfer messages: raw or typed tensors in, raw tensors out."""
 
 from typing import Any
 
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, Placed, WireTensor
+from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
@@ -29,13 +29,13 @@ _CONTENTS: dict[str, str] = {
 
 
 def decode_request(message: Any) -> InferRequest:
-    """The request in a ModelInferRequest; raw tensors are its bytes, not copied. Raises RequestError."""
+    """The request in a ModelInferRequest; raw tensors are not copied. Raises RequestError."""
     raw = message.raw_input_contents
     used = 0
     inputs = []
     shared = False
     for tensor in message.inputs:
-        data: Any = _place(f"input '{tensor.name}'", tensor.parameters) if tensor.parameters else None
+        data: Any = _shared_memory_ref(f"input '{tensor.name}'", tensor.parameters) if tensor.parameters else None
         if data is not None:
             shared = True
             if tensor.HasField("contents"):
@@ -62,14 +62,14 @@ def decode_request(message: Any) -> InferRequest:
 
 
 def encode_response(response: InferResponse, signature: Signature) -> Any:
-    """The ModelInferResponse of a response; its tensors are copied out."""
+    """The ModelInferResponse of a response; its tensors are copied."""
     message = service_pb2.ModelInferResponse(model_name=signature.name, model_version=signature.version, id=response.id)
     for name, values in response.outputs:
         datatype = "BYTES" if isinstance(values, WireBytes) else signature.outputs[name].datatype.value
         output = message.outputs.add(name=name, datatype=datatype, shape=values.shape)
-        if isinstance(values, Placed):
+        if isinstance(values, SharedMemoryOutput):
             data = b""  # so that outputs and raw contents have the same indices
-            _tell_place(output.parameters, values.place)
+            _set_shared_memory(output.parameters, values.place)
         elif isinstance(values, WireBytes):
             data = bytes(memoryview(values.buffer)[int(values.row_offsets[0]) : int(values.row_offsets[-1])])
         else:
@@ -112,8 +112,8 @@ def _parameters(fields: Any) -> Parameters:
     return parameters
 
 
-def _place(tensor: str, fields: Any) -> SharedMemoryRef | None:
-    """Where a tensor lies in shared memory; None when its parameters do not say that it does."""
+def _shared_memory_ref(tensor: str, fields: Any) -> SharedMemoryRef | None:
+    """The place of a tensor in shared memory; None if its parameters name none."""
     if "shared_memory_region" not in fields:
         if "shared_memory_byte_size" in fields or "shared_memory_offset" in fields:
             raise RequestError(f"{tensor} must have the parameter 'shared_memory_region' as well")
@@ -127,12 +127,12 @@ def _place(tensor: str, fields: Any) -> SharedMemoryRef | None:
 
 
 def _delivery(output: Any) -> SharedMemoryRef | int | None:
-    """How an output is wanted otherwise than in the response."""
+    """The delivery of an output outside the response; None for an output in the response."""
     name, fields = f"output '{output.name}'", output.parameters
-    place = _place(name, fields)
+    ref = _shared_memory_ref(name, fields)
     if "classification" not in fields:
-        return place
-    if place is not None:
+        return ref
+    if ref is not None:
         raise RequestError(f"{name}: classification is not possible for an output in shared memory")
     count = _integer(name, fields, "classification")
     if count < 1:
@@ -141,7 +141,7 @@ def _delivery(output: Any) -> SharedMemoryRef | int | None:
 
 
 def _integer(tensor: str, fields: Any, name: str) -> int:
-    """An integer parameter of a tensor; 0 when it has none."""
+    """An integer parameter of a tensor; 0 if it is absent."""
     if name not in fields:
         return 0
     choice = fields[name].WhichOneof("parameter_choice")
@@ -151,9 +151,9 @@ def _integer(tensor: str, fields: Any, name: str) -> int:
     return value
 
 
-def _tell_place(fields: Any, place: SharedMemoryRef) -> None:
-    """Say in a response where an output lies."""
-    fields["shared_memory_region"].string_param = place.region
-    fields["shared_memory_byte_size"].int64_param = place.byte_size
-    if place.offset:
-        fields["shared_memory_offset"].int64_param = place.offset
+def _set_shared_memory(fields: Any, ref: SharedMemoryRef) -> None:
+    """Set the parameters that locate an output in shared memory."""
+    fields["shared_memory_region"].string_param = ref.region
+    fields["shared_memory_byte_size"].int64_param = ref.byte_size
+    if ref.offset:
+        fields["shared_memory_offset"].int64_param = ref.offset

@@ -1,4 +1,4 @@
-"""What all gRPC calls are made of: how they end with an error, versions, and the answers of calls that do not wait."""
+"""Common parts of all gRPC calls: error statuses, versions, and handlers that answer at once."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
@@ -13,25 +13,30 @@ from sluice.models.errors import RequestError
 
 S = TypeVar("S")
 
-Told = Sequence[tuple[str, str]]
-"""What is told beside an answer, by name."""
+ResponseMetadata = list[tuple[str, str]]
+"""Names and values that accompany an answer."""
 
 
-def status_of(error: Exception, told: Told = ()) -> tuple[grpc.StatusCode, str, Told]:
-    """How a call ends with an error: code, message, and what is `told` beside it as trailing metadata."""
+def call_status(
+    error: Exception, metadata: Sequence[tuple[str, str]] = ()
+) -> tuple[grpc.StatusCode, str, Sequence[tuple[str, str]]]:
+    """The status of a call that ends with an error: code, message and trailing metadata.
+
+    `metadata` is added to the trailing metadata.
+    """
     wait_s = retry_after_s(error)
-    metadata = tuple(told) if wait_s is None else (*told, ("retry-after", str(wait_s)))
+    metadata = tuple(metadata) if wait_s is None else (*metadata, ("retry-after", str(wait_s)))
     return grpc_status(error), error_message(error), metadata
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:
     """End the call with the status of an error."""
-    await context.abort(*status_of(error))
+    await context.abort(*call_status(error))
     raise AssertionError("abort returns to no one")
 
 
-def answered(answer: Callable[[S, Any], Any]) -> Callable[[S, Any, Any], Awaitable[Any]]:
-    """A call that ends with what `answer`, which may be a coroutine, returns for its request, or with its error."""
+def unary_call(answer: Callable[[S, Any], Any]) -> Callable[[S, Any, Any], Awaitable[Any]]:
+    """A call that ends with the result of `answer`, which may be a coroutine, or with its error."""
 
     @wraps(answer)
     async def call(self: S, request: Any, context: Any) -> Any:

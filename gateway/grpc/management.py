@@ -1,49 +1,49 @@
-"""The calls that tell of a server and change how it works: configuration, statistics, repository, settings."""
+"""gRPC calls of the control plane: configuration, statistics, repository, settings."""
 
 from typing import Any
 
 from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.grpc.errors import answered, parse_version
+from sluice.gateway.grpc.errors import parse_version, unary_call
 from sluice.gateway.management.controlplane import NO_CUDA, ControlPlane
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 
 class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The part of the service `inference.GRPCInferenceService` that is beside inference, health and metadata."""
+    """The calls of `inference.GRPCInferenceService` apart from inference, health and metadata."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
 
-    @answered
+    @unary_call
     def ModelConfig(self, request: Any) -> Any:  # noqa: D102, N802
         config = self._control.model_config(request.name, parse_version(request.version))
         return ParseDict({"config": config}, service_pb2.ModelConfigResponse())
 
-    @answered
+    @unary_call
     def ModelStatistics(self, request: Any) -> Any:  # noqa: D102, N802
         statistics = self._control.model_statistics(request.name, parse_version(request.version))
         return ParseDict(statistics, service_pb2.ModelStatisticsResponse())
 
-    @answered
+    @unary_call
     def RepositoryIndex(self, request: Any) -> Any:  # noqa: D102, N802
         response = service_pb2.RepositoryIndexResponse()
         for each in self._control.repository.index(request.repository_name, request.ready):
             response.models.add(name=each.name, version=each.version, state=each.state, reason=each.reason)
         return response
 
-    @answered
+    @unary_call
     async def RepositoryModelLoad(self, request: Any) -> Any:  # noqa: D102, N802
         await self._control.repository.load(request.repository_name, request.model_name, _parameters(request))
         return service_pb2.RepositoryModelLoadResponse()
 
-    @answered
+    @unary_call
     async def RepositoryModelUnload(self, request: Any) -> Any:  # noqa: D102, N802
         await self._control.repository.unload(request.repository_name, request.model_name, _parameters(request))
         return service_pb2.RepositoryModelUnloadResponse()
 
-    @answered
+    @unary_call
     def SystemSharedMemoryStatus(self, request: Any) -> Any:  # noqa: D102, N802
         response = service_pb2.SystemSharedMemoryStatusResponse()
         for each in self._control.shared_memory.status(request.name or None):
@@ -51,7 +51,7 @@ class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
             region.name, region.key, region.offset, region.byte_size = each.name, each.key, each.offset, each.byte_size
         return response
 
-    @answered
+    @unary_call
     def SystemSharedMemoryRegister(self, request: Any) -> Any:  # noqa: D102, N802
         for name, value in (("offset", request.offset), ("byte_size", request.byte_size)):
             if value >= 2**63:
@@ -59,18 +59,18 @@ class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         self._control.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
-    @answered
+    @unary_call
     def SystemSharedMemoryUnregister(self, request: Any) -> Any:  # noqa: D102, N802
         self._control.shared_memory.unregister(request.name or None)
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
-    @answered
+    @unary_call
     def CudaSharedMemoryStatus(self, request: Any) -> Any:  # noqa: D102, N802
         raise UnsupportedRequest(NO_CUDA)
 
     CudaSharedMemoryRegister = CudaSharedMemoryUnregister = CudaSharedMemoryStatus
 
-    @answered
+    @unary_call
     def TraceSetting(self, request: Any) -> Any:  # noqa: D102, N802
         traces = self._control.traces
         traces.update(request.model_name, {name: _trace_value(name, each) for name, each in request.settings.items()})
@@ -79,7 +79,7 @@ class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
             response.settings[name].value.extend([value] if isinstance(value, str) else value)
         return response
 
-    @answered
+    @unary_call
     def LogSettings(self, request: Any) -> Any:  # noqa: D102, N802
         logs = self._control.logs
         logs.update({name: _chosen(name, each) for name, each in request.settings.items()})
@@ -96,7 +96,7 @@ class ManagementCalls(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
 
 
 def _trace_value(name: str, setting: Any) -> object:
-    """The level as a list, another setting as it is; None for one without a value, which is taken back."""
+    """The level as a list, any other setting as one value; None, which resets a setting, if there is no value."""
     values = list(setting.value)
     if not values or name == "trace_level":
         return values or None

@@ -1,4 +1,4 @@
-"""The gRPC server: inference, health and metadata; the calls that manage it are in `grpc_management`."""
+"""The gRPC server: inference, health, metadata and the calls of the control plane."""
 
 from functools import partial
 from typing import Any
@@ -8,24 +8,39 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.config.restricted import GRPC_PREFIX, ApiGroup, Restrictions
+from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.grpc.errors import abort, parse_version
-from sluice.gateway.grpc.health import HealthService
-from sluice.gateway.grpc.infer import Inference
+from sluice.gateway.grpc.infer import InferHandler
 from sluice.gateway.grpc.management import ManagementCalls
-from sluice.gateway.grpc.restricted import refusal
 from sluice.gateway.grpc.stream import InferStream
+from sluice.gateway.grpc.transport.call import Metadata
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.tensors.spec import TensorSpec
 
-ENDS_ON_ERROR = "triton_grpc_error"
-"""Metadata of a stream: the first error ends it with a status."""
+ERROR_ENDS_STREAM = "triton_grpc_error"
+"""Metadata of a stream: its first error ends it with a status."""
 
 _SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+_CALLS = {
+    ApiGroup.HEALTH: ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+    ApiGroup.METADATA: ("ServerMetadata", "ModelMetadata"),
+    ApiGroup.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
+    ApiGroup.SHARED_MEMORY: tuple(
+        f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")
+    ),
+    ApiGroup.MODEL_CONFIG: ("ModelConfig",),
+    ApiGroup.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    ApiGroup.STATISTICS: ("ModelStatistics",),
+    ApiGroup.TRACE: ("TraceSetting",),
+    ApiGroup.LOGGING: ("LogSettings",),
+}
+_GROUP = {method: group for group, methods in _CALLS.items() for method in methods}
 
 
 class InferenceService(ManagementCalls):
@@ -33,32 +48,32 @@ class InferenceService(ManagementCalls):
 
     def __init__(self, dataplane: DataPlane, control: ControlPlane) -> None:
         super().__init__(control)
-        self.inference = Inference(dataplane)
-        self._catalogue = control.catalogue
+        self.inference = InferHandler(dataplane)
+        self._registry = control.registry
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        return service_pb2.ServerLiveResponse(live=self._catalogue.live)
+        return service_pb2.ServerLiveResponse(live=self._registry.live)
 
     async def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        return service_pb2.ServerReadyResponse(ready=self._catalogue.server_ready())
+        return service_pb2.ServerReadyResponse(ready=self._registry.server_ready())
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        # A model that is unknown is one that is not ready: clients poll this call while a model is put in place.
+        # An unknown model is reported as not ready: clients poll this call while a model is deployed.
         try:
-            ready = self._catalogue.ready(request.name, parse_version(request.version))
+            ready = self._registry.ready(request.name, parse_version(request.version))
         except ServingError:
             ready = False
         return service_pb2.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        catalogue = self._catalogue
+        registry = self._registry
         return service_pb2.ServerMetadataResponse(
-            name=catalogue.server_name, version=catalogue.server_version, extensions=self._control.extensions
+            name=registry.server_name, version=registry.server_version, extensions=self._control.extensions
         )
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
         try:
-            pipeline = self._catalogue.pipeline(request.name, parse_version(request.version))
+            pipeline = self._registry.pipeline(request.name, parse_version(request.version))
         except ServingError as error:
             await abort(context, error)
 
@@ -69,7 +84,7 @@ class InferenceService(ManagementCalls):
                 for spec in specs
             ]
 
-        versions = [str(pipeline.version)] if request.version else self._catalogue.served(request.name)
+        versions = [str(pipeline.version)] if request.version else self._registry.served(request.name)
         return service_pb2.ModelMetadataResponse(
             name=pipeline.name,
             versions=versions,
@@ -79,11 +94,13 @@ class InferenceService(ManagementCalls):
         )
 
     async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> None:  # noqa: D102, N802
-        ends_on_error = any(name == ENDS_ON_ERROR and value == "true" for name, value in context.invocation_metadata())
+        error_ends_stream = any(
+            name == ERROR_ENDS_STREAM and value == "true" for name, value in context.invocation_metadata()
+        )
         stream = InferStream(
-            lambda request, told: self.inference.message(request, context, told),
+            lambda request, metadata: self.inference.message(request, context, metadata),
             context.write,
-            ends_on_error=ends_on_error,
+            error_ends_stream=error_ends_stream,
         )
         failed: BaseException | None = None
         try:
@@ -92,6 +109,23 @@ class InferenceService(ManagementCalls):
             failed = group.exceptions[0]
         if isinstance(failed, Exception):
             await abort(context, failed)
+
+
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """SERVING while the server is ready. Clients may ask for the names in `services`, or "" for all."""
+
+    def __init__(self, registry: ModelRegistry, services: tuple[str, ...]) -> None:
+        self._registry = registry
+        self._names = ("", *services)
+
+    async def Check(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service '{request.service:.80}'")
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if self._registry.server_ready() else status.NOT_SERVING)
+
+    async def Watch(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Watch is not supported; call Check instead")
 
 
 def grpc_server(
@@ -104,9 +138,10 @@ def grpc_server(
     restrictions: Restrictions | None = None,
     credentials: grpc.ServerCredentials | None = None,
 ) -> tuple[GrpcServer, int]:
-    """A server, not started yet, and its port; port 0 takes a free one. Raises ConfigError if it cannot be bound.
+    """A server that is not started yet, and its port; port 0 takes a free one.
 
-    Messages of more than `max_body_bytes` are refused; what is sent has no bound. `credentials` make it a TLS server.
+    Messages larger than `max_body_bytes` are refused; responses have no bound. `credentials` make it a TLS server.
+    Raises ConfigError if the port cannot be bound.
     """
     server = GrpcServer(
         (
@@ -114,13 +149,13 @@ def grpc_server(
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ),
-        partial(refusal, restrictions) if restrictions else None,
+        partial(_refusal, restrictions) if restrictions else None,
     )
     service = InferenceService(dataplane, control)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
     infer = grpc.unary_unary_rpc_method_handler(service.inference.begin)
     server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer})
-    health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.catalogue, (_SERVICE, _HEALTH)), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.registry, (_SERVICE, _HEALTH)), server)
     reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
         (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
     )
@@ -130,3 +165,12 @@ def grpc_server(
         return server, server.add_port(address, credentials)
     except RuntimeError as error:
         raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error
+
+
+def _refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
+    """The reason to refuse a call without the key of its group, "" if it is allowed.
+
+    Refused calls end with UNAVAILABLE, as in Triton.
+    """
+    group = _GROUP.get(method.rpartition("/")[2])
+    return "" if group is None else restrictions.refusal(group, dict(metadata), GRPC_PREFIX)

@@ -1,1 +1,1 @@
-"""TODO gateway/http."""
+"""The HTTP API: bytes on a connection to protocol structs and back."""

@@ -1,4 +1,4 @@
-"""The HTTP application: health, metadata, metrics and documentation, and the routers of the rest but inference."""
+"""The HTTP application: health, metadata, metrics, documentation, and all other routes except inference."""
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -17,14 +17,14 @@ from sluice.gateway.http.settings_routes import settings_routers
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import Traces
+from sluice.gateway.observability.trace import RecentTraces
 from sluice.models.errors import BackendUnavailable, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.tensors.spec import TensorSpec
 
 
 class ServerMetadata(BaseModel):
-    """Who answers, and the extensions it serves."""
+    """The server's name and version, and the protocol extensions it supports."""
 
     name: str
     version: str
@@ -50,7 +50,7 @@ class ModelMetadata(BaseModel):
 
 
 class ErrorMessage(BaseModel):
-    """What was wrong and what was expected."""
+    """The problem, and what was expected."""
 
     error: str
 
@@ -58,23 +58,23 @@ class ErrorMessage(BaseModel):
 def build_app(
     control: ControlPlane,
     metrics: ServerMetrics,
-    traces: Traces,
+    traces: RecentTraces,
     max_upload_bytes: int,
     restrictions: Restrictions | None = None,
 ) -> FastAPI:
-    """The ASGI application of a server: all but inference. `traces` are of the clock of `control`.
+    """The ASGI application of a server, without inference. `traces` use the clock of `control`.
 
-    `max_upload_bytes` bounds the body of a request that brings files of a model.
+    `max_upload_bytes` bounds the body of a request that uploads the files of a model.
     """
-    catalogue = control.catalogue
+    registry = control.registry
     restrictions = restrictions or Restrictions()
     app = FastAPI(
         title="Sluice",
-        version=catalogue.server_version,
+        version=registry.server_version,
         redirect_slashes=False,
         responses={"4XX": {"model": ErrorMessage}},
     )
-    # Restricted like settings of traces: it tells what became of others' requests.
+    # Restricted like trace settings: explanations reveal the requests of other clients.
     explanations = router(ApiGroup.TRACE, restrictions)
 
     @app.get("/metrics")
@@ -87,13 +87,13 @@ def build_app(
         return Response(msgspec.json.encode(explanation), media_type="application/json")
 
     for routes in (
-        _health(catalogue, restrictions),
+        _health(registry, restrictions),
         *model_routers(control, restrictions, max_upload_bytes),
         *settings_routers(control, restrictions),
         inference_router(restrictions),
         _server_metadata(control, restrictions),
         explanations,
-        partition_router(control.partitions, restrictions),
+        partition_router(control.inventory, restrictions),
         resize_router(control.resizing, restrictions),
     ):
         app.include_router(routes)
@@ -103,24 +103,24 @@ def build_app(
 
 
 def _make_routes(app: FastAPI) -> None:
-    """Have made now what is made when a route is first looked for: it takes long, and all requests would wait."""
+    """Build now what FastAPI builds at the first lookup of a route, which would make all requests wait."""
     nowhere = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
     for route in app.routes:
         route.matches(nowhere)
 
 
-def _health(catalogue: ModelRegistry, restrictions: Restrictions) -> APIRouter:
+def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.HEALTH, restrictions)
 
     @routes.get("/v2/health/live")
     async def server_live() -> Response:
-        return Response(status_code=200 if catalogue.live else 400)
+        return Response(status_code=200 if registry.live else 400)
 
     @routes.get("/v2/health/ready")
     async def server_ready() -> Response:
-        if catalogue.draining:
+        if registry.draining:
             return Response(status_code=503)
-        return Response(status_code=200 if catalogue.server_ready() else 400)
+        return Response(status_code=200 if registry.server_ready() else 400)
 
     @routes.get("/v2/models/{name}/ready")
     async def model_ready(name: str) -> Response:
@@ -131,9 +131,9 @@ def _health(catalogue: ModelRegistry, restrictions: Restrictions) -> APIRouter:
         return ready(name, version)
 
     def ready(name: str, version: str) -> Response:
-        if not catalogue.ready(name, version):
-            catalogue.pipeline(name, version)
-            raise BackendUnavailable(f"'{name}' is not at ready state: no worker that holds it is up")
+        if not registry.ready(name, version):
+            registry.pipeline(name, version)
+            raise BackendUnavailable(f"'{name}' is not at ready state: no running worker has it loaded")
         return Response()
 
     return routes
@@ -141,21 +141,19 @@ def _health(catalogue: ModelRegistry, restrictions: Restrictions) -> APIRouter:
 
 def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.METADATA, restrictions)
-    catalogue = control.catalogue
+    registry = control.registry
 
     @routes.get("/v2")
     async def server_metadata() -> ServerMetadata:
-        return ServerMetadata(
-            name=catalogue.server_name, version=catalogue.server_version, extensions=control.extensions
-        )
+        return ServerMetadata(name=registry.server_name, version=registry.server_version, extensions=control.extensions)
 
     @routes.get("/v2/models/{name}")
     async def model_metadata(name: str) -> ModelMetadata:
-        return _metadata(catalogue.pipeline(name, ""), catalogue.served(name))
+        return _metadata(registry.pipeline(name, ""), registry.served(name))
 
     @routes.get("/v2/models/{name}/versions/{version}")
     async def model_version_metadata(name: str, version: Version) -> ModelMetadata:
-        pipeline = catalogue.pipeline(name, version)
+        pipeline = registry.pipeline(name, version)
         return _metadata(pipeline, [str(pipeline.version)])
 
     return routes
@@ -178,7 +176,7 @@ def _metadata(pipeline: Pipeline, versions: list[str]) -> ModelMetadata:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Give every error the one form `{"error": "..."}`."""
+    """Answer every error as `{"error": "..."}`."""
 
     def answer(error: Exception) -> Response:
         status, headers, body = error_response(error)
@@ -192,7 +190,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def validation_error(_: Request, error: RequestValidationError) -> Response:
-        # Only paths are validated: one that cannot be a version is no path of the protocol.
+        # Only paths are validated, and a path with an impossible version is unknown.
         return answer(NotFoundError("Not Found"))
 
     @app.exception_handler(HTTPException)

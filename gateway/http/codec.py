@@ -1,4 +1,4 @@
-"""Bodies of HTTP inference requests and responses: JSON, followed by tensors in wire form (the binary extension)."""
+"""Bodies of HTTP inference requests and responses: JSON, followed by binary tensors."""
 
 import json
 from typing import Annotated, Any, NamedTuple
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.protocol.json_data import decode_data, encode_data
-from sluice.gateway.protocol.request import InferRequest, InferResponse, Placed, WireTensor
+from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
@@ -53,7 +53,7 @@ class _Request(msgspec.Struct):
 
 
 class _ParsedInput(_Input):
-    """An input whose data the standard library has parsed, since it reads NaN and Infinity."""
+    """An input whose data the standard library has parsed, which accepts NaN and Infinity."""
 
     data: Any = msgspec.Raw()
 
@@ -82,7 +82,7 @@ class _Response(msgspec.Struct, omit_defaults=True):
 
 
 class EncodedBody(NamedTuple):
-    """A body of `length` bytes: JSON, and the tensors in wire form that follow it, as buffers."""
+    """A body of `length` bytes: JSON, followed by the binary tensors as buffers."""
 
     head: bytes
     blobs: list[Any]
@@ -97,10 +97,10 @@ _encode = msgspec.json.Encoder().encode
 def decode_request(
     body: bytes | bytearray, header_length: int | None, signature: Signature
 ) -> tuple[InferRequest, tuple[bool, ...]]:
-    """The request in a body and, for each of its outputs (all when it names none), whether it is wanted in wire form.
+    """Decode a body. Returns the request and, for each of its outputs (all if it names none), whether it is binary.
 
-    `header_length` is the length of the JSON part, None when it is the whole body, 0 when the body is the only input in
-    wire form. Tensors in wire form are views on `body`. Raises RequestError.
+    `header_length` is the length of the JSON part: None if the whole body is JSON, 0 if the body is the data of the
+    only input. Binary tensors are views on `body`. Raises RequestError.
     """
     if header_length == 0:
         return InferRequest([signature.raw_input(memoryview(body))]), (True,) * len(signature.outputs)
@@ -137,21 +137,21 @@ def decode_request(
     binary = bool(parameters) and parameters.pop("binary_data_output", False)
     if not isinstance(binary, bool):
         raise RequestError(f"parameter 'binary_data_output' must be true or false, got {binary!r:.80}")
-    flags, deliveries = _wishes(message.outputs, binary, signature)
+    flags, deliveries = _output_options(message.outputs, binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
     return InferRequest(inputs, names, message.id, parameters, shared, deliveries), flags
 
 
 def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
-    """The body of a response; its tensors in wire form are not copied."""
+    """The body of a response; binary tensors are not copied."""
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
     blob_bytes = 0
     for (name, values), binary in zip(response.outputs, flags, strict=True):
         datatype = signature.datatypes[name]
         if not isinstance(values, np.ndarray):
-            if isinstance(values, Placed):
-                # Without parameters: Triton's client in C++ takes any for those of binary data.
+            if isinstance(values, SharedMemoryOutput):
+                # Without parameters: Triton's C++ client takes any parameters for those of binary data.
                 tensors.append(_Tensor(name, datatype, values.shape))
                 continue
             datatype = _BYTES
@@ -182,7 +182,7 @@ def _parse(text: bytes | bytearray | memoryview) -> _Request:
 
 
 def _parse_leniently(text: bytes) -> _Request:
-    """Parse a request with the literals NaN, Infinity and -Infinity, which JSON lacks and clients send."""
+    """Parse a request with the literals NaN, Infinity and -Infinity, which clients send although JSON has none."""
     try:
         return msgspec.convert(json.loads(text), _ParsedRequest)
     except (ValueError, RecursionError) as error:
@@ -190,20 +190,20 @@ def _parse_leniently(text: bytes) -> _Request:
 
 
 def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
-    """How many bytes of the body are this tensor's, or where in shared memory it lies; None when it has JSON data.
+    """The size of a tensor's binary data, its place in shared memory, or None for JSON data.
 
-    It must have exactly one of them.
+    Exactly one of the three must be given.
     """
     given = not isinstance(tensor.data, msgspec.Raw) or len(tensor.data) > 0
-    size = place = None
+    size = ref = None
     parameters = tensor.parameters
     if parameters is not None:
         size = parameters.binary_data_size
         if parameters.shared_memory_region is not None or parameters.shared_memory_byte_size is not None:
-            place = _place(f"input '{tensor.name}'", parameters)
+            ref = _shared_memory_ref(f"input '{tensor.name}'", parameters)
             if size is None and not given:
-                return place
-    if given == (size is not None) or place is not None:
+                return ref
+    if given == (size is not None) or ref is not None:
         raise BadTensor(
             f"input '{tensor.name}' must have exactly one of 'data' and the parameters 'binary_data_size' and "
             "'shared_memory_region'"
@@ -211,7 +211,7 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     return size
 
 
-def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> SharedMemoryRef | None:
+def _shared_memory_ref(tensor: str, parameters: _InputParameters | _OutputParameters) -> SharedMemoryRef | None:
     region, byte_size = parameters.shared_memory_region, parameters.shared_memory_byte_size
     if region is None and byte_size is None:
         return None
@@ -220,10 +220,10 @@ def _place(tensor: str, parameters: _InputParameters | _OutputParameters) -> Sha
     return SharedMemoryRef(region, byte_size, parameters.shared_memory_offset)
 
 
-def _wishes(
+def _output_options(
     outputs: list[_Output], binary: bool, signature: Signature
 ) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
-    """Whether each output is wanted in wire form, and what is wanted of those that are not to be given as they are."""
+    """True if each output is binary, and how each output outside the response body is delivered."""
     deliveries: dict[str, SharedMemoryRef | int] = {}
     if outputs:
         flags = tuple([_flag(output, binary, deliveries) for output in outputs])
@@ -242,11 +242,11 @@ def _flag(output: _Output, binary: bool, deliveries: dict[str, SharedMemoryRef |
     parameters = output.parameters
     if parameters is None:
         return binary
-    place = _place(f"output '{output.name}'", parameters)
+    ref = _shared_memory_ref(f"output '{output.name}'", parameters)
     if parameters.classification:
-        if place is not None:
+        if ref is not None:
             raise RequestError(f"output '{output.name}': classification is not possible for an output in shared memory")
         deliveries[output.name] = parameters.classification
-    elif place is not None:
-        deliveries[output.name] = place
+    elif ref is not None:
+        deliveries[output.name] = ref
     return binary if parameters.binary_data is None else parameters.binary_data

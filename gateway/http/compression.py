@@ -1,4 +1,4 @@
-"""Encodings of HTTP bodies: gzip and deflate. All of it takes time that an event loop does not have."""
+"""Content encodings of HTTP bodies: gzip and deflate. They are too slow for the event loop."""
 
 import re
 import zlib
@@ -6,10 +6,10 @@ import zlib
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 ENCODINGS = b"gzip, deflate"
-"""Those that are served, as a header names them."""
+"""The supported encodings, as in a header."""
 
 MIN_BYTES = 1024
-"""Smaller responses are sent as they are: they take one packet either way."""
+"""Smaller responses are not compressed: they fit into one packet either way."""
 
 _LEVEL = 1
 _FORMAT = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
@@ -18,11 +18,11 @@ _ACCEPTED = re.compile(rb"\s*(?P<name>[^\s;,]+)\s*(?:;\s*q\s*=\s*(?P<weight>[0-9
 
 
 class UnsupportedEncoding(UnsupportedRequest):
-    """The body has an encoding that is not served."""
+    """The body has an unsupported encoding."""
 
 
 def is_encoded(value: bytes) -> bool:
-    """Whether a body with this Content-Encoding is to be decoded. Raises UnsupportedEncoding."""
+    """True if a body with this Content-Encoding must be decoded. Raises UnsupportedEncoding."""
     name = value.strip().lower()
     if name in (b"", b"identity"):
         return False
@@ -34,7 +34,7 @@ def is_encoded(value: bytes) -> bool:
 
 
 def accepted_encoding(value: bytes) -> bytes:
-    """Of the encodings in an Accept-Encoding, the one of the greatest weight that is served; b"" for none."""
+    """The supported encoding of the greatest weight in an Accept-Encoding header; b"" for none."""
     best, chosen = 0.0, b""
     for part in value.lower().split(b","):
         match = _ACCEPTED.fullmatch(part)
@@ -50,21 +50,21 @@ def accepted_encoding(value: bytes) -> bytes:
 
 
 def decompress(body: bytes | bytearray, max_bytes: int) -> bytes:
-    """A body without its encoding; takes memory for `max_bytes` at most. Raises RequestError."""
+    """Decode a body; takes at most `max_bytes` of memory. Raises RequestError."""
     stream = zlib.decompressobj(_EITHER_FORMAT)
     try:
         decoded = stream.decompress(body, max_bytes + 1)
     except zlib.error as error:
         raise RequestError(f"the body cannot be decompressed: {error}") from error
     if len(decoded) > max_bytes:
-        raise RequestError(f"the body has more than {max_bytes} bytes when decompressed, which is the limit")
+        raise RequestError(f"the decompressed body exceeds the limit of {max_bytes} bytes")
     if not stream.eof:
-        raise RequestError("the body cannot be decompressed: it ends too soon")
+        raise RequestError("the body cannot be decompressed: it is truncated")
     if stream.unused_data:
-        raise RequestError("the body cannot be decompressed: there is more after its end")
+        raise RequestError("the body cannot be decompressed: there is data after its end")
     return decoded
 
 
 def compress(encoding: bytes, body: bytes) -> bytes:
-    """A body in an encoding that `accepted_encoding` gave."""
+    """Compress a body with an encoding from `accepted_encoding`."""
     return zlib.compress(body, _LEVEL, _FORMAT[encoding])

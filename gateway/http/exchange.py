@@ -1,4 +1,4 @@
-"""Inference over HTTP below any framework: an exchange takes the place of uvicorn's ASGI cycle on a connection."""
+"""Inference over HTTP without a framework: an exchange takes the place of uvicorn's ASGI cycle on a connection."""
 
 import asyncio
 import re
@@ -19,8 +19,14 @@ from sluice.gateway.http.compression import (
     decompress,
     is_encoded,
 )
-from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, REQUEST_HEADER, DataPlane, asks_for_explanation, respond
-from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
+from sluice.gateway.inference.dataplane import (
+    EXPLAIN_HEADER,
+    REQUEST_HEADER,
+    DataPlane,
+    asks_for_explanation,
+    build_response,
+)
+from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
 from sluice.gateway.protocol.signature import Signature
@@ -47,27 +53,27 @@ _ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
 class ClientConnection(Protocol):
-    """What an exchange needs of its client's connection."""
+    """The connection of an exchange's client."""
 
     transport: asyncio.Transport
-    form: RequestTemplate | JsonTemplate | None
-    """That of the request before, if the next one may have it again."""
+    template: Template | None
+    """The template of the previous request, if the next request may match it."""
 
     def common_headers(self) -> bytes:
         """The header lines that every response has."""
         ...
 
     def on_response_complete(self) -> None:
-        """Is called when a response has been written."""
+        """Called when a response has been written."""
         ...
 
     def on_ready(self) -> None:
-        """Is called when an exchange becomes ready some time after the end of its body."""
+        """Called when an exchange becomes ready some time after the end of its body."""
         ...
 
 
 class InferRoute:
-    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`; a longer body than `max_body_bytes` is refused."""
+    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer` and refuses bodies larger than `max_body_bytes`."""
 
     def __init__(self, dataplane: DataPlane, max_body_bytes: int) -> None:
         self.dataplane = dataplane
@@ -84,11 +90,11 @@ class InferRoute:
 
 
 class Exchange:
-    """An inference request of a connection and its response.
+    """An inference request on a connection, and its response.
 
-    The connection brings the body by `receive` and `finish`, and calls `run` once when the exchange is `ready` and all
-    responses before it have been written. A request that is refused for its head or its length is ready at once; what
-    may still come of its body is ignored.
+    The connection passes the body to `receive` and `finish`. It calls `run` once, when the exchange is `ready` and all
+    earlier responses have been written. A request that is refused because of its head or its length is ready at once;
+    the rest of its body is ignored.
     """
 
     __slots__ = (
@@ -98,11 +104,11 @@ class Exchange:
         "_encoded",
         "_error",
         "_explain",
-        "_form",
         "_json_length",
         "_name",
         "_route",
         "_submission",
+        "_template",
         "_version",
         "disconnected",
         "expects_continue",
@@ -113,7 +119,7 @@ class Exchange:
     )
 
     message_event = asyncio.Event()
-    """What uvicorn sets when the connection is lost; no exchange waits for it."""
+    """The event that uvicorn sets when the connection is lost; no exchange waits for it."""
 
     def __init__(
         self,
@@ -140,24 +146,24 @@ class Exchange:
             self._refuse(error)
 
     def receive(self, chunk: bytes) -> None:
-        """Take the next part of the body."""
+        """Add the next part of the body."""
         if not self._body:
             self._body = chunk
         else:
-            # Not a list to be joined: an object for each byte would be many times the limit.
+            # Not a list of chunks: one object per byte would take many times the limit.
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += chunk
         limit = self._route.max_body_bytes
         if len(self._body) > limit:
-            self._refuse(RequestError(f"the body has more than {limit} bytes, which is the limit"))
+            self._refuse(RequestError(f"the body exceeds the limit of {limit} bytes"))
 
     def finish(self) -> None:
-        """Take note that the body is complete."""
+        """Mark the body as complete."""
         if not self._encoded:
             self.ready = True
             return
-        # In a thread: the loop has other clients, and a small body may have become a large one.
+        # In a thread: a small body may expand to a large one, and the loop serves other clients.
         body, self._body = self._body, b""
         decoding = asyncio.get_running_loop().run_in_executor(None, decompress, body, self._route.max_body_bytes)
         decoding.add_done_callback(self._decoded)
@@ -170,13 +176,13 @@ class Exchange:
         self.ready = True
         self._client.on_ready()
 
-    def admit(self) -> None:
-        """Let a client that waits for it send the body."""
+    def send_continue(self) -> None:
+        """Send `100 Continue` to a client that waits for it."""
         if self.expects_continue and not self.ready:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def run(self) -> None:
-        """Hand the request to the data plane, or answer what is wrong with it."""
+        """Submit the request, or answer its error."""
         self.started = True
         body, self._body = self._body, b""
         dataplane = self._route.dataplane
@@ -184,34 +190,32 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             signature = dataplane.signature(self._name, self._version)
-            form, inputs = self._client.form, None
-            if form is not None and form.fits(body, self._json_length, signature):
-                inputs = form.tensors(body)
-            if form is None or inputs is None:
-                form, inputs = self._read(body, signature)
-            self._form = form
-            self._submission = dataplane.submit(signature, inputs, form.terms)
+            template, inputs = self._client.template, None
+            if template is not None and template.matches(body, self._json_length, signature):
+                inputs = template.tensors(body)
+            if template is None or inputs is None:
+                template, inputs = self._read(body, signature)
+            self._template = template
+            self._submission = dataplane.submit(signature, inputs, template.options)
         except Exception as error:
             self._error = None
             self._send(self._error_response(error))
         else:
             self._submission.future.add_done_callback(self._answered)
 
-    def _read(
-        self, body: bytes | bytearray, signature: Signature
-    ) -> tuple[RequestTemplate | JsonTemplate, dict[str, Tensor]]:
+    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Template, dict[str, Tensor]]:
         request, flags = decode_request(body, self._json_length, signature)
-        inputs, terms = self._route.dataplane.check(signature, request)
-        form: RequestTemplate | JsonTemplate
+        inputs, options = self._route.dataplane.check(signature, request)
+        template: Template
         if self._json_length is None and not request.shared:
-            form = JsonTemplate(body, signature, inputs, terms, flags)
+            template = JsonTemplate(body, signature, inputs, options, flags)
         else:
-            form = RequestTemplate(body, self._json_length, signature, inputs, terms, flags)
-        self._client.form = form if form.repeatable else None
-        return form, inputs
+            template = RequestTemplate(body, self._json_length, signature, inputs, options, flags)
+        self._client.template = template if template.repeatable else None
+        return template, inputs
 
     def disconnect(self) -> None:
-        """Take note that the client has gone."""
+        """Cancel the request: the client has closed the connection."""
         self.disconnected = True
         self._body = b""
         if self._submission is not None:
@@ -221,7 +225,7 @@ class Exchange:
         self._error = error
         self._body = b""
         self.ready = True
-        # Whether a client that was not told to continue sends its body all the same is not known.
+        # The client may send its body without `100 Continue` or not, so the connection cannot be reused.
         if self.expects_continue:
             self.keep_alive = False
 
@@ -230,9 +234,11 @@ class Exchange:
         try:
             if self.disconnected:
                 return
-            form = self._form
+            template = self._template
             encoded = encode_response(
-                respond(answer, form.terms, self._route.dataplane.statuses), form.flags, form.signature
+                build_response(answer, template.options, self._route.dataplane.statuses),
+                template.flags,
+                template.signature,
             )
             if self._accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
@@ -247,9 +253,9 @@ class Exchange:
         self._send(response)
 
     def _compress(self, encoded: EncodedBody) -> None:
-        """Compress a response beside the loop, and send it then."""
+        """Compress a response in a thread and send it."""
         json, blobs, _ = encoded
-        # A copy: what the blobs are views on is about to be released.
+        # A copy: the memory under the blobs is about to be released.
         body = b"".join((json, *blobs))
 
         def send(compressing: asyncio.Future[bytes]) -> None:
@@ -274,18 +280,18 @@ class Exchange:
 
     def _last_headers(self) -> bytes:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return self._client.common_headers() + self._told() + end
+        return self._client.common_headers() + self._request_headers() + end
 
-    def _told(self) -> bytes:
-        """The header lines that belong to this request; none when the runtime never had it."""
+    def _request_headers(self) -> bytes:
+        """The header lines of this request; none if it never reached the runtime."""
         submission = self._submission
         if submission is None:
             return b""
-        if self._explain or self._form.terms.explain:
-            headers = self._route.dataplane.told(submission, explain=True)
+        if self._explain or self._template.options.explain:
+            headers = self._route.dataplane.response_headers(submission, explain=True)
             return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
         trace = submission.trace
-        return b"" if trace.given_id else _REQUEST_LINE % trace.id.encode()
+        return b"" if trace.client_id else _REQUEST_LINE % trace.id.encode()
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
@@ -299,7 +305,7 @@ class Exchange:
 
 
 def error_response(error: Exception) -> tuple[int, Headers, bytes]:
-    """Status, headers (without the length) and JSON body that tell a client of an error."""
+    """Status, headers (without the length) and JSON body for an error."""
     status = http_status(error)
     headers: Headers = [_JSON]
     wait_s = retry_after_s(error)
@@ -313,10 +319,10 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
 
 
 def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bool, bool, bytes]:
-    """What the headers say of a request and of its response.
+    """Read the headers that concern inference.
 
-    The length of the JSON part of the body, None if it is all of it; whether an explanation is asked for; whether the
-    body is encoded; and the encoding for the response, b"" for none. Raises RequestError for what is refused.
+    Returns the length of the JSON part of the body (None if all of it is JSON), whether an explanation is requested,
+    whether the body is encoded, and the encoding for the response (b"" for none). Raises RequestError.
     """
     length = None
     explain = encoded = False

@@ -1,4 +1,4 @@
-"""The metrics on a port of their own, where those look for them who scrape Triton."""
+"""The metrics on a port of their own, as Triton has them."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,13 @@ from sluice.gateway.observability.metrics import ServerMetrics
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 << 10
 HEAD_TIMEOUT_S = 10.0
-"""Time for a client to say what it wants, and to take the answer."""
+"""Time for a client to send its request and to read the answer."""
 
 
 class MetricsServer:
-    """Answers `GET /metrics` over HTTP, one request a connection, and nothing else; it is bound from the start.
+    """Answers only `GET /metrics` over HTTP, one request per connection. The port is bound by the constructor.
 
-    Port 0 takes a free one. Raises ConfigError if it cannot be bound.
+    Port 0 takes a free one. Raises ConfigError if the port cannot be bound.
     """
 
     def __init__(self, metrics: ServerMetrics, host: str, port: int) -> None:
@@ -26,11 +26,11 @@ class MetricsServer:
         self._open: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Start answering."""
         self._server = await asyncio.start_server(self._connected, sock=self._listener, limit=MAX_HEAD_BYTES)
 
     async def stop(self) -> None:
-        """Answer no more, and close what is open."""
+        """Stop answering and close all connections."""
         if self._server is not None:
             self._server.close()
         self._listener.close()
@@ -43,7 +43,7 @@ class MetricsServer:
             return
         self._open.add(writer)
         try:
-            # Whoever takes too long, says too much or goes away gets no answer.
+            # A client that is too slow, sends too much or disconnects gets no answer.
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(HEAD_TIMEOUT_S):
                     writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))

@@ -1,20 +1,20 @@
-"""Routes about models: configuration, statistics, and the repository."""
+"""Routes for models: configuration, statistics and the repository."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, documented, json_body, router
+from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, body_schema, json_body, router
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import RequestError
 
-_READY = {"ready": {"type": "boolean", "description": "only what is ready"}}
+_READY = {"ready": {"type": "boolean", "description": "list only what is ready"}}
 _PARAMETERS = {"parameters": {"type": "object"}}
 
 
 def model_routers(control: ControlPlane, restrictions: Restrictions, max_upload_bytes: int) -> list[APIRouter]:
-    """The routers; errors are left to the application. `max_upload_bytes` is for what comes with files of a model."""
+    """The routers; the application handles errors. `max_upload_bytes` bounds requests that upload files of a model."""
     return [
         _config(control, restrictions),
         _statistics(control, restrictions),
@@ -58,11 +58,11 @@ def _repository(control: ControlPlane, restrictions: Restrictions, max_upload_by
     routes = router(ApiGroup.MODEL_REPOSITORY, restrictions)
     repository = control.repository
 
-    @routes.post("/v2/repository/index", openapi_extra=documented(_READY))
+    @routes.post("/v2/repository/index", openapi_extra=body_schema(_READY))
     async def repository_index(request: Request) -> list[dict[str, str]]:
         return await index("", request)
 
-    @routes.post("/v2/repository/{repository_name}/index", openapi_extra=documented(_READY))
+    @routes.post("/v2/repository/{repository_name}/index", openapi_extra=body_schema(_READY))
     async def named_repository_index(repository_name: str, request: Request) -> list[dict[str, str]]:
         return await index(repository_name, request)
 
@@ -75,22 +75,22 @@ def _repository(control: ControlPlane, restrictions: Restrictions, max_upload_by
             for each in repository.index(repository_name, ready)
         ]
 
-    @routes.post("/v2/repository/models/{name}/load", openapi_extra=documented(_PARAMETERS))
+    @routes.post("/v2/repository/models/{name}/load", openapi_extra=body_schema(_PARAMETERS))
     async def model_load(name: str, request: Request) -> Response:
         await repository.load("", name, await parameters(request, max_upload_bytes))
         return Response()
 
-    @routes.post("/v2/repository/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
+    @routes.post("/v2/repository/models/{name}/unload", openapi_extra=body_schema(_PARAMETERS))
     async def model_unload(name: str, request: Request) -> Response:
         await repository.unload("", name, await parameters(request))
         return Response()
 
-    @routes.post("/v2/repository/{repository_name}/models/{name}/load", openapi_extra=documented(_PARAMETERS))
+    @routes.post("/v2/repository/{repository_name}/models/{name}/load", openapi_extra=body_schema(_PARAMETERS))
     async def named_model_load(repository_name: str, name: str, request: Request) -> Response:
         await repository.load(repository_name, name, await parameters(request, max_upload_bytes))
         return Response()
 
-    @routes.post("/v2/repository/{repository_name}/models/{name}/unload", openapi_extra=documented(_PARAMETERS))
+    @routes.post("/v2/repository/{repository_name}/models/{name}/unload", openapi_extra=body_schema(_PARAMETERS))
     async def named_model_unload(repository_name: str, name: str, request: Request) -> Response:
         await repository.unload(repository_name, name, await parameters(request))
         return Response()

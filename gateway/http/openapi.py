@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of inference, which connections serve without the application."""
+"""The OpenAPI description of inference, which connections serve without the application."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _TENSOR = {
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
         "datatype": {"enum": [datatype.value for datatype in DataType]},
         "parameters": _PARAMETERS,
-        "data": {"type": "array", "description": "row-major, flat or nested; absent when it is sent as binary"},
+        "data": {"type": "array", "description": "elements in row-major order, flat or nested; absent for binary data"},
     },
 }
 _REQUEST = {
@@ -60,7 +60,7 @@ _OPERATION: dict[str, Any] = {
             "name": _LENGTH,
             "in": "header",
             "schema": {"type": "integer", "minimum": 0},
-            "description": "bytes of the JSON in front of binary tensors",
+            "description": "length of the JSON in bytes; binary tensors follow it",
         }
     ],
     "requestBody": {
@@ -77,7 +77,7 @@ _OPERATION: dict[str, Any] = {
 
 
 def inference_router(restrictions: Restrictions) -> APIRouter:
-    """Routes that are reached by what is no inference request: one without the key, or of an impossible version."""
+    """Routes for inference requests that connections pass on: without the key, or with an impossible version."""
     routes = router(ApiGroup.INFERENCE, restrictions)
 
     @routes.post("/v2/models/{name}/infer", openapi_extra=_OPERATION)

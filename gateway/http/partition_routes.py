@@ -1,4 +1,4 @@
-"""The routes that tell how partitions are, and change them."""
+"""Routes that report and resize partitions."""
 
 from typing import Any
 
@@ -6,34 +6,41 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import documented, json_body, router
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.http.routes import body_schema, json_body, router
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
 
 _SHARE = {
-    "cores": {"type": "array", "items": {"type": "integer"}, "description": "of a set of cores"},
-    "share_percent": {"type": "integer", "description": "of a share of a GPU"},
+    "cores": {
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "for a partition of cores: the complete new set",
+    },
+    "share_percent": {
+        "type": "integer",
+        "description": "for a share of a GPU: the new percentage of its multiprocessors",
+    },
 }
 
 
-def partition_router(states: PartitionStates, restrictions: Restrictions) -> APIRouter:
-    """The partitions of our workers, with the proof that each of them holds or the reasons why it does not."""
+def partition_router(inventory: Inventory, restrictions: Restrictions) -> APIRouter:
+    """Reports the partitions of the workers, each with the proof of its isolation or the reasons why it fails."""
     routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/sluice/partitions")
     async def partitions() -> Response:
-        body = msgspec.json.encode({"partitions": states.report()})
+        body = msgspec.json.encode({"partitions": inventory.report()})
         return Response(body, media_type="application/json")
 
     return routes
 
 
 def resize_router(resizing: Resizing, restrictions: Restrictions) -> APIRouter:
-    """The route that gives a partition another share of the machine; it is answered when it serves there."""
+    """Resizes a partition; the answer is sent when the partition serves on its new share."""
     routes = router(ApiGroup.PARTITIONS, restrictions)
 
-    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=documented(_SHARE))
+    @routes.post("/v2/sluice/partitions/{name}/resize", openapi_extra=body_schema(_SHARE))
     async def resize(name: str, request: Request) -> Response:
         partition = await resizing.resize(name, *_share(await json_body(request)))
         return Response(msgspec.json.encode(partition), media_type="application/json")
@@ -46,7 +53,7 @@ def _share(body: dict[str, Any]) -> tuple[list[int] | None, int | None]:
         raise RequestError(f"'{unknown[0]:.80}' is unknown; expected 'cores' or 'share_percent'")
     cores, percent = body.get("cores"), body.get("share_percent")
     if cores is not None and not (isinstance(cores, list) and cores and all(type(core) is int for core in cores)):
-        raise RequestError(f"'cores' must be a list of numbers of cores, such as [0, 1], got {cores!r:.80}")
+        raise RequestError(f"'cores' must be a list of core numbers, such as [0, 1], got {cores!r:.80}")
     if percent is not None and type(percent) is not int:
         raise RequestError(f"'share_percent' must be a whole number, such as 40, got {percent!r:.80}")
     return cores, percent

@@ -1,4 +1,4 @@
-"""What all routers of the HTTP application are made of: restricted groups, versions in paths, JSON bodies."""
+"""Common parts of all routers: restricted groups, versions in paths, JSON bodies."""
 
 from typing import Annotated, Any
 
@@ -13,11 +13,11 @@ from sluice.models.errors import RequestError
 Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
 
 MAX_BODY_BYTES = 1 << 20
-"""Of a request that has no tensors and no files."""
+"""Bound of a request without tensors and files."""
 
 
 def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
-    """A router for the routes of a group, which are answered 403 without the key where there is one."""
+    """A router for the routes of a group; they answer 403 without the key, if the group has one."""
 
     def check(request: Request) -> None:
         if refusal := restrictions.refusal(group, request.headers):
@@ -27,7 +27,7 @@ def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
 
 
 async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """The object that a body of at most `max_bytes` holds; an empty body is an empty one. Raises RequestError."""
+    """The JSON object in a body of at most `max_bytes`; an empty body is an empty object. Raises RequestError."""
     length = request.headers.get("content-length", "")
     body = bytearray()
     if length.isdigit() and int(length[:20]) > max_bytes:
@@ -35,7 +35,7 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[s
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise RequestError(f"the body has more than {max_bytes} bytes, which is the limit")
+            raise RequestError(f"the body exceeds the limit of {max_bytes} bytes")
     if not body.strip():
         return {}
     try:
@@ -47,7 +47,7 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[s
     return document
 
 
-def documented(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the OpenAPI document says of the body of a route that reads it itself."""
+def body_schema(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The OpenAPI description of a body that its route reads itself."""
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}

@@ -14,19 +14,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.listener import listen
-from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate
+from sluice.gateway.inference.request_template import Template
 
 KEEP_ALIVE_S = 75
 LAST_REQUESTS_S = 0.3
-"""How long requests are still answered by a server that stops, on connections that there are."""
+"""The time in which a stopping server still answers requests on open connections."""
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection. Inference requests become exchanges, all others go to the application as with uvicorn.
+    """A client's connection. Inference requests become exchanges; uvicorn passes all others to the application.
 
-    Either kind waits in the base class's `pipeline` until the responses before it have been written. Nothing is read
-    while one waits there or while the client leaves responses unread, so that what a client makes the server keep is
-    bounded.
+    Both kinds wait in the base class's `pipeline` until the earlier responses have been written. Nothing is read while
+    a request waits there or while the client does not read responses, which bounds the memory of a connection.
     """
 
     def __init__(self, route: InferRoute, *args: Any, restrictions: Restrictions | None = None, **kwargs: Any) -> None:
@@ -35,40 +34,40 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.form: RequestTemplate | JsonTemplate | None = None
+        self.template: Template | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
 
     def connection_made(self, transport: Any) -> None:
-        """Refuse the client when there are too many."""
+        """Refuse the client when there are too many connections."""
         super().connection_made(transport)
-        limit = self.config.backlog  # as long as connections may be many, see `http_config`
+        limit = self.config.backlog  # the limit of connections, see `http_config`
         if len(self.connections) > limit:
-            self._refuse(503, f"the server has {limit} connections, which is its limit")
+            self._refuse(503, f"the server has reached its limit of {limit} connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the request in flight and forget those that wait."""
+        """Cancel the request in flight and drop the waiting ones."""
         super().connection_lost(exc)
         self.pipeline.clear()
         if self._turn is not None:
             self._turn.disconnect()
-        # An exchange refers to its connection: nothing is to be left for the collector.
+        # An exchange refers to its connection: break the cycle, which leaves nothing for the garbage collector.
         self._turn = self.cycle = None  # type: ignore[assignment]
 
     def on_message_begin(self) -> None:
-        """Begin a request of which nothing is known yet: only the application needs a scope."""
+        """Begin a request; unlike the base class, without a scope, which only the application needs."""
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
 
     def on_headers_complete(self) -> None:
-        """Find out who is to answer."""
+        """Choose the exchange or the application for the request."""
         if self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()  # a request sent ahead of the last response
+        self._unset_keepalive_if_required()  # the request may arrive before the last response is sent
         parser = self.parser
         path = self._match() if parser.get_method() == b"POST" else None
-        if self._restrictions is not None and self._restrictions.bars(ApiGroup.INFERENCE, self.headers):
+        if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
             path = None
         if path is None:
             self._begin_cycle()
@@ -83,7 +82,7 @@ class Connection(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
         else:
             self._turn = exchange
-            exchange.admit()
+            exchange.send_continue()
             if exchange.ready:
                 self._run()
 
@@ -122,13 +121,13 @@ class Connection(HttpToolsProtocol):
                 self._run()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Let a request have its turn."""
+        """Start the next request."""
         if not isinstance(cycle, Exchange):
             super()._start_asgi_task(cycle, app)
             return
         self._turn = cycle
-        cycle.admit()
-        # Not from here: any number of requests that fail at once may wait.
+        cycle.send_continue()
+        # Not directly: many waiting requests that fail at once would nest their calls.
         self.loop.call_soon(self._run)
 
     def _run(self) -> None:
@@ -137,22 +136,22 @@ class Connection(HttpToolsProtocol):
             exchange.run()
 
     def on_ready(self) -> None:
-        """Answer the request whose turn it is, if it is the one that has become ready."""
+        """Answer the current request if it has become ready."""
         self._run()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request."""
+        """Continue with the next request."""
         self._turn = None
         super().on_response_complete()
         self._regulate_reading()
 
     def pause_writing(self) -> None:
-        """Read nothing while the client leaves responses unread."""
+        """Stop reading while the client does not read responses."""
         super().pause_writing()
         self._regulate_reading()
 
     def resume_writing(self) -> None:
-        """Go on when the client has read."""
+        """Continue when the client reads again."""
         super().resume_writing()
         self._regulate_reading()
         self._run()
@@ -174,7 +173,7 @@ class Connection(HttpToolsProtocol):
         return self._common_headers
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in the form of all errors."""
+        """Answer a message that is not HTTP with a JSON error."""
         self._refuse(400, msg)
 
     def _refuse(self, status: int, reason: str) -> None:
@@ -185,9 +184,10 @@ class Connection(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server on a socket that is bound already; signals are left to the process.
+    """A uvicorn server on a bound socket; the process handles signals.
 
-    `serve()` runs until `should_exit` is set and the requests in flight have been answered; with `tls`, over that.
+    `serve()` runs until `should_exit` is set and the requests in flight have been answered. `tls` makes it an HTTPS
+    server.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
@@ -204,9 +204,9 @@ class HttpServer(uvicorn.Server):
         await super().serve([self._listener, *(sockets or ())])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody else connect, answer who has for a while longer, and then end as uvicorn does.
+        """Accept no connections, answer open ones for a while longer, and then stop as uvicorn does.
 
-        It would at once close connections whose request has not been read yet.
+        uvicorn alone would at once close connections whose request has not been read yet.
         """
         loop = asyncio.get_running_loop()
         connected = self._connected()
@@ -221,7 +221,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _connected(self) -> list[socket.socket]:
-        """Those that the loop has not come to yet, which would be lost with the listener."""
+        """The connections that the loop has not accepted yet, which would be lost with the listener."""
         found = []
         with contextlib.suppress(OSError):  # there are no more
             while True:
@@ -244,9 +244,9 @@ class HttpServer(uvicorn.Server):
 def http_config(
     app: Any, route: InferRoute, max_connections: int = 4096, *, restrictions: Restrictions | None = None
 ) -> uvicorn.Config:
-    """What makes uvicorn serve `route` and, for all else, the ASGI application `app`.
+    """The uvicorn configuration that serves `route` and, for all other requests, the ASGI application `app`.
 
-    With `restrictions`, inference without its key is left to the application, which refuses it.
+    With `restrictions`, inference without the key goes to the application, which refuses it.
     """
     return uvicorn.Config(
         app,
@@ -264,5 +264,5 @@ def http_config(
 
 
 def http_server(config: uvicorn.Config, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """A server that listens from now on; port 0 takes a free one. Raises ConfigError if it cannot be bound."""
+    """A server that listens already; port 0 takes a free one. Raises ConfigError if the port cannot be bound."""
     return HttpServer(config, listen("HTTP", host, port, config.backlog), tls)

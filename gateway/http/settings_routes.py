@@ -1,13 +1,14 @@
-"""Routes that change how a server works while it runs: shared memory, trace and log settings."""
+"""Routes that change a running server: shared memory, trace and log settings."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import documented, json_body, router
+from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.management.controlplane import NO_CUDA, ControlPlane
-from sluice.gateway.observability.log_settings import LogValue
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.models.errors import RequestError, UnsupportedRequest
 
@@ -28,7 +29,7 @@ _LOG = {
 
 
 def settings_routers(control: ControlPlane, restrictions: Restrictions) -> list[APIRouter]:
-    """The routers; errors are left to the application."""
+    """The routers; the application handles errors."""
     return [
         _shared_memory(control.shared_memory, restrictions),
         _trace(control, restrictions),
@@ -54,7 +55,7 @@ def _shared_memory(memory: SharedMemory, restrictions: Restrictions) -> APIRoute
         ]
 
     @routes.post(
-        "/v2/systemsharedmemory/region/{region}/register", openapi_extra=documented(_REGION, ("key", "byte_size"))
+        "/v2/systemsharedmemory/region/{region}/register", openapi_extra=body_schema(_REGION, ("key", "byte_size"))
     )
     async def register(region: str, request: Request) -> Response:
         body = await json_body(request)
@@ -98,21 +99,13 @@ def _bytes(body: dict[str, Any], name: str, default: int | None) -> int:
 def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.TRACE, restrictions)
     traces = control.traces
-
-    @routes.get("/v2/trace/setting")
-    async def trace_settings() -> dict[str, Any]:
-        return traces.get()
-
-    @routes.post("/v2/trace/setting", openapi_extra=documented(_TRACE))
-    async def update_trace_settings(request: Request) -> dict[str, Any]:
-        traces.update("", await json_body(request))
-        return traces.get()
+    _add_settings(routes, "/v2/trace/setting", traces.get, partial(traces.update, ""), _TRACE)
 
     @routes.get("/v2/models/{name}/trace/setting")
     async def model_trace_settings(name: str) -> dict[str, Any]:
         return traces.get(name)
 
-    @routes.post("/v2/models/{name}/trace/setting", openapi_extra=documented(_TRACE))
+    @routes.post("/v2/models/{name}/trace/setting", openapi_extra=body_schema(_TRACE))
     async def update_model_trace_settings(name: str, request: Request) -> dict[str, Any]:
         traces.update(name, await json_body(request))
         return traces.get(name)
@@ -122,15 +115,24 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
 def _logging(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.LOGGING, restrictions)
-    logs = control.logs
-
-    @routes.get("/v2/logging")
-    async def log_settings() -> dict[str, LogValue]:
-        return logs.get()
-
-    @routes.post("/v2/logging", openapi_extra=documented(_LOG))
-    async def update_log_settings(request: Request) -> dict[str, LogValue]:
-        logs.update(await json_body(request))
-        return logs.get()
-
+    _add_settings(routes, "/v2/logging", control.logs.get, control.logs.update, _LOG)
     return routes
+
+
+def _add_settings(
+    routes: APIRouter,
+    path: str,
+    get: Callable[[], dict[str, Any]],
+    update: Callable[[dict[str, Any]], None],
+    schema: dict[str, Any],
+) -> None:
+    """Add the routes that read and change the settings of the server at a path."""
+
+    @routes.get(path)
+    async def settings() -> dict[str, Any]:
+        return get()
+
+    @routes.post(path, openapi_extra=body_schema(schema))
+    async def update_settings(request: Request) -> dict[str, Any]:
+        update(await json_body(request))
+        return get()

@@ -1,1 +1,1 @@
-"""TODO gateway/inference."""
+"""The data plane: checks inference requests, submits them to the runtime and builds responses."""

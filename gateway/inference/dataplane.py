@@ -1,18 +1,18 @@
-"""The data plane under both protocols: checks a request, hands it to the runtime and reads its answer."""
+"""The data plane of both protocols: checks requests, submits them to the runtime and builds responses."""
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, TypeAlias
 
-from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.explanation import explain as explain_trace
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.classification import Classes
-from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, Placed
-from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, Window
+from sluice.gateway.protocol.classification import Classification
+from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
+from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
+from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
 from sluice.gateway.runtime.driver import Runtime
@@ -23,15 +23,12 @@ from sluice.models.slo import deadline_ns
 from sluice.models.units import NS_PER_US
 
 EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
-"""The protocol's extensions that requests for inference may use."""
+"""The protocol extensions that inference requests may use."""
 
 REQUEST_HEADER = "x-sluice-request"
-"""Tells the id that the gateway gave to a request whose client gave none."""
+"""Carries the id that the gateway gave to a request without a client's id."""
 EXPLAIN_HEADER = "x-sluice-explain"
 """Asks for an explanation, like the parameter `sluice_explain`."""
-
-Deliveries: TypeAlias = Mapping[str, Window | Classes]
-"""How those outputs are given that the response is not to have as they are."""
 
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
@@ -39,49 +36,28 @@ _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PA
 _RESERVED_PREFIX = "triton_"
 _FOREVER_NS = 1 << 62
 _PRIORITIES = 1 << 64
-"""A model cannot have as many levels of priority."""
-
-
-class Terms(NamedTuple):
-    """What a request asks for, but for the contents of its tensors.
-
-    `budget_ns` is the time it gives for the answer, `max_cost` the most that it may cost. `explain` says that the
-    response is to tell what became of it. `priority` 1 is the most urgent; 0, or one that the model does not have, is
-    what is usual for the model. `timeout_ns` is how long it waits in queues at most, 0 without a bound.
-    """
-
-    names: Sequence[str]
-    rows: int
-    batch_key: str
-    memory_bytes: int
-    budget_ns: int
-    id: str = ""
-    max_cost: float | None = None
-    explain: bool = False
-    priority: int = 0
-    deliveries: Deliveries | None = None
-    timeout_ns: int = 0
+"""No model has as many priority levels."""
 
 
 class DataPlane:
-    """Inference as both protocols offer it. `clock` gives nanoseconds of the clock of all deadlines.
+    """Inference for both protocols. `clock` gives the nanoseconds of the clock of all deadlines.
 
-    `cache` answers requests to what is to be cached; None where nothing is. `statuses` are for `respond`.
+    `cache` is the response cache, None without one. `statuses` are for `build_response`.
     """
 
     def __init__(
         self,
-        catalogue: ModelRegistry,
+        registry: ModelRegistry,
         runtime: Runtime,
         default_slo_ms: float,
         clock: Callable[[], int],
         shared_memory: SharedMemory,
         cache: ResponseCache | None = None,
-        statuses: StatusSettings = TRITONS,
+        statuses: StatusSettings = TRITON_STATUSES,
     ) -> None:
         self.shared_memory = shared_memory
         self.statuses = statuses
-        self._catalogue = catalogue
+        self._registry = registry
         self._runtime = runtime
         self._default_slo_ms = default_slo_ms
         self._clock = clock
@@ -89,23 +65,23 @@ class DataPlane:
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
-        """What requests to a pipeline must look like; version "" is the latest. Raises as `ModelRegistry.pipeline`."""
-        pipeline = self._catalogue.pipeline(name, version)
+        """The signature of a pipeline; version "" is the latest. Raises as `ModelRegistry.pipeline`."""
+        pipeline = self._registry.pipeline(name, version)
         revision = (pipeline.name, pipeline.version)
         signature = self._signatures.get(revision)
         if signature is None or signature.pipeline is not pipeline:
-            for known in list(self._signatures):  # what was unloaded is not kept
-                if str(known[1]) not in self._catalogue.versions(known[0]):
+            for known in list(self._signatures):  # drop the signatures of unloaded versions
+                if str(known[1]) not in self._registry.versions(known[0]):
                     del self._signatures[known]
             signature = self._signatures[revision] = Signature(pipeline)
         return signature
 
     def check(
         self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
-    ) -> tuple[dict[str, Tensor], Terms]:
-        """The tensors of a request, and the rest of what it asks for.
+    ) -> tuple[dict[str, Tensor], RequestOptions]:
+        """Check a request; returns its tensors and its options.
 
-        `transport_budget_ns` is the time the client's own deadline leaves. Raises RequestError, or a kind of it.
+        `transport_budget_ns` is the time until the client's own deadline. Raises RequestError, or a subclass of it.
         """
         slo_ms = max_cost = None
         explain, priority, timeout_ns = False, 0, 0
@@ -121,11 +97,11 @@ class DataPlane:
             for tensor in request.inputs:
                 if isinstance(tensor.data, SharedMemoryRef):
                     tensor.data = self.shared_memory.input_window(tensor.data)
-        inputs, rows, batch_key, memory_bytes = signature.accept(request.inputs)
-        names = signature.select(request.outputs)
+        inputs, rows, batch_key, memory_bytes = signature.check_inputs(request.inputs)
+        names = signature.check_outputs(request.outputs)
         deliveries = self._deliveries(signature, request.deliveries) if request.deliveries else None
         budget_ns = deadline_ns(0, slo_ms, signature.pipeline.slo_ms, transport_budget_ns, self._default_slo_ms)
-        return inputs, Terms(
+        return inputs, RequestOptions(
             names,
             rows,
             batch_key,
@@ -144,110 +120,100 @@ class DataPlane:
         return {
             name: self.shared_memory.window(each)
             if isinstance(each, SharedMemoryRef)
-            else Classes(each, signature.outputs[name], batchable)
+            else Classification(each, signature.outputs[name], batchable)
             for name, each in wanted.items()
         }
 
     @property
     def stopping(self) -> bool:
-        """Whether the server is about to end, and refuses requests."""
-        return self._catalogue.draining
+        """True if the server is stopping and refuses requests."""
+        return self._registry.draining
 
-    def submit(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms) -> Submission:
-        """Hand a checked request to the runtime. Raises RejectedError when it is closed."""
+    def submit(self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions) -> Submission:
+        """Submit a checked request. Raises RejectedError when the runtime is closed."""
         now_ns = self._clock()
-        if self._cache is not None and signature.pipeline.response_cache and not self._catalogue.draining:
-            return self._cached(self._cache, signature, inputs, terms, now_ns)
-        return self._hand_over(signature, inputs, terms, now_ns)
+        if self._cache is not None and signature.pipeline.response_cache and not self._registry.draining:
+            return self._cached(self._cache, signature, inputs, options, now_ns)
+        return self._runtime.submit(signature.key, inputs, options, now_ns)
 
     def _cached(
         self,
         cache: ResponseCache,
         signature: Signature,
         inputs: Mapping[str, Tensor],
-        terms: Terms,
+        options: RequestOptions,
         now_ns: int,
     ) -> Submission:
         key = request_key(signature.key, inputs)
         outputs = cache.look_up(key, now_ns)
         if outputs is not None:
-            return self._runtime.recall(signature.key, terms.rows, now_ns + terms.budget_ns, terms.id, outputs, now_ns)
+            return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
         lookup_ns = self._clock() - now_ns
-        submission = self._hand_over(signature, inputs, terms, now_ns)
-        # First of all that is called then: the outputs are still there.
-        submission.future.add_done_callback(partial(cache.insert, key, lookup_ns))
+        submission = self._runtime.submit(signature.key, inputs, options, now_ns)
+        # The first callback of the future: it runs while the outputs are still valid.
+        submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
         return submission
 
-    def _hand_over(self, signature: Signature, inputs: Mapping[str, Tensor], terms: Terms, now_ns: int) -> Submission:
-        return self._runtime.submit(
-            signature.key,
-            inputs,
-            terms.rows,
-            terms.batch_key,
-            now_ns + terms.budget_ns,
-            terms.memory_bytes,
-            terms.id,
-            terms.max_cost,
-            terms.priority,
-            now_ns + terms.timeout_ns if terms.timeout_ns else 0,
-        )
-
     def cancel(self, submission: Submission) -> None:
-        """Tell that nobody waits for a request any more; its answer, if one comes, is still to be released."""
+        """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""
         self._runtime.cancel(submission.request)
 
     async def answer(self, submission: Submission) -> Answer:
-        """Wait for the answer to a request, which is to be released. Cancelling the caller cancels the request."""
+        """Wait for the answer to a request, which must be released. Cancelling the caller cancels the request."""
         try:
             return await submission.future
         except asyncio.CancelledError:
             self.cancel(submission)
             raise
 
-    def told(self, submission: Submission, explain: bool) -> list[tuple[str, str]]:
-        """What a response says beside the tensors, as headers: the id that the client did not give, the explanation."""
+    def response_headers(self, submission: Submission, explain: bool) -> list[tuple[str, str]]:
+        """The headers of a response: the id of a request whose client gave none, and the explanation if requested."""
         trace = submission.trace
-        headers = [] if trace.given_id else [(REQUEST_HEADER, trace.id)]
+        headers = [] if trace.client_id else [(REQUEST_HEADER, trace.id)]
         return headers + explain_trace(trace, self._clock()).headers() if explain else headers
 
 
 def asks_for_explanation(value: str) -> bool:
-    """The value of the header `x-sluice-explain`. Raises RequestError."""
+    """Parse the value of the header `x-sluice-explain`. Raises RequestError."""
     if value not in _YES_OR_NO:
         raise RequestError(f"header '{EXPLAIN_HEADER}' must be one of {', '.join(_YES_OR_NO)}, got '{value:.80}'")
     return _YES_OR_NO[value]
 
 
-def respond(answer: Answer, terms: Terms, statuses: StatusSettings = TRITONS) -> InferResponse:
-    """The response to a request of these terms; outputs that go to shared memory are there by then.
+def build_response(
+    answer: Answer, options: RequestOptions, statuses: StatusSettings = TRITON_STATUSES
+) -> InferResponse:
+    """The response to a request; outputs in shared memory have been written.
 
-    Raises ServingError when the answer has no outputs to give, or when they cannot be given as they are wanted.
+    Raises ServingError if the request failed, or if its outputs cannot be delivered as requested.
     """
     if not answer.outcome.answered:
         answer.release()
         raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
     outputs = answer.outputs
-    if terms.deliveries is None:
-        return InferResponse(terms.id, [(name, outputs[name]) for name in terms.names], answer)
+    if options.deliveries is None:
+        return InferResponse(options.id, [(name, outputs[name]) for name in options.names], answer)
     try:
-        given = [(name, _deliver(name, outputs[name], terms.deliveries.get(name))) for name in terms.names]
+        given = [(name, _deliver(name, outputs[name], options.deliveries.get(name))) for name in options.names]
     except ServingError:
         answer.release()
         raise
-    return InferResponse(terms.id, given, answer)
+    return InferResponse(options.id, given, answer)
 
 
-def _deliver(name: str, tensor: Tensor, delivery: Window | Classes | None) -> Tensor | Placed:
-    if isinstance(delivery, Window):
-        return Placed(delivery.write(name, tensor), tensor.shape)
-    return tensor if delivery is None else delivery.of(tensor)
+def _deliver(
+    name: str, tensor: Tensor, delivery: SharedMemoryWindow | Classification | None
+) -> Tensor | SharedMemoryOutput:
+    if isinstance(delivery, SharedMemoryWindow):
+        return SharedMemoryOutput(delivery.write(name, tensor), tensor.shape)
+    return tensor if delivery is None else delivery.top_classes(tensor)
 
 
 def _objectives(parameters: Parameters) -> tuple[object, int]:
     """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
     for key, value in parameters.items():
         if key in _SEQUENCE_PARAMETERS:
-            if not value:  # which stands for none
+            if not value:  # 0 and false mean no sequence
                 continue
             raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
         if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):

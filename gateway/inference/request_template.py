@@ -1,31 +1,43 @@
-"""What requests say beside numbers: clients send the same JSON again and again, with other numbers behind it."""
+"""Templates of requests: clients send the same JSON again and again with other numbers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from sluice.gateway.inference.dataplane import Terms
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.json_data import decode_data
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor
 
 MAX_HEAD_BYTES = 4096
-"""A form with more JSON is not kept for the next request."""
+"""Requests with more JSON are not remembered as templates."""
 
 _KEY = b'"data"'
 
 
-class RequestTemplate:
-    """What a checked request has said. One with the same JSON and length differs in its tensors' contents only.
+class _Template:
+    """The parts of a checked request that all requests of the template share; `flags` mark its binary outputs."""
 
-    That goes for a form that is `repeatable`: all tensors came in wire form, none of them are BYTES, and all outputs go
-    into the response as they are.
+    __slots__ = ("flags", "options", "repeatable", "signature")
+
+    def __init__(self, signature: Signature, options: RequestOptions, flags: tuple[bool, ...]) -> None:
+        self.signature = signature
+        self.options = options
+        self.flags = flags
+        self.repeatable = False
+
+
+class RequestTemplate(_Template):
+    """A checked request with binary tensors. A request with the same JSON and length differs only in tensor contents.
+
+    That holds for a `repeatable` template: all tensors are binary, none of them are BYTES, and the response carries all
+    outputs as they are.
     """
 
-    __slots__ = ("_head", "_layout", "_length", "flags", "repeatable", "signature", "terms")
+    __slots__ = ("_head", "_layout", "_length")
 
     def __init__(
         self,
@@ -33,12 +45,10 @@ class RequestTemplate:
         json_length: int | None,
         signature: Signature,
         inputs: Mapping[str, Tensor],
-        terms: Terms,
+        options: RequestOptions,
         flags: tuple[bool, ...],
     ) -> None:
-        self.signature = signature
-        self.terms = terms
-        self.flags = flags
+        super().__init__(signature, options, flags)
         self._length = len(body)
         self._head = b"" if json_length is None else bytes(body[:json_length])
         offset = len(self._head)
@@ -51,11 +61,11 @@ class RequestTemplate:
             0 < len(self._head) <= MAX_HEAD_BYTES
             and len(self._layout) == len(inputs)
             and offset == len(body)
-            and terms.deliveries is None
+            and options.deliveries is None
         )
 
-    def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
-        """Whether a request to this revision of a pipeline has this form."""
+    def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+        """True if a request to this revision of a pipeline has this template."""
         return (
             signature is self.signature
             and len(body) == self._length
@@ -64,41 +74,38 @@ class RequestTemplate:
         )
 
     def tensors(self, body: bytes | bytearray) -> dict[str, Tensor]:
-        """The tensors of a request of this form: views on its body."""
+        """The tensors of a request that matches: views on its body."""
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
 
-class JsonTemplate:
-    """What a checked request has said that is all JSON, its data too. One with the same text has other numbers only.
+class JsonTemplate(_Template):
+    """A checked request that is all JSON. A request with the same text around its data has only other numbers.
 
-    That goes for a form that is `repeatable`: the one input is of numbers, and all outputs go into the response as they
-    are. Requests with ids are not.
+    That holds for a `repeatable` template: it has one input of numbers and no id, and the response carries all outputs
+    as they are.
     """
 
-    __slots__ = ("_head", "_input", "_tail", "flags", "repeatable", "signature", "terms")
+    __slots__ = ("_head", "_input", "_tail")
 
     def __init__(
         self,
         body: bytes | bytearray,
         signature: Signature,
         inputs: Mapping[str, Tensor],
-        terms: Terms,
+        options: RequestOptions,
         flags: tuple[bool, ...],
     ) -> None:
-        self.signature = signature
-        self.terms = terms
-        self.flags = flags
-        self.repeatable = False
+        super().__init__(signature, options, flags)
         (name, tensor), *more = inputs.items()
-        if more or terms.id or terms.deliveries is not None or not isinstance(tensor, np.ndarray):
+        if more or options.id or options.deliveries is not None or not isinstance(tensor, np.ndarray):
             return
         self._head, self._tail = _around_data(body)
         if self._head:
             self.repeatable = True
             self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
 
-    def fits(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
-        """Whether a request to this revision of a pipeline has this form, as far as its data is what it should be."""
+    def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+        """True if a request to this revision of a pipeline has this template, apart from its data."""
         return (
             signature is self.signature
             and json_length is None
@@ -107,17 +114,20 @@ class JsonTemplate:
         )
 
     def tensors(self, body: bytes | bytearray) -> dict[str, Tensor] | None:
-        """The tensor of a request of this form; None when its data is not what it should be."""
+        """The tensor of a request that matches; None if its data is not as expected."""
         name, datatype, shape, count = self._input
         try:
             values = decode_data(name, datatype, msgspec.Raw(body[len(self._head) : len(body) - len(self._tail)]))
-        except (BadTensor, IndexError):  # or there is no data at all: who reads the whole body tells what is wrong
+        except (BadTensor, IndexError):  # or no data at all: decoding the whole body reports the error
             return None
         return {name: values.reshape(shape)} if isinstance(values, np.ndarray) and values.size == count else None
 
 
+Template: TypeAlias = RequestTemplate | JsonTemplate
+
+
 def _around_data(body: bytes | bytearray) -> tuple[bytes, bytes]:
-    """What is before and behind the data of the one input in a checked request; b"" if it may lie elsewhere, too."""
+    """The text before and after the data of the only input in a checked request; b"" if the place is ambiguous."""
     begin = body.find(b"[", max(body.find(_KEY), 0))
     brace, quote = body.find(b"}", begin), body.find(b'"', begin)
     end = body.rfind(b"]", begin, brace if quote < 0 else min(brace, quote)) + 1

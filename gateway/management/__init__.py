@@ -1,1 +1,1 @@
-"""TODO gateway/management."""
+"""The control plane: queries and changes of a server apart from inference."""

@@ -1,4 +1,4 @@
-"""The control plane under both protocols: all that is asked of a server and told to it beside inference."""
+"""The control plane of both protocols: all queries and changes of a server apart from inference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace_settings import TraceSettings
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.triton_config.as_json import model_config_json
@@ -28,16 +28,16 @@ _ORDER = (
     "trace",
     "logging",
 )
-"""Of the extensions, as Triton lists them."""
+"""The order of the extensions, as Triton lists them."""
 
 NO_CUDA = "CUDA shared memory is not supported; use system shared memory, or send the data itself"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """What there is to ask and tell; `epoch_ns` is the time of day at 0 of the clock of all times."""
+    """The parts of a server that can be queried and changed. `epoch_ns` is the time of day at 0 of the clock."""
 
-    catalogue: ModelRegistry
+    registry: ModelRegistry
     repository: RepositoryApi
     statistics: Statistics
     shared_memory: SharedMemory
@@ -45,12 +45,12 @@ class ControlPlane:
     traces: TraceSettings
     clock: Callable[[], int]
     epoch_ns: int
-    partitions: PartitionStates
+    inventory: Inventory
     resizing: Resizing
 
     @property
     def extensions(self) -> list[str]:
-        """The protocol's extensions that are served."""
+        """The supported protocol extensions."""
         served = {*EXTENSIONS, "model_configuration", "statistics", "logging"}
         if self.repository.changes:
             served |= {"model_repository", "model_repository(unload_dependents)"}
@@ -62,19 +62,19 @@ class ControlPlane:
 
     def model_config(self, name: str, version: str) -> dict[str, Any]:
         """The configuration of a pipeline as Triton prints it. Raises as `ModelRegistry.pipeline`."""
-        return model_config_json(self.catalogue.pipeline(name, version))
+        return model_config_json(self.registry.pipeline(name, version))
 
     def model_statistics(self, name: str, version: str) -> dict[str, Any]:
-        """The statistics of a version, of all ready ones of a name, or, for "", of all that is ready.
+        """The statistics of one version, of all ready versions of a name, or, for "", of everything that is ready.
 
         Raises as `ModelRegistry.pipeline`.
         """
         if version:
-            wanted = [(name, str(self.catalogue.pipeline(name, version).version))]
+            wanted = [(name, str(self.registry.pipeline(name, version).version))]
         elif name:
-            self.catalogue.pipeline(name, "")
-            wanted = [(name, each) for each in self.catalogue.served(name)]
+            self.registry.pipeline(name, "")
+            wanted = [(name, each) for each in self.registry.served(name)]
         else:
-            wanted = [(known, each) for known in self.catalogue.names() for each in self.catalogue.served(known)]
+            wanted = [(known, each) for known in self.registry.names() for each in self.registry.served(known)]
         of, epoch_ns = self.statistics.of, self.epoch_ns
         return {"model_stats": [of(f"{name}:{version}").report(name, version, epoch_ns) for name, version in wanted]}

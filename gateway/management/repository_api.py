@@ -1,11 +1,11 @@
-"""The model repository as clients see and change it."""
+"""The repository extension: the index of models, and loading and unloading them."""
 
 import re
 from collections.abc import Mapping
 
 import msgspec
 
-from sluice.gateway.config.server_config import Control
+from sluice.gateway.config.server_config import ModelControlMode
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
@@ -13,7 +13,7 @@ from sluice.models.errors import RejectedError, RequestError, UnsupportedRequest
 
 
 class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A version of a model or pipeline; without `version` all that is there under the name."""
+    """A version of a model or pipeline; without `version`, everything under the name."""
 
     name: str
     version: str = ""
@@ -22,49 +22,52 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepositoryApi:
-    """Tells what is in the repository and, with control `explicit`, has the `lifecycle` load and unload it."""
+    """The repository for clients. In the control mode `explicit` they load and unload models through `deployer`."""
 
     def __init__(
-        self, catalogue: ModelRegistry, lifecycle: Deployer | None = None, control: Control = Control.NONE
+        self,
+        registry: ModelRegistry,
+        deployer: Deployer | None = None,
+        control: ModelControlMode = ModelControlMode.NONE,
     ) -> None:
-        self._catalogue = catalogue
-        self._lifecycle = lifecycle
+        self._registry = registry
+        self._deployer = deployer
         self._control = control
 
     @property
     def changes(self) -> bool:
-        """Whether clients may load and unload."""
-        return self._control is Control.EXPLICIT
+        """True if clients may load and unload models."""
+        return self._control is ModelControlMode.EXPLICIT
 
     def index(self, repository: str, ready_only: bool) -> list[IndexEntry]:
-        """Everything that is known, or just what is ready; what was never loaded is a name alone.
+        """All known models, or only the ready ones; a model that was never loaded is a name alone.
 
-        `repository` must be "", as the others' must.
+        `repository` must be "", here and in the other methods.
         """
         _check(repository)
         entries = [
             IndexEntry(name, version, state, reason)
-            for name in self._catalogue.names()
-            for version, state, reason in self._catalogue.states(name)
+            for name in self._registry.names()
+            for version, state, reason in self._registry.states(name)
             if state is VersionStatus.READY or not ready_only
         ]
-        if self._lifecycle is None or self._control is Control.NONE or ready_only:
+        if self._deployer is None or self._control is ModelControlMode.NONE or ready_only:
             return entries
-        found = [IndexEntry(name) for name in self._lifecycle.source.names() if name not in self._catalogue]
+        found = [IndexEntry(name) for name in self._deployer.source.names() if name not in self._registry]
         return sorted([*entries, *found], key=lambda entry: entry.name)
 
     async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model or pipeline, or load it again if it has changed; returns when it is ready."""
+        """Load a model or pipeline, or reload it if it has changed; returns when it is ready."""
         _check(repository)
-        if self._lifecycle is None or not self.changes:
+        if self._deployer is None or not self.changes:
             raise _not_allowed("load", name, self._control)
         _check_name("load", name)
-        await self._lifecycle.load(name, read_override(parameters))
+        await self._deployer.load(name, read_override(parameters))
 
     async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Unload a model or pipeline: it gets no more requests."""
+        """Unload a model or pipeline; it gets no more requests."""
         _check(repository)
-        if self._lifecycle is None or not self.changes:
+        if self._deployer is None or not self.changes:
             raise _not_allowed("unload", name, self._control)
         _check_name("unload", name)
         for each, value in parameters.items():
@@ -73,8 +76,8 @@ class RepositoryApi:
                 raise RequestError(f"parameter '{each:.80}' is unknown; expected {known}")
             if not isinstance(value, bool):
                 raise RequestError(f"parameter '{each}' must be true or false, got {value!r:.80}")
-        with_needs, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
-        await self._lifecycle.unload(name, with_needs=with_needs, recycle=recycle)
+        with_dependencies, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
+        await self._deployer.unload(name, with_dependencies=with_dependencies, recycle=recycle)
 
 
 _UNLOAD_PARAMETERS = ("unload_dependents", "recycle")
@@ -92,7 +95,7 @@ def _check_name(what: str, name: str) -> None:
         raise RequestError(f"failed to {what} '{name:.80}': expected the name of a model: {expected}")
 
 
-def _not_allowed(what: str, name: str, control: Control) -> RejectedError:
+def _not_allowed(what: str, name: str, control: ModelControlMode) -> RejectedError:
     return RejectedError(
         f"failed to {what} '{name:.80}', explicit model load / unload is not allowed if polling is enabled or the "
         f"model control mode is none; it is {control}",

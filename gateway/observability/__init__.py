@@ -1,1 +1,1 @@
-"""TODO gateway/observability."""
+"""Metrics, statistics, traces, explanations and logs."""

@@ -1,4 +1,4 @@
-"""Why a request took as long as it did: its trace as times, costs and one sentence."""
+"""Explanations of requests: a trace as times, costs and one sentence about the main cause of its latency."""
 
 import enum
 from collections.abc import Sequence
@@ -14,35 +14,36 @@ from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.models.units import NS_PER_MS
 
 IN_PROGRESS = "in_progress"
-_REASONS = {Outcome.EVICTED_DEADLINE: "its time in queues was over"}
-"""What is said where there is no more to say than the outcome."""
+_REASONS = {Outcome.EVICTED_DEADLINE: "its time in queues ran out"}
+"""Reasons of outcomes that have no message of their own."""
 MAX_HEADER = 2000
-"""Characters of one header; what does not fit is left off, as `...` says. gRPC clients take 8 kB of metadata."""
+"""Longest header in characters; the rest is replaced by `...`. gRPC clients accept 8 kB of metadata."""
 
 
 class Cause(enum.StrEnum):
-    """What the time of a request went into."""
+    """The parts of a request's time."""
 
     QUEUE = "queue"
-    """Waiting for its turn, and for the batch before it on the same worker."""
+    """Waiting in a queue, and for the previous batch on the same worker."""
     HAND_OFF = "hand_off"
-    """On the way to workers and back."""
+    """Transfer to workers and back."""
     COMPUTE = "compute"
     """In the backend, as predicted."""
     SLOW_COMPUTE = "slow_compute"
-    """In the backend, beyond what was predicted."""
+    """In the backend, beyond the prediction."""
     FAILED_BATCHES = "failed_batches"
     """In batches that failed and were repeated."""
     SHORT_DEADLINE = "short_deadline"
-    """Computing alone takes longer than it had."""
+    """Computing alone takes longer than the request's deadline."""
 
 
 class StageTrace(msgspec.Struct, frozen=True):
-    """One batch that a request was in; `rows` of its `batch_rows` were the request's.
+    """One batch of a request; `rows` of its `batch_rows` were the request's.
 
-    `queue_ms`, `hand_off_ms` (there), `compute_ms` and `return_ms` follow each other from when the stage's inputs were
-    there. `predicted_ms` (None: not known) and `actual_ms` are from the dispatch to the batch's end. `cost` is the
-    request's share. `failed` says why the batch had no result: then only `queue_ms` and `actual_ms` are known.
+    `queue_ms`, `hand_off_ms` (to the worker), `compute_ms` and `return_ms` follow each other from the time when the
+    stage's inputs were complete. `predicted_ms` (None: unknown) and `actual_ms` run from the dispatch to the end of the
+    batch. `cost` is the request's share. `failed` is the reason of a batch without a result; then only `queue_ms` and
+    `actual_ms` are known.
     """
 
     stage: str
@@ -63,10 +64,10 @@ class StageTrace(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What became of a request; times are in milliseconds, costs in units of currency.
+    """The outcome of a request and where its time went; times are in milliseconds, costs in units of currency.
 
-    `deadline_ms` and `total_ms` are from its arrival, to the deadline and to when its answer was ready. `cause` is the
-    largest `Cause`, or the outcome of a request that never ran.
+    `deadline_ms` and `total_ms` run from its arrival, to the deadline and to the completion of its answer. `cause` is
+    the largest `Cause`, or the outcome of a request that never ran.
     """
 
     id: str
@@ -83,7 +84,7 @@ class Explanation(msgspec.Struct, frozen=True):
     sentence: str
 
     def headers(self) -> list[tuple[str, str]]:
-        """The same in short, as `x-sluice-*` headers or metadata."""
+        """The explanation as short `x-sluice-*` headers or metadata."""
         lines = [
             ("x-sluice-outcome", self.outcome),
             ("x-sluice-total-ms", f"{self.total_ms:.3f}"),
@@ -100,7 +101,10 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class _Step(NamedTuple):
-    """A stage's run, from when its inputs were there; `before` is what it had to wait for last."""
+    """The run of a stage.
+
+    `ready_ns` is the time when its inputs were complete, `before` the run that it waited for last.
+    """
 
     run: BatchTrace
     member: Member
@@ -108,29 +112,29 @@ class _Step(NamedTuple):
     before: "_Step | None"
 
     @property
-    def open_ns(self) -> int:
-        """From when on nothing but the hand-off kept the worker from starting."""
-        return self.run.open_ns
+    def startable_ns(self) -> int:
+        """The time from which only the hand-off kept the worker from starting."""
+        return self.run.startable_ns
 
     def parts(self) -> dict[Cause, int]:
-        """Nanoseconds by cause, from `ready_ns` to when the end was told."""
-        run, open_ns = self.run, self.open_ns
-        queue_ns = open_ns - self.ready_ns
+        """Nanoseconds by cause, from `ready_ns` to the report of the end."""
+        run, startable_ns = self.run, self.startable_ns
+        queue_ns = startable_ns - self.ready_ns
         if run.failed:
-            return {Cause.QUEUE: queue_ns, Cause.FAILED_BATCHES: run.told_ns - open_ns}
+            return {Cause.QUEUE: queue_ns, Cause.FAILED_BATCHES: run.reported_ns - startable_ns}
         compute_ns = run.ended_ns - run.started_ns
         predicted_ns = run.batch.predicted_ns
         slow_ns = max(compute_ns - max(predicted_ns - run.expected_ns, 0), 0) if predicted_ns else 0
         return {
             Cause.QUEUE: queue_ns,
-            Cause.HAND_OFF: run.started_ns - open_ns + run.told_ns - run.ended_ns,
+            Cause.HAND_OFF: run.started_ns - startable_ns + run.reported_ns - run.ended_ns,
             Cause.COMPUTE: compute_ns - slow_ns,
             Cause.SLOW_COMPUTE: slow_ns,
         }
 
 
 def explain(trace: Trace, now_ns: int) -> Explanation:
-    """The explanation of a request, as far as it has got by `now_ns`."""
+    """The explanation of a request, as of `now_ns` if it is still in flight."""
     steps = _steps(trace)
     stages = tuple(_stage_trace(step, trace.stages) for step in steps)
     ended_ns = now_ns if trace.outcome is None else trace.ended_ns
@@ -153,7 +157,7 @@ def explain(trace: Trace, now_ns: int) -> Explanation:
 
 
 def _steps(trace: Trace) -> list[_Step]:
-    """The runs of a request's stages, in the order in which they ended."""
+    """The runs of a request's stages, in the order of their ends."""
     done: dict[int, _Step] = {}
     steps: list[_Step] = []
     for index, run in enumerate(trace.runs):
@@ -161,29 +165,29 @@ def _steps(trace: Trace) -> list[_Step]:
             continue  # two stages of the request were in one batch
         for member in run.batch.members:
             if member.request == trace.arrival.request:
-                # A stage that ran before did so in a batch that failed.
+                # A stage that ran before was in a batch that failed.
                 before = done.get(member.stage) or _gate(trace.stages, member.stage, done)
-                ready_ns = trace.arrived_ns if before is None else before.run.told_ns
+                ready_ns = trace.arrived_ns if before is None else before.run.reported_ns
                 steps.append(_Step(run, member, ready_ns, before))
         done.update((step.member.stage, step) for step in steps if step.run is run)
     return steps
 
 
 def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, _Step]) -> _Step | None:
-    """What a stage had to wait for last; stages that ran nowhere (combiners, escalations of no row) take no time."""
+    """The run that a stage waited for last; stages that never ran (combiners, empty escalations) take no time."""
     settled: list[_Step | None] = []
     for number, stage in enumerate(stages[: index + 1]):
         asked = () if stage.when is None else (stage.when.stage,)
         gates = [gate for source in (*stage.sources, *asked) if (gate := settled[source]) is not None]
-        last = max(gates, key=lambda step: step.run.told_ns, default=None)
+        last = max(gates, key=lambda step: step.run.reported_ns, default=None)
         settled.append(last if number == index else done.get(number, last))
     return settled[index]
 
 
 def _critical_path(steps: Sequence[_Step]) -> list[_Step]:
-    """The steps that the request's end had to wait for, the last one first."""
+    """The runs that the end of the request depended on, the last one first."""
     path: list[_Step] = []
-    step = max(steps, key=lambda step: step.run.told_ns, default=None)
+    step = max(steps, key=lambda step: step.run.reported_ns, default=None)
     while step is not None:
         path.append(step)
         step = step.before
@@ -191,12 +195,12 @@ def _critical_path(steps: Sequence[_Step]) -> list[_Step]:
 
 
 def _largest(trace: Trace, path: Sequence[_Step], ended_ns: int) -> tuple[Cause, str]:
-    """What most of the time went into (of a late request: what more than could be known), and how to say it."""
+    """The largest cause and its description; for a late request, the largest part beyond its predictable time."""
     parts = [(step, step.parts()) for step in path]
     totals = {cause: sum(each.get(cause, 0) for _, each in parts) for cause in Cause}
     late = trace.outcome is Outcome.COMPLETED_LATE
     if trace.outcome is None or not trace.outcome.answered:
-        totals[Cause.QUEUE] += ended_ns - (path[0].run.told_ns if path else trace.arrived_ns)
+        totals[Cause.QUEUE] += ended_ns - (path[0].run.reported_ns if path else trace.arrived_ns)
     if late:
         had_ns = trace.arrival.deadline_ns - trace.arrived_ns
         alone_ns = totals.pop(Cause.COMPUTE)
@@ -218,7 +222,7 @@ def _largest(trace: Trace, path: Sequence[_Step], ended_ns: int) -> tuple[Cause,
 
 _PHRASES = {
     Cause.QUEUE: "waiting behind other requests",
-    Cause.HAND_OFF: "the way to workers and back",
+    Cause.HAND_OFF: "transfer to workers and back",
     Cause.COMPUTE: "computing, as predicted",
     Cause.SLOW_COMPUTE: "computing for longer than predicted",
     Cause.FAILED_BATCHES: "batches that failed",
@@ -230,7 +234,7 @@ def _sentence(trace: Trace, ended_ns: int, part: str) -> str:
     left_ms = _ms(trace.arrival.deadline_ns - ended_ns)
     match trace.outcome:
         case None:
-            return f"It has been under way for {total}; the largest part was {part}."
+            return f"It has been in flight for {total}; the largest part was {part}."
         case Outcome.COMPLETED if trace.reason:
             return f"It was answered {left_ms} ms before its deadline, after {total}: {trace.reason}."
         case Outcome.COMPLETED:
@@ -257,12 +261,12 @@ def _stage_trace(step: _Step, stages: Sequence[StageConfig]) -> StageTrace:
         batch.rows,
         member.rows,
         batch.reason.value,
-        queue_ms=_ms(step.open_ns - step.ready_ns),
-        hand_off_ms=0.0 if run.failed else _ms(run.started_ns - step.open_ns),
+        queue_ms=_ms(step.startable_ns - step.ready_ns),
+        hand_off_ms=0.0 if run.failed else _ms(run.started_ns - step.startable_ns),
         compute_ms=_ms(run.ended_ns - run.started_ns),
-        return_ms=0.0 if run.failed else _ms(run.told_ns - run.ended_ns),
+        return_ms=0.0 if run.failed else _ms(run.reported_ns - run.ended_ns),
         predicted_ms=_ms(batch.predicted_ns - run.dispatched_ns) if batch.predicted_ns else None,
-        actual_ms=_ms((run.told_ns if run.failed else run.ended_ns) - run.dispatched_ns),
+        actual_ms=_ms((run.reported_ns if run.failed else run.ended_ns) - run.dispatched_ns),
         cost=run.cost * member.rows / batch.rows,
         failed=run.failed,
     )
@@ -287,7 +291,7 @@ def _figures(stage: StageTrace) -> str:
 
 
 def _token(name: str) -> str:
-    """A name without what separates figures; printable ASCII."""
+    """A name in printable ASCII without the separators of figures."""
     return quote(name, safe=":/#+")
 
 

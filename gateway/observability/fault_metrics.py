@@ -1,4 +1,4 @@
-"""Metrics of what fails, and of what is done about it."""
+"""Metrics of faults and of the measures against them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -6,14 +6,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.spec import public_key
 
 
-class FaultMetrics(Remote):
-    """Batches that failed, by (model, partition, cause), and what partitions are kept to since.
+class FaultMetrics(MetricsSource):
+    """Failed batches by (model, partition, cause), batch limits after memory faults, and quarantine.
 
-    `quarantined` are the partitions that are left alone, of `partitions`.
+    `quarantined` returns the partitions in quarantine, among `partitions`.
     """
 
     def __init__(
@@ -29,23 +29,27 @@ class FaultMetrics(Remote):
         self._quarantined = quarantined
 
     async def refresh(self) -> None:
-        """Nothing has to be asked for."""
+        """Nothing to refresh."""
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         failures = CounterMetricFamily(
-            "sluice_batch_failures", "Batches that did not complete.", labels=["model", "partition", "cause"]
+            "sluice_batch_failures", "Batches that failed, by cause.", labels=["model", "partition", "cause"]
         )
         for labels, count in self._failures.items():
             failures.add_metric(labels, count)
         ceilings = GaugeMetricFamily(
-            "sluice_batch_ceiling_rows", "Rows of the largest batch, as more had no memory.", labels=["model", "kind"]
+            "sluice_batch_ceiling_rows",
+            "Largest batch in rows since a larger one ran out of memory.",
+            labels=["model", "kind"],
         )
         for key, model in self._scheduler.dispatcher.models.items():
-            for kind, ceiling in model.ceilings.items():
+            for kind, ceiling in model.batch_limits.items():
                 ceilings.add_metric([public_key(key), kind], ceiling.rows)
         quarantine = GaugeMetricFamily(
-            "sluice_partition_quarantined", "1 while it is left alone after faults.", labels=["partition"]
+            "sluice_partition_quarantined",
+            "1 while the partition is in quarantine after repeated faults.",
+            labels=["partition"],
         )
         quarantined = self._quarantined()
         for partition in self._partitions:

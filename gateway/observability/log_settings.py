@@ -1,9 +1,9 @@
-"""What is logged, and how, as clients may change it while the server runs."""
+"""The log settings of the protocol, which clients change while the server runs."""
 
 import logging
 from collections.abc import Mapping
 
-from sluice.gateway.observability.logs import LogFormat, configured, reconfigure
+from sluice.gateway.observability.logs import LogFormat, current_settings, reconfigure
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 LogValue = bool | int | str
@@ -17,14 +17,14 @@ _FORMATS = ("default", "ISO8601", "json")
 
 
 class LogSettings:
-    """The settings of the protocol, which begin as those that the process was started with.
+    """The settings of the protocol, which start as the process was started.
 
-    `log_format` is `default` (that of the start), `ISO8601` (text) or `json`; a `log_verbose_level` above 0 adds what
-    is for debugging. The log is standard error: there is no `log_file`.
+    `log_format` is `default` (that of the start), `ISO8601` (text) or `json`; a `log_verbose_level` above 0 adds debug
+    messages. The log is standard error: there is no `log_file`.
     """
 
     def __init__(self) -> None:
-        self._default, level = configured()
+        self._default, level = current_settings()
         self._settings: dict[str, LogValue] = {
             "log_file": "",
             **{name: level <= levels[0] for name, levels in _LEVELS.items()},
@@ -37,7 +37,7 @@ class LogSettings:
         return dict(self._settings)
 
     def update(self, changes: Mapping[str, object]) -> None:
-        """Change some settings, or, when one of the values is wrong, none. Raises RequestError."""
+        """Change some settings; if one of the values is wrong, change none and raise RequestError."""
         checked = {name: self._check(name, value) for name, value in changes.items()}
         if not checked:
             return
@@ -46,8 +46,8 @@ class LogSettings:
         levels = {level for name, each in _LEVELS.items() if settings[name] for level in each}
         if settings["log_verbose_level"]:
             levels.add(logging.DEBUG)
-        forms = dict(zip(_FORMATS, (self._default, LogFormat.TEXT, LogFormat.JSON), strict=True))
-        reconfigure(forms[str(settings["log_format"])], levels)
+        formats = dict(zip(_FORMATS, (self._default, LogFormat.TEXT, LogFormat.JSON), strict=True))
+        reconfigure(formats[str(settings["log_format"])], levels)
 
     def _check(self, name: str, value: object) -> LogValue:
         if name not in self._settings:

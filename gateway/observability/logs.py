@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one line an event, as JSON or as text."""
+"""Structured logs on standard error: one line per event, as JSON or as text."""
 
 import enum
 import json
@@ -9,35 +9,35 @@ from datetime import UTC, datetime
 
 
 class LogFormat(enum.StrEnum):
-    """How lines are written."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
-def configure(form: LogFormat, level: str) -> None:
-    """Send all logs of the process to standard error, in place of what was set up before."""
+def configure(format: LogFormat, level: str) -> None:
+    """Send all logs of the process to standard error, replacing the previous handlers."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(form))
+    handler.setFormatter(_Formatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # What uvicorn tells of its start and stop, this server tells itself.
+    # The server logs its own start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def configured() -> tuple[LogFormat, int]:
-    """How lines are written by now, and the lowest level of those that are."""
+def current_settings() -> tuple[LogFormat, int]:
+    """The current format, and the lowest level that is logged."""
     root = logging.getLogger()
-    forms = [handler.formatter.form for handler in root.handlers if isinstance(handler.formatter, _Formatter)]
-    return forms[0] if forms else LogFormat.TEXT, root.getEffectiveLevel()
+    formats = [handler.formatter.log_format for handler in root.handlers if isinstance(handler.formatter, _Formatter)]
+    return formats[0] if formats else LogFormat.TEXT, root.getEffectiveLevel()
 
 
-def reconfigure(form: LogFormat, levels: Collection[int]) -> None:
-    """Write just the lines of these levels from now on, in this format."""
+def reconfigure(format: LogFormat, levels: Collection[int]) -> None:
+    """Log only the lines of these levels from now on, in this format."""
     root = logging.getLogger()
     root.setLevel(min(levels, default=logging.CRITICAL + 1))
     for handler in root.handlers:
         if isinstance(handler.formatter, _Formatter):
-            handler.setFormatter(_Formatter(form))
+            handler.setFormatter(_Formatter(format))
             handler.filters = [lambda record: record.levelno in levels]
 
 
@@ -47,9 +47,9 @@ def log(logger: logging.Logger, level: int, event: str, **fields: object) -> Non
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, form: LogFormat) -> None:
+    def __init__(self, format: LogFormat) -> None:
         super().__init__()
-        self.form = form
+        self.log_format = format
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -57,7 +57,7 @@ class _Formatter(logging.Formatter):
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        if self.form is LogFormat.JSON:
+        if self.log_format is LogFormat.JSON:
             line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "event": event} | fields
             return json.dumps(line, default=str)
         values = "".join(f" {name}={value}" for name, value in fields.items())

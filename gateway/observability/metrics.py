@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: counted in plain integers on the way, put into families when they are scraped."""
+"""Prometheus metrics: counted in plain integers on the hot path, converted to families when they are scraped."""
 
 from abc import abstractmethod
 from bisect import bisect_left
@@ -25,7 +25,7 @@ ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """Counts by ascending upper bounds (inclusive) and above the last of them."""
+    """Counts by ascending upper bounds (inclusive), and above the last of them."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -40,14 +40,14 @@ class Histogram:
         self.total += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str], unit: int = 1) -> None:
-        """Put the counts into a family, values divided by `unit`."""
+        """Add the counts to a family, with values divided by `unit`."""
         limits = [*(f"{bound / unit:g}" for bound in self.bounds), "+Inf"]
         buckets = list(zip(limits, accumulate(self.counts), strict=True))
         family.add_metric(labels, buckets, self.total / unit)
 
 
 class PipelineMeter:
-    """What is counted of one pipeline; `stages` are the names of its stages."""
+    """The counts of one pipeline; `stages` are the names of its stages."""
 
     __slots__ = ("cost", "duration", "outcomes", "stage_rows", "stages")
 
@@ -59,25 +59,25 @@ class PipelineMeter:
         self.duration = Histogram(DURATION_BOUNDS_NS)
 
     def request_ended(self, outcome: Outcome, duration_ns: int) -> None:
-        """Count an outcome, and how long the request took if it was answered."""
+        """Count an outcome, and the duration of a request that was answered."""
         self.outcomes[outcome] += 1
         if outcome.answered:
             self.duration.observe(duration_ns)
 
     def stage_ran(self, stage: int, rows: int, cost: float = 0.0) -> None:
-        """Count rows that stage number `stage` has run, and what they cost."""
+        """Count the rows of stage number `stage`, and their cost."""
         self.stage_rows[stage] += rows
         self.cost += cost
 
     @property
     def attainment(self) -> float | None:
-        """The share completed within the objective of all that ended and were not cancelled; None before the first."""
+        """The share of requests completed within their objective, cancelled ones left out; None before the first."""
         counted = sum(self.outcomes.values()) - self.outcomes[Outcome.CANCELLED_CLIENT]
         return self.outcomes[Outcome.COMPLETED] / counted if counted else None
 
 
 class BatchMeter:
-    """What is counted of the batches of one model on one partition."""
+    """The counts of the batches of one model on one partition."""
 
     __slots__ = ("compute", "reasons", "rows")
 
@@ -87,20 +87,20 @@ class BatchMeter:
         self.compute = Histogram(DURATION_BOUNDS_NS)
 
 
-class Remote(Collector):
-    """Counts that others keep."""
+class MetricsSource(Collector):
+    """Metrics that another part of the server counts."""
 
     @abstractmethod
     async def refresh(self) -> None:
-        """Ask for them; returns in a short while, whether there was an answer or not."""
+        """Update the counts; returns soon, even without an answer."""
 
 
 class ServerMetrics(Collector):
     """All metrics of one server; `stages` are the names of the stages of each pipeline, by `name:version`.
 
-    `queue_depths` (requests waiting, by model), `arena_bytes`, and `corrections` (by model and kind of partition: how
-    many times as long as their profile says batches take), `breakers` (the state of each Triton server's circuit
-    breaker) and `enforced` (whether a partition is proved to hold, where that is known) are asked for at each scrape.
+    The callables are evaluated at each scrape. `queue_depths` counts the waiting requests by model. `corrections` has,
+    by model and kind of partition, the measured latency divided by the profile's. `breakers` is the state of each
+    Triton server's circuit breaker.
     """
 
     def __init__(
@@ -111,33 +111,30 @@ class ServerMetrics(Collector):
         arena_bytes: Callable[[], int],
         corrections: Callable[[], Mapping[tuple[str, str], float]] = dict,
         breakers: Callable[[], Mapping[str, str]] = dict,
-        enforced: Callable[[], Mapping[str, bool]] = dict,
+        statistics: Statistics | None = None,
     ) -> None:
         self._pipelines: dict[str, PipelineMeter] = {}
         self._by_key: dict[str, PipelineMeter] = {}
         for pipeline, names in stages.items():
             self.serve(pipeline, names)
         self._batches: dict[tuple[str, str], BatchMeter] = {}
-        self._ready = dict.fromkeys(partitions, False)
-        self._restarts = dict.fromkeys(partitions, 0)
         self._busy_ns = dict.fromkeys(partitions, 0)
         self._queue_depths = queue_depths
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
-        self._enforced = enforced
-        self.statistics = Statistics()
+        self.statistics = statistics or Statistics()
         self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
-        self._remotes: list[Remote] = []
+        self._remotes: list[MetricsSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def pipeline(self, pipeline: str) -> PipelineMeter:
-        """The counts of a pipeline that is served, by key."""
+        """The counts of a pipeline, by key."""
         return self._by_key[pipeline]
 
     def serve(self, pipeline: str, stages: Sequence[str]) -> None:
-        """Count a revision of a pipeline, together with those before it that had the same stages."""
+        """Count a revision of a pipeline, together with earlier revisions that have the same stages."""
         public = public_key(pipeline)
         meter = self._pipelines.get(public)
         if meter is None or list(meter.stages) != list(stages):
@@ -145,7 +142,7 @@ class ServerMetrics(Collector):
         self._by_key[pipeline] = meter
 
     def forget(self, key: str) -> None:
-        """No request and no batch of a revision comes any more; what was counted of it stays."""
+        """Remove a revision without requests and batches; its counts stay."""
         self._by_key.pop(key, None)
         self.statistics.forget(key)
         if public_key(key) != key:
@@ -153,7 +150,7 @@ class ServerMetrics(Collector):
                 del self._batches[known]
 
     def batch_completed(self, batch: DispatchBatch, compute_ns: int) -> None:
-        """Count a batch that ran, and the time that it took in the backend."""
+        """Count a batch, and its time in the backend."""
         key = batch.model, batch.partition
         meter = self._batches.get(key)
         if meter is None:
@@ -168,21 +165,8 @@ class ServerMetrics(Collector):
         """Count a batch that did not complete."""
         self.failures[public_key(batch.model), batch.partition, cause] += 1
 
-    def partition_ready(self, partition: str) -> None:
-        """The worker of a partition is up."""
-        self._ready[partition] = True
-
-    def partition_lost(self, partition: str) -> None:
-        """The worker of a partition is gone and will be started again."""
-        self._ready[partition] = False
-        self._restarts[partition] += 1
-
-    def partition_retired(self, partition: str) -> None:
-        """The worker of a partition makes way for another one."""
-        self._ready[partition] = False
-
     def busy_ns(self) -> Mapping[str, int]:
-        """How long the backends of each partition have computed."""
+        """Time in the backend, by partition."""
         return self._busy_ns
 
     def exposition(self) -> bytes:
@@ -190,13 +174,13 @@ class ServerMetrics(Collector):
         nv = nv_metrics(self.statistics, self._pipelines, self._waiting())
         return generate_latest(self._registry) + nv.encode()
 
-    def include(self, remote: Remote) -> None:
-        """Show what others count, too."""
+    def include(self, remote: MetricsSource) -> None:
+        """Add metrics that another part of the server counts."""
         self._remotes.append(remote)
         self._registry.register(remote)
 
     async def scrape(self) -> bytes:
-        """As `exposition`, once others have been asked for what they count."""
+        """As `exposition`, after a refresh of the included sources."""
         for remote in self._remotes:
             await remote.refresh()
         return self.exposition()
@@ -205,31 +189,26 @@ class ServerMetrics(Collector):
         """The families, for prometheus_client."""
         yield from self._request_families()
         yield from self._batch_families()
-        queue = GaugeMetricFamily("sluice_queue_requests", "Requests that wait.", labels=["model"])
+        queue = GaugeMetricFamily("sluice_queue_requests", "Requests waiting in queues.", labels=["model"])
         for model, depth in self._waiting().items():
             queue.add_metric([model], depth)
-        ready = GaugeMetricFamily("sluice_partition_ready", "1 while the worker is up.", labels=["partition"])
-        restarts = CounterMetricFamily("sluice_worker_restarts", "Workers that were lost.", labels=["partition"])
-        busy = CounterMetricFamily("sluice_partition_busy_seconds", "Time in the backend.", labels=["partition"])
-        for partition, is_ready in self._ready.items():
-            ready.add_metric([partition], int(is_ready))
-            restarts.add_metric([partition], self._restarts[partition])
-            busy.add_metric([partition], self._busy_ns[partition] / NS_PER_S)
+        busy = CounterMetricFamily(
+            "sluice_partition_busy_seconds", "Time that the partition's backend has computed.", labels=["partition"]
+        )
+        for partition, busy_ns in self._busy_ns.items():
+            busy.add_metric([partition], busy_ns / NS_PER_S)
         arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
         arena.add_metric([], self._arena_bytes())
         breakers = GaugeMetricFamily(
-            "sluice_triton_breaker", "1 for the state that a breaker is in.", labels=["partition", "state"]
+            "sluice_triton_breaker",
+            "1 for the current state of the Triton server's circuit breaker.",
+            labels=["partition", "state"],
         )
         for partition, state in self._breakers().items():
             for each in ("closed", "open", "half_open"):
                 breakers.add_metric([partition, each], int(state == each))
-        enforced = GaugeMetricFamily(
-            "sluice_partition_enforced", "1 if its limits are proved to hold, 0 if not.", labels=["partition"]
-        )
-        for partition, is_enforced in self._enforced().items():
-            enforced.add_metric([partition], int(is_enforced))
         yield self._correction_family()
-        yield from (enforced, queue, ready, restarts, busy, arena, breakers)
+        yield from (queue, busy, arena, breakers)
 
     def _waiting(self) -> dict[str, int]:
         waiting: Counter[str] = Counter()
@@ -239,7 +218,7 @@ class ServerMetrics(Collector):
 
     def _correction_family(self) -> Metric:
         family = GaugeMetricFamily(
-            "sluice_latency_correction", "Latency at the median, against the profile's.", labels=["model", "kind"]
+            "sluice_latency_correction", "Measured median latency divided by the profile's.", labels=["model", "kind"]
         )
         latest = {(public_key(model), kind): each for (model, kind), each in self._corrections().items()}
         for key, correction in latest.items():
@@ -247,20 +226,22 @@ class ServerMetrics(Collector):
         return family
 
     def _request_families(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("sluice_requests", "Requests by how they ended.", labels=["pipeline", "outcome"])
+        requests = CounterMetricFamily("sluice_requests", "Requests by outcome.", labels=["pipeline", "outcome"])
         duration = HistogramMetricFamily(
-            "sluice_request_duration_seconds", "From arrival to answer.", labels=["pipeline"]
+            "sluice_request_duration_seconds", "Time from arrival to answer of answered requests.", labels=["pipeline"]
         )
         attainment = GaugeMetricFamily(
-            "sluice_slo_attainment", "Share completed within the objective.", labels=["pipeline"]
+            "sluice_slo_attainment", "Share of requests completed within their latency objective.", labels=["pipeline"]
         )
         stage_rows = CounterMetricFamily(
-            "sluice_stage_rows", "Rows that a stage has run.", labels=["pipeline", "stage"]
+            "sluice_stage_rows", "Rows that the stage has run.", labels=["pipeline", "stage"]
         )
-        cost = CounterMetricFamily("sluice_cost", "What computing has cost, in units of currency.", labels=["pipeline"])
+        cost = CounterMetricFamily(
+            "sluice_cost", "Cost of the computing time, in units of currency.", labels=["pipeline"]
+        )
         cost_of_good = GaugeMetricFamily(
             "sluice_cost_per_1000_good_requests",
-            "The same for 1000 completed within the objective.",
+            "Cost per 1000 requests completed within their latency objective.",
             labels=["pipeline"],
         )
         for pipeline, meter in self._pipelines.items():
@@ -278,11 +259,11 @@ class ServerMetrics(Collector):
 
     def _batch_families(self) -> Iterator[Metric]:
         batches = CounterMetricFamily(
-            "sluice_batches", "Batches by why they were closed.", labels=["model", "partition", "reason"]
+            "sluice_batches", "Batches by the reason they were closed.", labels=["model", "partition", "reason"]
         )
-        rows = HistogramMetricFamily("sluice_batch_rows", "Rows a batch.", labels=["model", "partition"])
+        rows = HistogramMetricFamily("sluice_batch_rows", "Rows per batch.", labels=["model", "partition"])
         compute = HistogramMetricFamily(
-            "sluice_batch_compute_seconds", "Time in the backend.", labels=["model", "partition"]
+            "sluice_batch_compute_seconds", "Time of a batch in the backend.", labels=["model", "partition"]
         )
         for key, meter in self._batches.items():
             if public_key(key[0]) != key[0]:

@@ -1,8 +1,8 @@
-"""Statistics of models and pipelines, as the protocol reports them: counted once a batch, or once a request of several.
+"""Statistics of models and pipelines in the form of the protocol: counted once per batch, or once per pipeline request.
 
-A request's time at a model is, in turn, `queue`, `compute_input` (the way to the worker), `compute_infer` (in the
-backend) and `compute_output` (the way back). A pipeline counts as an ensemble does: one execution a request, whose
-times are the sums of those of its stages.
+The time of a request at a model consists of `queue`, `compute_input` (to the worker), `compute_infer` (in the backend)
+and `compute_output` (from the worker). A pipeline counts like an ensemble: one execution per request, whose times are
+the sums over its stages.
 """
 
 import enum
@@ -16,7 +16,7 @@ from sluice.models.units import NS_PER_MS
 
 
 class FailureReason(enum.StrEnum):
-    """Why a request got no answer (a metric label); OTHER is all that ends a request of a pipeline but cancellation."""
+    """The reason of a failed request (a metric label); OTHER is any failure of a pipeline except cancellation."""
 
     REJECTED = "REJECTED"
     CANCELED = "CANCELED"
@@ -32,8 +32,8 @@ _REASONS = {
 }
 
 
-class Phases:
-    """Executions, and nanoseconds of what they consist of."""
+class PhaseTimes:
+    """A number of executions, and nanoseconds of their phases."""
 
     __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
 
@@ -41,14 +41,14 @@ class Phases:
         self.count = self.input_ns = self.infer_ns = self.output_ns = 0
 
     def add(self, count: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
-        """Count executions that took this time in all."""
+        """Count executions, with their total times."""
         self.count += count
         self.input_ns += input_ns
         self.infer_ns += infer_ns
         self.output_ns += output_ns
 
     def report(self) -> dict[str, Any]:
-        """As the protocol has it."""
+        """The counts in the form of the protocol."""
         return {
             "compute_input": _duration(self.count, self.input_ns),
             "compute_infer": _duration(self.count, self.infer_ns),
@@ -57,7 +57,7 @@ class Phases:
 
 
 class ModelStatistics:
-    """The counts of one model or pipeline; none of them ever falls."""
+    """The counts of one model or pipeline; none of them ever decreases."""
 
     __slots__ = (
         "batches",
@@ -79,19 +79,28 @@ class ModelStatistics:
         self.inference_count = self.execution_count = 0
         self.success_ns = self.queue_ns = self.failed_ns = self.last_ns = 0
         self.cache_hits = self.cache_hit_ns = self.cache_misses = self.cache_miss_ns = 0
-        self.requests = Phases()
-        self.batches: dict[int, Phases] = {}
+        self.requests = PhaseTimes()
+        self.batches: dict[int, PhaseTimes] = {}
         self.failures = dict.fromkeys(FailureReason, 0)
 
     def batch_ran(self, run: BatchTrace, requests: int, rows: int, ready_ns: int) -> None:
-        """Count a batch for `requests` that are still wanted, of `rows` in all, and the sum of when they were ready."""
-        open_ns, started_ns, ended_ns, told_ns = run.open_ns, run.started_ns, run.ended_ns, run.told_ns
-        input_ns, infer_ns, output_ns = started_ns - open_ns, ended_ns - started_ns, told_ns - ended_ns
+        """Count a batch.
+
+        `requests` are those that are still wanted, with `rows` in total; `ready_ns` is the sum of the times when they
+        were ready.
+        """
+        startable_ns, started_ns, ended_ns, reported_ns = (
+            run.startable_ns,
+            run.started_ns,
+            run.ended_ns,
+            run.reported_ns,
+        )
+        input_ns, infer_ns, output_ns = started_ns - startable_ns, ended_ns - started_ns, reported_ns - ended_ns
         self.execution_count += 1
-        self.last_ns = told_ns
+        self.last_ns = reported_ns
         self.inference_count += rows
-        self.queue_ns += requests * open_ns - ready_ns
-        self.success_ns += requests * told_ns - ready_ns
+        self.queue_ns += requests * startable_ns - ready_ns
+        self.success_ns += requests * reported_ns - ready_ns
         self._batch(run.batch.rows).add(1, input_ns, infer_ns, output_ns)
         self.requests.add(requests, requests * input_ns, requests * infer_ns, requests * output_ns)
 
@@ -100,10 +109,10 @@ class ModelStatistics:
         input_ns = infer_ns = output_ns = 0
         for run in trace.runs:
             if not run.failed:
-                input_ns += run.started_ns - run.open_ns
+                input_ns += run.started_ns - run.startable_ns
                 infer_ns += run.ended_ns - run.started_ns
-                output_ns += run.told_ns - run.ended_ns
-                self.queue_ns += run.open_ns - trace.ready_ns(run.dispatched_ns)
+                output_ns += run.reported_ns - run.ended_ns
+                self.queue_ns += run.startable_ns - trace.ready_ns(run.dispatched_ns)
         self.execution_count += 1
         self.last_ns = trace.ended_ns
         self.inference_count += trace.arrival.rows
@@ -112,13 +121,13 @@ class ModelStatistics:
         self.requests.add(1, input_ns, infer_ns, output_ns)
 
     def cache_hit(self, duration_ns: int) -> None:
-        """Count a request that was answered from the cache, which took that long."""
+        """Count a request that was answered from the cache, and the time that took."""
         self.cache_hits += 1
         self.cache_hit_ns += duration_ns
         self.success_ns += duration_ns
 
     def cache_miss(self, duration_ns: int) -> None:
-        """Count a request whose answer was not in the cache: the time of looking it up and of putting it there."""
+        """Count a request that the cache could not answer, and the time to look it up and to store the answer."""
         self.cache_misses += 1
         self.cache_miss_ns += duration_ns
 
@@ -128,7 +137,7 @@ class ModelStatistics:
         self.failed_ns += duration_ns
 
     def report(self, name: str, version: str, epoch_ns: int) -> dict[str, Any]:
-        """An entry of the protocol's `model_stats`; `epoch_ns` is the time of day at 0 of the clock of all times."""
+        """An entry of the protocol's `model_stats`; `epoch_ns` is the time of day at 0 of the clock."""
         requests = self.requests
         answered = requests.count + self.cache_hits
         return {
@@ -150,15 +159,15 @@ class ModelStatistics:
             "memory_usage": [],
         }
 
-    def _batch(self, rows: int) -> Phases:
+    def _batch(self, rows: int) -> PhaseTimes:
         batch = self.batches.get(rows)
         if batch is None:
-            batch = self.batches[rows] = Phases()
+            batch = self.batches[rows] = PhaseTimes()
         return batch
 
 
 class Statistics:
-    """The statistics of all that is served, by key; the revisions of a version are counted together."""
+    """The statistics of all models and pipelines, by key; the revisions of a version are counted together."""
 
     def __init__(self) -> None:
         self._models: dict[str, ModelStatistics] = {}
@@ -172,22 +181,22 @@ class Statistics:
         return statistics
 
     def forget(self, key: str) -> None:
-        """A revision is gone; what was counted of it stays with its version."""
+        """Remove a revision; its counts stay with its version."""
         if public_key(key) != key:
             self._models.pop(key, None)
 
     def request_ended(self, trace: Trace) -> None:
-        """Count a request that was not answered, or one of a pipeline; `batch_ran` and `cache_hit` count all others."""
+        """Count a failed request, or one of a pipeline; `batch_ran` and `cache_hit` count all others."""
         outcome = trace.outcome
         pipeline = trace.arrival.pipeline
         assert outcome is not None
         if outcome.answered:
-            if trace.composed:
+            if trace.is_pipeline:
                 self.of(pipeline).pipeline_completed(trace)
             return
         reason = _REASONS.get(outcome, FailureReason.REJECTED)
         duration_ns = trace.ended_ns - trace.arrived_ns
-        if trace.composed:
+        if trace.is_pipeline:
             if trace.runs and trace.runs[-1].failed:
                 self.of(trace.runs[-1].batch.model).failed(reason, duration_ns)
             reason = reason if reason is FailureReason.CANCELED else FailureReason.OTHER
@@ -195,11 +204,11 @@ class Statistics:
 
 
 def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, int]) -> str:
-    """The counts of `keys`, and the requests that wait, under the names of Triton's metrics, for Prometheus.
+    """The counts of `keys` and their waiting requests under the names of Triton's metrics, for Prometheus.
 
-    By hand: prometheus_client ends the name of every counter in `_total`.
+    Written by hand: prometheus_client appends `_total` to the name of every counter.
     """
-    lines: dict[str, list[str]] = {name: [] for name in _NV_METRICS}
+    lines: dict[str, list[str]] = {name: [] for name in NV_METRICS}
     found: dict[str, ModelStatistics] = {}
     for key in keys:
         name, _, version = key.rpartition(":")
@@ -223,18 +232,18 @@ def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, i
     text = []
     for metric, samples in lines.items():
         kind = "gauge" if metric == "pending_request_count" else "counter"
-        text += [f"# HELP nv_inference_{metric} {_NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
+        text += [f"# HELP nv_inference_{metric} {NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
         text += [f"nv_inference_{metric}{sample}" for sample in samples]
     return "\n".join(text) + "\n" + _cache_metrics(found)
 
 
 def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
-    """The counts of the response cache, by labels, of all that asked for something there."""
+    """The counts of the response cache, by labels, of all models and pipelines that used it."""
     asking = {labels: each for labels, each in statistics.items() if each.cache_hits or each.cache_misses}
     if not asking:
         return ""
     text = ""
-    for family, meaning in _CACHE_METRICS.items():
+    for family, meaning in CACHE_METRICS.items():
         name = f"nv_cache_{family}_per_model"
         text += f"# HELP {name} {meaning}\n# TYPE {name} counter\n"
         for labels, each in asking.items():
@@ -248,24 +257,26 @@ def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
     return text
 
 
-_NV_METRICS = {
-    "request_success": "Requests that were answered.",
-    "request_failure": "Requests that were not answered, by reason.",
-    "count": "Rows that were answered.",
-    "exec_count": "Batches that were run.",
-    "request_duration_us": "Time of all answered requests.",
-    "queue_duration_us": "Part of it: waiting for a worker.",
-    "compute_input_duration_us": "Part of it: on the way to the worker.",
-    "compute_infer_duration_us": "Part of it: in the backend.",
-    "compute_output_duration_us": "Part of it: on the way back.",
-    "pending_request_count": "Requests that wait.",
+NV_METRICS = {
+    "request_success": "Requests that succeeded.",
+    "request_failure": "Requests that failed, by reason.",
+    "count": "Rows of successful requests.",
+    "exec_count": "Batches that ran.",
+    "request_duration_us": "Total time of successful requests, in microseconds.",
+    "queue_duration_us": "Time that requests waited for a worker, in microseconds.",
+    "compute_input_duration_us": "Time of inputs on the way to the worker, in microseconds.",
+    "compute_infer_duration_us": "Time in the backend, in microseconds.",
+    "compute_output_duration_us": "Time of outputs on the way back, in microseconds.",
+    "pending_request_count": "Requests waiting in queues.",
 }
-_CACHE_METRICS = {
-    "num_hits": "Requests that were answered from the cache.",
-    "num_misses": "Requests whose answer was not in the cache.",
-    "hit_duration": "Time of looking up what was there.",
-    "miss_duration": "Time of looking up and putting in what was not.",
+"""The metrics `nv_inference_*` and their help."""
+CACHE_METRICS = {
+    "num_hits": "Requests answered from the response cache.",
+    "num_misses": "Requests that the response cache could not answer.",
+    "hit_duration": "Time of cache look-ups that hit, in microseconds.",
+    "miss_duration": "Time of cache look-ups and insertions after a miss, in microseconds.",
 }
+"""The metrics `nv_cache_*_per_model` and their help."""
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What is remembered of requests: references to what was decided, and times; put into words when somebody asks."""
+"""Traces of requests: references to decisions and times, which become explanations on demand."""
 
 from collections import deque
 
@@ -10,15 +10,13 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.errors import NotFoundError
 
-TRACE_REQUESTS = 2000
-"""Requests that are remembered: so few that they stay in the processor's cache, where forgetting them is cheap."""
-
 
 class BatchTrace(msgspec.Struct, eq=False, gc=False):
-    """One batch: when it was dispatched, when its worker was free for it, ran it, and when its end was told.
+    """One batch: the times of its dispatch, of the worker and of the report of its end.
 
-    `expected_ns` is when its worker was expected to be free. `failed` says why it has no result ("" when it has); then
-    there are no times of the worker. `cost` is what its time in the backend costs.
+    `free_ns` is when its worker was free for it, `expected_ns` when that was expected. `failed` is the reason of a
+    batch without a result ("" otherwise), which has no times of the worker. `cost` is the cost of its time in the
+    backend.
     """
 
     batch: DispatchBatch
@@ -27,22 +25,22 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     expected_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-    told_ns: int = 0
+    reported_ns: int = 0
     cost: float = 0.0
     failed: str = ""
 
     @property
-    def open_ns(self) -> int:
-        """From when on nothing but the hand-off kept the worker from starting."""
+    def startable_ns(self) -> int:
+        """The time from which only the hand-off kept the worker from starting."""
         dispatched_ns = self.dispatched_ns
         if self.failed:
             return dispatched_ns
         free_ns, started_ns = self.free_ns, self.started_ns
-        open_ns = free_ns if free_ns < started_ns else started_ns
-        return open_ns if open_ns > dispatched_ns else dispatched_ns
+        startable_ns = free_ns if free_ns < started_ns else started_ns
+        return startable_ns if startable_ns > dispatched_ns else dispatched_ns
 
-    def follow(self, previous: "BatchTrace | None") -> None:
-        """Take note of the batch that the worker ran before."""
+    def set_worker_free(self, previous: "BatchTrace | None") -> None:
+        """Derive the time when the worker was free from the batch that it ran before."""
         self.free_ns = self.expected_ns = self.dispatched_ns
         if previous is not None and previous.ended_ns > self.dispatched_ns:
             self.free_ns = previous.ended_ns
@@ -50,12 +48,12 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
 
 
 class Trace(msgspec.Struct, eq=False, gc=False):
-    """One request: `runs` are the batches that it was in, in the order in which they ended.
+    """One request: `runs` are its batches, in the order of their ends.
 
-    `given_id` is the client's id. `outcome` is None and `ended_ns` 0 as long as the request is under way.
+    `client_id` is the id that the client gave. `outcome` is None and `ended_ns` 0 while the request is in flight.
     """
 
-    given_id: str
+    client_id: str
     arrival: RequestArrived
     arrived_ns: int
     stages: tuple[StageConfig, ...]
@@ -66,22 +64,22 @@ class Trace(msgspec.Struct, eq=False, gc=False):
 
     @property
     def id(self) -> str:
-        """What the request can be asked for by: the client's id, else one made of its number."""
-        return self.given_id or f"sluice-{self.arrival.request}"
+        """The request's id: the client's, else one made of its number."""
+        return self.client_id or f"sluice-{self.arrival.request}"
 
     @property
-    def composed(self) -> bool:
-        """Whether it is for a pipeline, not for a model by itself."""
+    def is_pipeline(self) -> bool:
+        """True if the request is for a pipeline, not for a single model."""
         return self.stages[0].model != self.arrival.pipeline
 
     def ready_ns(self, dispatched_ns: int) -> int:
-        """From when on a stage that was dispatched then could have been: all that ended until then had ended."""
-        ends = [run.told_ns for run in self.runs if run.told_ns <= dispatched_ns and not run.failed]
+        """The time from which a stage that was dispatched then could have been: the end of all earlier runs."""
+        ends = [run.reported_ns for run in self.runs if run.reported_ns <= dispatched_ns and not run.failed]
         return max(ends, default=self.arrived_ns)
 
 
-class Traces:
-    """The last requests, and the last of those that were not answered in time: at most `bound` of each."""
+class RecentTraces:
+    """The last requests, and the last requests that were not answered in time: at most `bound` of each."""
 
     def __init__(self, bound: int) -> None:
         self._last: deque[Trace] = deque(maxlen=bound)
@@ -90,7 +88,7 @@ class Traces:
         self.add_missed = self._missed.append
 
     def find(self, id: str) -> Trace:
-        """The latest request of that id; O(bound). Raises NotFoundError when none is remembered."""
+        """The latest request with that id; O(bound). Raises NotFoundError if none is remembered."""
         latest: Trace | None = None
         for traces in (self._last, self._missed):
             found = next((trace for trace in reversed(traces) if trace.id == id), None)
@@ -98,7 +96,7 @@ class Traces:
                 latest = found
         if latest is None:
             raise NotFoundError(
-                f"there is no request '{id:.80}' among those remembered: the last {self._last.maxlen}, and as many "
+                f"request '{id:.80}' is not remembered: expected one of the last {self._last.maxlen}, or of as many "
                 "that were not answered in time"
             )
         return latest

@@ -1,4 +1,4 @@
-"""Traces of requests in a file, in the form that Triton's tools read."""
+"""A file of request traces, in the format that Triton's tools read."""
 
 import io
 import json
@@ -14,9 +14,9 @@ _END = b"\n]\n"
 
 
 class TraceFile:
-    """A JSON array that grows, and is complete after every request. It is made with the first one.
+    """A JSON array that is complete after every request; the file is created with the first one.
 
-    Times are nanoseconds of a clock that is the same for all, not of the day.
+    Times are nanoseconds of one monotonic clock, not the time of day.
     """
 
     def __init__(self, path: str) -> None:
@@ -26,7 +26,7 @@ class TraceFile:
         self._written = 0
 
     def add(self, trace: Trace, log_frequency: int) -> None:
-        """Write a request; after so many of them (0: never) begin another file, with a number. Raises OSError."""
+        """Write a request. After `log_frequency` requests (0: never) begin another, numbered file. Raises OSError."""
         if log_frequency and self._written >= log_frequency:
             self._written = 0
             self._index += 1
@@ -39,20 +39,20 @@ class TraceFile:
         self._written += 1
 
     def _entries(self, trace: Trace) -> Iterator[dict[str, Any]]:
-        """The request and, of a pipeline, each batch that it was in as a request of its own."""
+        """The request and, for a pipeline, each of its batches as a request of its own."""
         runs = [run for run in trace.runs if not run.failed]
         parent = next(self._ids)
-        inner = [] if trace.composed or not runs else _compute(runs[-1])
+        inner = [] if trace.is_pipeline or not runs else _compute(runs[-1])
         times = [("REQUEST_START", trace.arrived_ns), ("QUEUE_START", trace.arrived_ns), *inner]
         times += [("INFER_RESPONSE_COMPLETE", trace.ended_ns), ("REQUEST_END", trace.ended_ns)]
         about = {"request_id": trace.id, "outcome": trace.outcome}
         yield {"id": parent, **_model(trace.arrival.pipeline), **about, "timestamps": _timestamps(times)}
-        if not trace.composed:
+        if not trace.is_pipeline:
             return
         for run in runs:
             ready_ns = trace.ready_ns(run.dispatched_ns)
             times = [("REQUEST_START", ready_ns), ("QUEUE_START", ready_ns)]
-            times += [*_compute(run), ("REQUEST_END", run.told_ns)]
+            times += [*_compute(run), ("REQUEST_END", run.reported_ns)]
             yield {
                 "id": next(self._ids),
                 "parent_id": parent,
@@ -69,10 +69,10 @@ def _model(key: str) -> dict[str, Any]:
 
 def _compute(run: BatchTrace) -> list[tuple[str, int]]:
     return [
-        ("COMPUTE_START", run.open_ns),
+        ("COMPUTE_START", run.startable_ns),
         ("COMPUTE_INPUT_END", run.started_ns),
         ("COMPUTE_OUTPUT_START", run.ended_ns),
-        ("COMPUTE_END", run.told_ns),
+        ("COMPUTE_END", run.reported_ns),
     ]
 
 

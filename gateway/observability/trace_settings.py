@@ -1,56 +1,22 @@
-"""Which requests are written to the trace file, as clients may change it while the server runs."""
+"""The trace settings of the protocol, which clients change while the server runs."""
 
-import enum
 import logging
 import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-import msgspec
-
+from sluice.gateway.config.tracing import LEAST, MAX_NUMBER, TraceFileSettings, TraceLevel
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.observability.trace_file import TraceFile
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 logger = logging.getLogger(__name__)
 
-MAX_NUMBER = 2**31 - 1
-
-_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
 
 
-class TraceLevel(enum.StrEnum):
-    """Whether requests are traced."""
-
-    OFF = "OFF"
-    TIMESTAMPS = "TIMESTAMPS"
-
-
-class TraceFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is traced from the start: every `rate`-th request, `count` of them at most (-1: all), to `file`.
-
-    With a `log_frequency`, each so many go to a file of their own, which has a number. Without a `file` there is no
-    tracing.
-    """
-
-    file: str = ""
-    level: TraceLevel = TraceLevel.OFF
-    rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
-
-    def __post_init__(self) -> None:
-        if self.level is not TraceLevel.OFF and not self.file:
-            raise ValueError(f"expected a file for level {self.level}")
-        for name, value in (("rate", self.rate), ("count", self.count), ("log_frequency", self.log_frequency)):
-            least = _LEAST.get(f"trace_{name}", 0)
-            if not least <= value <= MAX_NUMBER:
-                raise ValueError(f"expected a {name} from {least} to {MAX_NUMBER}")
-
-
 class _Sampler:
-    """Settings in force, and how far they have got."""
+    """The settings in force, and their counts."""
 
     __slots__ = ("left", "log_frequency", "on", "rate", "seen")
 
@@ -62,7 +28,7 @@ class _Sampler:
         self.seen = 0
 
     def takes(self) -> bool:
-        """Whether the next request is traced."""
+        """True if the next request is traced."""
         if not self.on or not self.left:
             return False
         self.seen += 1
@@ -75,9 +41,9 @@ class _Sampler:
 
 
 class TraceSettings:
-    """The settings of the protocol: for all requests, and what is different for single models or pipelines.
+    """The trace settings for all requests, and the deviating ones of single models or pipelines.
 
-    A change starts the counts of `trace_rate` and `trace_count` anew.
+    A change restarts the counts of `trace_rate` and `trace_count`.
     """
 
     def __init__(self, start: TraceFileSettings, names: Container[str]) -> None:
@@ -93,33 +59,33 @@ class TraceSettings:
         }
         self._changes: dict[str, dict[str, Any]] = {"": {}}
         self._samplers: dict[str, _Sampler] = {}
-        self._start_anew()
+        self._reset_samplers()
 
     @property
     def available(self) -> bool:
-        """Whether there is a file to trace to."""
+        """True if there is a trace file."""
         return self._file is not None
 
     def get(self, model: str = "") -> dict[str, Any]:
-        """The settings for a model, or those for all: strings, but the level a list. Raises RequestError."""
+        """The settings for a model, or those for all: strings, except the level, which is a list.
+
+        Raises RequestError.
+        """
         self._check_model(model)
         return self._defaults | self._changes[""] | self._changes.get(model, {})
 
     def update(self, model: str, changes: Mapping[str, object]) -> None:
-        """Change settings, or, when one of the values is wrong, none; None takes back what was set before.
-
-        Raises RequestError.
-        """
+        """Change some settings; None resets one. If one of the values is wrong, change none and raise RequestError."""
         self._check_model(model)
         checked = {name: self._check(name, value) for name, value in changes.items()}
         if not checked:
             return
         merged = self._changes.get(model, {}) | checked
         self._changes[model] = {name: value for name, value in merged.items() if value is not None}
-        self._start_anew()
+        self._reset_samplers()
 
     def ended(self, trace: Trace) -> None:
-        """Trace a request that has its outcome if it is its turn; a file that cannot be written is given up."""
+        """Write a request that has its outcome to the trace file, if it is its turn; stop tracing if the file fails."""
         if self._file is None:
             return
         name = trace.arrival.pipeline.rpartition(":")[0]
@@ -130,9 +96,9 @@ class TraceSettings:
             self._file.add(trace, sampler.log_frequency)
         except OSError as error:
             self._file = None
-            logger.error("the trace file cannot be written, so nothing is traced from here on: %s", error)
+            logger.error("the trace file cannot be written, tracing stops: %s", error)
 
-    def _start_anew(self) -> None:
+    def _reset_samplers(self) -> None:
         self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}
 
     def _check_model(self, model: str) -> None:
@@ -165,8 +131,8 @@ class TraceSettings:
 
 def _check_number(name: str, value: object) -> str:
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not _NUMBER.fullmatch(text) or not _LEAST[name] <= int(text) <= MAX_NUMBER:
+    if not _NUMBER.fullmatch(text) or not LEAST[name] <= int(text) <= MAX_NUMBER:
         raise RequestError(
-            f"trace setting '{name}' must be a whole number from {_LEAST[name]} to {MAX_NUMBER}, got {value!r:.80}"
+            f"trace setting '{name}' must be a whole number from {LEAST[name]} to {MAX_NUMBER}, got {value!r:.80}"
         )
     return str(int(text))

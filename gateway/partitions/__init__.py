@@ -1,1 +1,1 @@
-"""TODO gateway/partitions."""
+"""The inventory of partitions: what each holds and proves, and the MPS daemons that they need."""

@@ -1,4 +1,4 @@
-"""The MPS daemons that a server's partitions need, for as long as it runs."""
+"""The MPS daemons that a server's partitions need while it runs."""
 
 import logging
 import os
@@ -21,14 +21,15 @@ def mps_daemons(
 ) -> Iterator[Mapping[str, MpsControl]]:
     """The control of a daemon for each device that is shared under MPS, by UUID; the daemons end with the context.
 
-    A daemon that ends before is started again. Raises ControlFailed when one cannot be started: workers would run
-    without MPS, and not know. With `adopted`, that of another process is used where there is one, and `adopted` told.
+    A daemon that ends early is started again. Raises ControlFailed when one cannot be started: workers would run
+    without MPS, and not know. With `adopted`, the daemon of another process is used if there is one, and `adopted` gets
+    the reason.
     """
     shares: dict[str, list[MpsPartition]] = {}
     for each in partitions:
         if isinstance(each, MpsPartition):
             shares.setdefault(each.uuid, []).append(each)
-    # As NVIDIA has it: a server that speaks protocol 3 itself follows the same variable.
+    # NVIDIA's servers of protocol 3 follow the same variable.
     protocol = 3 if os.environ.get("CUDA_MPS_PROTOCOL_VERSION") == "3" else 2
     with ExitStack() as stack:
         controls = {}

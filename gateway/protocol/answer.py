@@ -1,4 +1,4 @@
-"""What a submitted request resolves to."""
+"""The answer to a submitted request."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,10 +12,10 @@ _NO_OUTPUTS: Mapping[str, Tensor] = {}
 
 
 class Answer:
-    """The outcome of a request and, if it is one that is answered, the output tensors in the order of its rows.
+    """The outcome of a request and, if it succeeded, its output tensors in the order of its rows.
 
-    `outputs` are views on memory that workers share: they hold until `release`, which is to be called once the response
-    bytes have left them. An answer that is dropped without it releases itself.
+    `outputs` are views on shared memory of the workers. They are valid until `release`, which must be called once the
+    response bytes have been written. An answer that is dropped without it releases itself.
     """
 
     __slots__ = ("_release", "outcome", "outputs", "reason", "retry_after_s")
@@ -35,7 +35,7 @@ class Answer:
         self._release = release
 
     def release(self) -> None:
-        """Give the memory of `outputs` back; calling it again does nothing."""
+        """Free the memory of `outputs`; a second call does nothing."""
         release, self._release = self._release, None
         if release is not None:
             self.outputs = _NO_OUTPUTS

@@ -1,4 +1,4 @@
-"""The classification extension: an output told as its most likely classes, `value:index` or `value:index:label`."""
+"""The classification extension: an output as its most likely classes, `value:index` or `value:index:label`."""
 
 import msgspec
 import numpy as np
@@ -9,13 +9,13 @@ from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType, TensorSpec
 
 MAX_ELEMENTS = 1_000_000
-"""Elements of a tensor that is told as classes."""
+"""Largest tensor that can be classified."""
 
 _UNRANKED = frozenset({DataType.BOOL, DataType.FP16, DataType.BF16, DataType.BYTES})
 
 
-class Classes(msgspec.Struct, frozen=True):
-    """That an output is wanted as its `count` greatest elements, of each row where it is of a `batchable` pipeline."""
+class Classification(msgspec.Struct, frozen=True):
+    """The request for the `count` greatest elements of an output, in each row if the pipeline is `batchable`."""
 
     count: int
     spec: TensorSpec
@@ -28,10 +28,10 @@ class Classes(msgspec.Struct, frozen=True):
         if datatype in _UNRANKED:
             raise BadTensor(f"class result not available for output '{name}' due to unsupported type '{datatype}'")
 
-    def of(self, tensor: Tensor) -> WireBytes:
+    def top_classes(self, tensor: Tensor) -> WireBytes:
         """The classes of an output, greatest first: BYTES of shape [rows, count], or [count] without rows.
 
-        Of equal elements the first one goes first, and NaN goes last. Raises BadTensor for more than MAX_ELEMENTS.
+        Among equal elements the first one comes first; NaN comes last. Raises BadTensor for more than MAX_ELEMENTS.
         """
         assert not isinstance(tensor, WireBytes), "the datatype has been checked"
         if tensor.size > MAX_ELEMENTS:
@@ -54,10 +54,10 @@ class Classes(msgspec.Struct, frozen=True):
 
 
 def _greatest(row: Array, count: int) -> list[int]:
-    """Where the `count` greatest elements are; only those that may be among them are sorted."""
+    """The positions of the `count` greatest elements; only candidates for them are sorted."""
     if not count:
         return []
-    # The last of equal elements becomes the first, and NaN, which sorts as the greatest, the least.
+    # Sorted in reverse, so that the first of equal elements comes first; NaN counts as the least.
     keys = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
     least = np.partition(keys, row.size - count)[row.size - count]
     candidates = np.flatnonzero(keys >= least)

@@ -18,7 +18,7 @@ from sluice.models.tensors.arrays import Array, WireBytes, decode_bytes, numpy_d
 from sluice.models.tensors.spec import RAW_ONLY, DataType
 
 MAX_DEPTH = 100
-"""Levels of lists in `data`; numpy itself stops at 64 dimensions."""
+"""Deepest nesting of lists in `data`; numpy itself stops at 64 dimensions."""
 
 _OPENING = re.compile(rb"[\s\[]*")
 _BRACKET, _NUMBER = ord("["), b"-0123456789"
@@ -40,17 +40,19 @@ _DTYPES: dict[str, np.dtype[np.generic]] = {datatype: numpy_dtype(DataType(datat
 
 
 def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
-    """The `data` of the input `tensor`, flat or nested, as a flat array, or a flat list of strings for BYTES.
+    """The `data` of an input, flat or nested, as a flat array, or as a flat list of strings for BYTES.
 
-    `data` is a `msgspec.Raw` of the JSON text, or what the standard library made of it. Raises BadTensor.
+    `data` is a `msgspec.Raw` of the JSON text, or the result of the standard library's parser. Raises BadTensor.
     """
     if datatype not in _ELEMENTS:
-        problem = "cannot be given as JSON data; send it as binary data" if datatype in RAW_ONLY else "is no datatype"
+        problem = (
+            "cannot be given as JSON data; send it as binary data" if datatype in RAW_ONLY else "is not a datatype"
+        )
         raise BadTensor(f"input '{tensor}': {datatype} {problem}; JSON data is one of {', '.join(_ELEMENTS)}")
     try:
         depth = _depth(data)
         if not 1 <= depth <= MAX_DEPTH:
-            raise BadTensor(f"input '{tensor}': data must be a list of at most {MAX_DEPTH} levels, it has {depth}")
+            raise BadTensor(f"input '{tensor}': data must be a list of at most {MAX_DEPTH} levels, got {depth}")
         if isinstance(data, msgspec.Raw):
             values = _decoder(datatype, depth).decode(data)
         else:
@@ -58,7 +60,7 @@ def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
         for _ in range(depth - 1):
             values = values[0] if len(values) == 1 else list(itertools.chain.from_iterable(values))
         if datatype == "FP32":
-            # Quicker than numpy, which would also make infinities of numbers that are too large.
+            # Faster than numpy, which would also turn numbers that are too large into infinities.
             return np.frombuffer(_floats(len(values)).pack(*values), np.float32)
         return values if datatype == "BYTES" else np.array(values, _DTYPES[datatype])
     except msgspec.DecodeError as error:
@@ -68,7 +70,7 @@ def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
 
 
 def encode_data(tensor: str, values: Tensor) -> bytes:
-    """The JSON text of an output's elements as one flat list, NaN and Infinity as such; raises BadTensor."""
+    """The JSON text of an output's elements as one flat list, with NaN and Infinity as literals; raises BadTensor."""
     if isinstance(values, WireBytes):
         begin, end = int(values.row_offsets[0]), int(values.row_offsets[-1])
         elements = decode_bytes(memoryview(values.buffer)[begin:end], values.shape).ravel().tolist()
@@ -77,16 +79,16 @@ def encode_data(tensor: str, values: Tensor) -> bytes:
         except UnicodeDecodeError as error:
             raise BadTensor(f"output '{tensor}' is not UTF-8 text; ask for it as binary data") from error
     text = orjson.dumps(values.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"n" in text:  # of null, for what JSON lacks
+    if b"n" in text:  # the n of null, which orjson writes for NaN and infinities
         return json.dumps(values.ravel().tolist(), separators=(",", ":")).encode()
     return text
 
 
 def _depth(data: object) -> int:
-    """Levels of lists, seen at the first element of each."""
+    """The nesting depth of lists, judged by their first elements."""
     if isinstance(data, msgspec.Raw):
         text = memoryview(data)
-        if text[0] == _BRACKET:  # most data opens in one of two ways
+        if text[0] == _BRACKET:  # the two most common openings
             if text[1] in _NUMBER:
                 return 1
             if text[1] == _BRACKET and text[2] in _NUMBER:

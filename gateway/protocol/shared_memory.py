@@ -1,4 +1,4 @@
-"""System shared memory: regions that clients register, and pass tensors in instead of the body of a request."""
+"""System shared memory: regions that clients register to pass tensors outside the body of a request."""
 
 import os
 import stat
@@ -14,14 +14,14 @@ from sluice.models.tensors.arrays import WireBytes
 
 DIRECTORY = "/dev/shm"
 MAX_REGIONS = 1024
-"""Each holds a file descriptor."""
+"""Each region holds a file descriptor."""
 
 _RESERVED_PREFIXES = ("sluice", "triton_")
 _MAX_KEY = 255
 
 
 class RegionStatus(msgspec.Struct, frozen=True):
-    """A registered region: `byte_size` bytes from `offset` on of the shared memory object `key`."""
+    """A registered region: `byte_size` bytes of the shared memory object `key`, from `offset` on."""
 
     name: str
     key: str
@@ -30,7 +30,7 @@ class RegionStatus(msgspec.Struct, frozen=True):
 
 
 class SharedMemoryRef(NamedTuple):
-    """Where a client says that a tensor lies, or is to lie: `byte_size` bytes from `offset` on of a region."""
+    """The place that a client names for a tensor: `byte_size` bytes of a region, from `offset` on."""
 
     region: str
     byte_size: int
@@ -38,10 +38,10 @@ class SharedMemoryRef(NamedTuple):
 
 
 class SharedMemoryRegion:
-    """An open region; it is closed when the last request that uses it has been answered, registered or not.
+    """An open region. It is closed when the last request that uses it has been answered, registered or not.
 
-    Its memory is read and written as a file, not mapped: a client that cuts the object short harms itself alone, and
-    one that writes while its request runs cannot change what was checked.
+    Its memory is read and written as a file and not mapped. A client that truncates the object harms only itself, and a
+    client that writes while its request runs cannot change data that was checked.
     """
 
     __slots__ = ("_descriptor", "status")
@@ -51,19 +51,19 @@ class SharedMemoryRegion:
         self._descriptor = _open(status)
 
     def read(self, offset: int, size: int) -> bytes:
-        """A copy of bytes of the region. Raises BadTensor when the object has become shorter."""
+        """A copy of bytes of the region. Raises BadTensor if the object has been truncated."""
         begin, parts = self.status.offset + offset, []
         while size:
             part = os.pread(self._descriptor, size, begin)
             if not part:
-                raise BadTensor(f"shared memory region '{self.status.name}': its object has been cut short")
+                raise BadTensor(f"shared memory region '{self.status.name}': its object has been truncated")
             parts.append(part)
             begin += len(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Copy bytes into the region; raises BadTensor when there is no memory for what was cut off."""
+        """Copy bytes into the region; raises BadTensor if the object was truncated and cannot grow."""
         begin = self.status.offset + offset
         while data:
             try:
@@ -80,8 +80,8 @@ class SharedMemoryRegion:
             os.close(self._descriptor)
 
 
-class Window(msgspec.Struct, frozen=True, eq=False):
-    """The part of a region in which a tensor lies, or is to lie; it holds the region."""
+class SharedMemoryWindow(msgspec.Struct, frozen=True, eq=False):
+    """The part of a region that holds a tensor; it keeps the region open."""
 
     region: SharedMemoryRegion
     offset: int
@@ -92,7 +92,7 @@ class Window(msgspec.Struct, frozen=True, eq=False):
         return self.region.read(self.offset, self.byte_size)
 
     def write(self, name: str, tensor: Tensor) -> SharedMemoryRef:
-        """Put the output `name` into it; returns where it lies. Raises BadTensor when there is no room."""
+        """Write the output `name`; returns its place. Raises BadTensor if the window is too small."""
         size = tensor.nbytes
         if size > self.byte_size:
             raise BadTensor(
@@ -104,9 +104,9 @@ class Window(msgspec.Struct, frozen=True, eq=False):
 
 
 class SharedMemory:
-    """The regions that clients have registered; without `allowed`, clients may have none.
+    """The regions that clients have registered; without `allowed` they may register none.
 
-    `max_tensor_bytes` bounds what a request may have read for one input.
+    `max_tensor_bytes` bounds one input.
     """
 
     def __init__(self, allowed: bool, max_tensor_bytes: int) -> None:
@@ -115,18 +115,18 @@ class SharedMemory:
         self._regions: dict[str, SharedMemoryRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open the region `name`. Raises AlreadyExists, RequestError, or UnsupportedRequest when not allowed."""
+        """Open the region `name`. Raises AlreadyExists, RequestError, or UnsupportedRequest if it is not allowed."""
         self._check_allowed()
         if not name:
             raise RequestError("a shared memory region must have a name")
         if name in self._regions:
             raise AlreadyExists(f"shared memory region '{name}' already in manager: unregister it first")
         if len(self._regions) >= MAX_REGIONS:
-            raise RequestError(f"there are {MAX_REGIONS} shared memory regions, which is the limit; unregister some")
+            raise RequestError(f"the limit of {MAX_REGIONS} shared memory regions is reached; unregister one first")
         self._regions[name] = SharedMemoryRegion(RegionStatus(name, key, offset, byte_size))
 
     def unregister(self, name: str | None = None) -> None:
-        """Forget a region, or all; one that is not there is no error. Requests that use it go on with it."""
+        """Remove a region, or all; an unknown name is no error. Requests that use the region continue."""
         self._check_allowed()
         if name is None:
             self._regions.clear()
@@ -139,8 +139,8 @@ class SharedMemory:
         regions: Iterable[SharedMemoryRegion] = self._regions.values() if name is None else [self._find(name)]
         return [region.status for region in regions]
 
-    def input_window(self, place: SharedMemoryRef) -> Window:
-        """Where an input lies; as `window`, but within the limit for one input."""
+    def input_window(self, place: SharedMemoryRef) -> SharedMemoryWindow:
+        """The window of an input: as `window`, but within the limit for one input."""
         window = self.window(place)
         if window.byte_size > self._max_tensor_bytes:
             raise BadTensor(
@@ -149,8 +149,11 @@ class SharedMemory:
             )
         return window
 
-    def window(self, place: SharedMemoryRef) -> Window:
-        """A part of a registered region. Raises NotFoundError, BadTensor, or UnsupportedRequest when not allowed."""
+    def window(self, place: SharedMemoryRef) -> SharedMemoryWindow:
+        """A part of a registered region.
+
+        Raises NotFoundError, BadTensor, or UnsupportedRequest if it is not allowed.
+        """
         self._check_allowed()
         name, byte_size, offset = place
         region = self._find(name)
@@ -162,7 +165,7 @@ class SharedMemory:
                 f"Invalid offset + byte size for shared memory region: '{name}' has {size} bytes, "
                 f"but {byte_size} from {offset} on were asked for"
             )
-        return Window(region, offset, byte_size)
+        return SharedMemoryWindow(region, offset, byte_size)
 
     def _find(self, name: str) -> SharedMemoryRegion:
         region = self._regions.get(name)
@@ -191,14 +194,14 @@ def _open(status: RegionStatus) -> int:
             f"got {status.offset} and {status.byte_size}"
         )
     try:
-        # No link is followed out of the directory, and no pipe is waited for.
+        # Without following links out of the directory, and without waiting for pipes.
         descriptor = os.open(f"{DIRECTORY}/{key}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise RequestError(f"Unable to open shared memory region: '{status.key}': {error.strerror}") from error
     about = os.fstat(descriptor)
     problem = ""
     if not stat.S_ISREG(about.st_mode):
-        problem = "it is no shared memory object"
+        problem = "it is not a shared memory object"
     elif status.offset + status.byte_size > about.st_size:
         problem = f"it has {about.st_size} bytes, but offset and byte_size take {status.offset + status.byte_size}"
     if problem:
@@ -208,7 +211,7 @@ def _open(status: RegionStatus) -> int:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """A tensor's contents in wire form; copied only where they are not contiguous."""
+    """A tensor's contents in wire form; copied only if they are not contiguous."""
     if isinstance(tensor, WireBytes):
         return memoryview(tensor.buffer)[int(tensor.row_offsets[0]) : int(tensor.row_offsets[-1])]
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

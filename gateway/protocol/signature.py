@@ -1,4 +1,4 @@
-"""What requests to one pipeline must look like, prepared once a revision so that checking one is cheap."""
+"""The expected inputs and outputs of a pipeline, prepared once per revision so that checks are cheap."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -8,14 +8,14 @@ import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.request import WireTensor
-from sluice.gateway.protocol.shared_memory import SharedMemoryRef, Window
+from sluice.gateway.protocol.shared_memory import SharedMemoryRef, SharedMemoryWindow
 from sluice.models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.tensors.arrays import Buffer, WireBytes, encode_bytes, numpy_dtype, wire_row_offsets
 from sluice.models.tensors.spec import RAW_ONLY, VARIABLE, DataType, TensorSpec, element_count
 
 
-class Accepted(NamedTuple):
+class CheckedInputs(NamedTuple):
     """The checked inputs of a request, as the runtime takes them."""
 
     inputs: dict[str, Tensor]
@@ -25,7 +25,7 @@ class Accepted(NamedTuple):
 
 
 class _Input:
-    """An expected input with what checking a tensor against it needs."""
+    """An expected input, with the properties that its check needs."""
 
     __slots__ = ("datatype", "dtype", "fixed", "itemsize", "shape", "spec")
 
@@ -39,7 +39,7 @@ class _Input:
 
 
 class Signature:
-    """The checks of a pipeline's tensors; belongs to one immutable revision of it."""
+    """The expected tensors of one immutable revision of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -56,11 +56,11 @@ class Signature:
         self._batchable = pipeline.batchable
         self._max_rows = pipeline.max_batch_size
 
-    def accept(self, tensors: Sequence[WireTensor]) -> Accepted:
-        """Check the inputs of a request and make tensors of them; wire data is viewed, not copied.
+    def check_inputs(self, tensors: Sequence[WireTensor]) -> CheckedInputs:
+        """Check the inputs of a request and make tensors of them; binary data is viewed, not copied.
 
-        BYTES must be UTF-8, which the strings of ONNX are.
-        Raises RequestError, or a kind of it, that names the tensor and what was expected.
+        BYTES must be UTF-8, like the strings of ONNX. Raises RequestError, or a subclass of it, which names the tensor
+        and the expectation.
         """
         inputs: dict[str, Tensor] = {}
         rows = 0
@@ -91,10 +91,10 @@ class Signature:
             memory_bytes += array.nbytes
         if len(inputs) != len(self._inputs):
             self._check_missing(inputs)
-        return Accepted(inputs, rows, self._batch_key(inputs) if self._keyed else "", memory_bytes)
+        return CheckedInputs(inputs, rows, self._batch_key(inputs) if self._keyed else "", memory_bytes)
 
     def _check_missing(self, inputs: Mapping[str, Tensor]) -> None:
-        """Raise UnknownInput unless all that is left out may be, and something is given."""
+        """Raise UnknownInput unless all missing inputs are optional and at least one input is given."""
         required = [name for name, each in self._inputs.items() if not each.spec.optional]
         missing = [name for name in required if name not in inputs]
         if inputs and not missing:
@@ -110,9 +110,9 @@ class Signature:
         )
 
     def raw_input(self, data: Buffer) -> WireTensor:
-        """The one input in a body that is all data: a batch of one row, whose one variable dimension its size tells.
+        """The only input, from a body that is all data: one row, with at most one variable dimension.
 
-        For an input of BYTES it is the one element, without its length. Raises RequestError when it cannot be told.
+        An input of BYTES is one element, without its length. Raises RequestError if the shape cannot be deduced.
         """
         specs = self.pipeline.inputs
         if len(specs) != 1:
@@ -137,8 +137,8 @@ class Signature:
             wire_shape = tuple(size if dimension == VARIABLE else dimension for dimension in wire_shape)
         return WireTensor(spec.name, spec.datatype.value, wire_shape, data)
 
-    def select(self, names: Sequence[str]) -> Sequence[str]:
-        """The outputs to answer, in the order asked for; all when none are named. Raises UnknownOutput."""
+    def check_outputs(self, names: Sequence[str]) -> Sequence[str]:
+        """The outputs to answer, in the requested order; all if none are named. Raises UnknownOutput."""
         if not names:
             return self.output_names
         for index, name in enumerate(names):
@@ -152,10 +152,10 @@ class Signature:
         return names
 
     def _rows(self, expected: _Input, shape: tuple[int, ...]) -> int:
-        """How many rows a tensor of `shape` has; 1 for a model without batch dimension."""
+        """The number of rows of a tensor of `shape`; 1 for a model without a batch dimension."""
         item = shape[1:] if self._batchable else shape
         known = item == expected.shape and expected.fixed
-        # The shape of a scalar without its batch dimension would pass for that of an item.
+        # Without the last check an empty shape would pass as a scalar item of a batched model.
         if not (known or (expected.spec.accepts(item) and min(item, default=0) >= 0)) or (
             self._batchable and not shape
         ):
@@ -197,7 +197,7 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
             raise BadTensor(f"input '{tensor.name}' has a string that UTF-8 cannot carry") from error
         _check_text(buffer, count, tensor.name)
         return WireBytes(buffer, shape, offsets)
-    if isinstance(data, Window):
+    if isinstance(data, SharedMemoryWindow):
         if expected.itemsize and data.byte_size != count * expected.itemsize:
             raise _wrong_size(expected, shape, data.byte_size)
         data = data.read()
@@ -230,7 +230,7 @@ def _check_text(data: Buffer, count: int, name: str) -> None:
             str(data[begin + 4 : end], "utf-8")
         except UnicodeDecodeError as error:
             raise BadTensor(
-                f"input '{name}': element {element} is not UTF-8 text, which the strings of models are"
+                f"input '{name}': element {element} is not UTF-8 text, as the strings of models must be"
             ) from error
 
 

@@ -1,15 +1,15 @@
-"""The one table from errors to the status codes of HTTP and gRPC, and from outcomes to errors."""
+"""The table of errors and their HTTP and gRPC status codes, and the table of outcomes and their errors."""
 
 import logging
 
 import grpc
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.config.status_settings import TRITONS, StatusSettings
+from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.models import errors
 
 MAX_MESSAGE = 2000
-"""Characters of a message; gRPC has it in a header, and clients bound those."""
+"""Longest message in characters; gRPC sends it in a header, whose size clients bound."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,34 +51,34 @@ def _codes(error: Exception) -> tuple[int, grpc.StatusCode]:
 
 
 def http_status(error: Exception) -> int:
-    """The HTTP status an error is answered with; 500 for what is not a `ServingError`."""
+    """The HTTP status of an error; 500 for anything but a `ServingError`."""
     return _codes(error)[0]
 
 
 def grpc_status(error: Exception) -> grpc.StatusCode:
-    """The gRPC status an error is answered with; INTERNAL for what is not a `ServingError`."""
+    """The gRPC status of an error; INTERNAL for anything but a `ServingError`."""
     return _codes(error)[1]
 
 
 def retry_after_s(error: Exception) -> int | None:
-    """After how many seconds another try may succeed; None when it would fail the same way."""
+    """Seconds after which a retry may succeed; None if it would fail the same way."""
     if isinstance(error, errors.OverloadError):
         return None if error.retry_after_s is None else max(1, error.retry_after_s)
     return 1 if http_status(error) == 503 else None
 
 
 def error_message(error: Exception) -> str:
-    """What a client is told of an error; one that is not a `ServingError` goes to the log instead."""
+    """The message of an error for a client; errors other than `ServingError` are logged and hidden."""
     if isinstance(error, errors.ServingError):
         return str(error)[:MAX_MESSAGE]
     _log.error("a request failed unexpectedly", exc_info=error)
-    return "internal error: the log of the server tells more"
+    return "internal error: see the log of the server"
 
 
 def outcome_error(
-    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITONS
+    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITON_STATUSES
 ) -> errors.ServingError:
-    """The error that tells a client of an outcome without an answer."""
+    """The error that reports an outcome without outputs."""
     kind, sentence = _ERRORS[outcome]
     if statuses.overload == 429 and outcome in _OVERLOAD:
         kind = errors.TooManyRequests

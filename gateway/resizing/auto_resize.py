@@ -1,4 +1,4 @@
-"""Gives partitions other cores, or other shares of GPUs, as the plan or their load asks for it."""
+"""Gives partitions other cores, or other shares of GPUs, as the plan or their load requires."""
 
 import asyncio
 import logging
@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeVar
 
 from sluice.batcher.planner.core_steps import Ask, Cores
 from sluice.gateway.observability.logs import log
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.plan_steps import PlanSteps
-from sluice.gateway.resizing.resizing import Asked, Resizing
+from sluice.gateway.resizing.resizing import ResizeCause, Resizing
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 from sluice.mps.partitions.balance import (
@@ -30,31 +30,31 @@ _SECONDS_PER_HOUR = 3600
 _Held = TypeVar("_Held", Cores, int)
 
 
-class _Wanted(NamedTuple):
-    """What is to be changed, in this order; who asks for it, and the figures that tell why."""
+class _WantedResize(NamedTuple):
+    """The changes to make, in this order, with their cause and the figures behind it."""
 
     changes: tuple[LoadChange[Cores] | LoadChange[int], ...]
-    asked: Asked
+    cause: ResizeCause
     figures: Mapping[str, object]
 
 
 class AutoResize:
-    """Looks from time to time at how busy partitions are, by the nanoseconds of `busy_ns`; `taken` cores stay so.
+    """Looks from time to time at the load of partitions, by the nanoseconds of `busy_ns`; `taken` cores are not used.
 
-    With a `plan`, and where that knows what other sets of cores would do, it is asked for these instead.
+    With a `plan`, and where that knows the latencies on other sets of cores, the plan decides instead.
     """
 
     def __init__(
         self,
         settings: BalanceSettings,
-        states: PartitionStates,
+        inventory: Inventory,
         resizing: Resizing,
         busy_ns: Callable[[], Mapping[str, int]],
         taken: Collection[int],
         plan: PlanSteps | None = None,
     ) -> None:
         self._plan = plan
-        self._states = states
+        self._inventory = inventory
         self._resizing = resizing
         self._busy_ns = busy_ns
         self._taken = frozenset(taken)
@@ -67,7 +67,7 @@ class AutoResize:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        self._take()
+        self._measure_busy()
         while True:
             await asyncio.sleep(self._every_s)
             try:
@@ -78,12 +78,12 @@ class AutoResize:
                 logger.exception("partitions could not be resized")
 
     async def look(self) -> None:
-        """Look once, and change what is to be changed; raises as `Resizing.resize`."""
-        busy = self._take()
+        """Look once, and resize as required; raises as `Resizing.resize`."""
+        busy = self._measure_busy()
         if self._resizing.under_way:
             return
         held = self._held()
-        if held != self._seen:  # somebody else has resized a partition, which is not to be undone at once
+        if held != self._seen:  # a client has resized a partition, which is not to be undone at once
             self._seen = held
             if self._plan is not None:
                 self._plan.changed(self._looked_s)
@@ -92,7 +92,7 @@ class AutoResize:
                 balance.note_change(self._looked_s)
             return
         wanted = [*await self._wanted_cores(busy), *self._wanted_shares(busy)]
-        if self._resizing.under_way or self._held() != held:  # while the plan was asked
+        if self._resizing.under_way or self._held() != held:  # meanwhile, as the plan took time
             return
         try:
             for each in wanted:
@@ -100,7 +100,7 @@ class AutoResize:
         finally:
             self._seen = self._held()
 
-    async def _wanted_cores(self, busy: Mapping[str, float]) -> list[_Wanted]:
+    async def _wanted_cores(self, busy: Mapping[str, float]) -> list[_WantedResize]:
         partitions = self._core_partitions()
         cores = {core for each in self._partitions() for core in each.cores}
         spare = tuple(sorted({*available_cores()} - self._taken - cores))
@@ -110,7 +110,7 @@ class AutoResize:
         change = self._cores.next_change(self._looked_s, _loads(self._core_sets(), busy), spare)
         return [] if change is None else [self._by_load(change, busy)]
 
-    def _wanted_shares(self, busy: Mapping[str, float]) -> Iterator[_Wanted]:
+    def _wanted_shares(self, busy: Mapping[str, float]) -> Iterator[_WantedResize]:
         for device, balance in self._shares.items():
             sharing = (each for each in self._partitions() if isinstance(each, MpsPartition) and each.uuid == device)
             unpromised = round(WHOLE) - sum(each.guaranteed_percent for each in sharing)
@@ -118,26 +118,26 @@ class AutoResize:
             if change is not None:
                 yield self._by_load(change, busy)
 
-    def _by_load(self, change: LoadChange[Cores] | LoadChange[int], busy: Mapping[str, float]) -> _Wanted:
-        partition = self._states.all()[change.partition].partition
+    def _by_load(self, change: LoadChange[Cores] | LoadChange[int], busy: Mapping[str, float]) -> _WantedResize:
+        partition = self._inventory.statuses[change.partition].partition
         before = partition.share_percent if isinstance(partition, MpsPartition) else len(partition.cores)
         after = change.held if isinstance(change.held, int) else len(change.held)
-        asked = Asked(ResizeTrigger.LOAD, "busy" if after > before else "idle")
-        return _Wanted((change,), asked, {"busy": round(busy.get(change.partition, 0.0), 3)})
+        cause = ResizeCause(ResizeTrigger.LOAD, "busy" if after > before else "idle")
+        return _WantedResize((change,), cause, {"busy": round(busy.get(change.partition, 0.0), 3)})
 
-    async def _change(self, wanted: _Wanted) -> None:
-        """Change one partition after the other: what one gets, another may have to give first."""
+    async def _change(self, wanted: _WantedResize) -> None:
+        """Change one partition after the other: some must release a share before others can get it."""
         for name, held in wanted.changes:
             share = {"share_percent": held} if isinstance(held, int) else {"cores": list(held)}
-            told = {"partition": name, **share, "by": wanted.asked.by, "reason": wanted.asked.reason, **wanted.figures}
-            log(logger, logging.INFO, "partition to be resized", **told)
+            why = {"by": wanted.cause.by, "reason": wanted.cause.reason, **wanted.figures}
+            log(logger, logging.INFO, "partition to be resized", partition=name, **share, **why)
             if isinstance(held, int):
-                await self._resizing.resize(name, share_percent=held, asked=wanted.asked)
+                await self._resizing.resize(name, share_percent=held, cause=wanted.cause)
             else:
-                await self._resizing.resize(name, held, asked=wanted.asked)
+                await self._resizing.resize(name, held, cause=wanted.cause)
 
     def _partitions(self) -> Iterator[Partition]:
-        return (state.partition for state in self._states.all().values())
+        return iter(self._inventory.partitions)
 
     def _core_partitions(self) -> list[CpuPartition]:
         return [each for each in self._partitions() if isinstance(each, CpuPartition)]
@@ -146,7 +146,7 @@ class AutoResize:
         return {each.name: each.cores for each in self._core_partitions()}
 
     def _devices(self) -> list[str]:
-        """The GPUs of which shares have a cap, and so a size."""
+        """The GPUs whose shares have a cap, and so a size."""
         hard = (each for each in self._partitions() if isinstance(each, MpsPartition) and each.mode is ShareMode.HARD)
         return list(dict.fromkeys(each.uuid for each in hard))
 
@@ -160,8 +160,8 @@ class AutoResize:
     def _held(self) -> list[object]:
         return [self._core_sets(), *map(self._shares_of, self._devices())]
 
-    def _take(self) -> dict[str, float]:
-        """The part of its time that each partition was busy since the last time."""
+    def _measure_busy(self) -> dict[str, float]:
+        """The part of its time that each partition was busy since the last look."""
         now_s, now_ns = asyncio.get_running_loop().time(), dict(self._busy_ns())
         elapsed_ns = max((now_s - self._looked_s) * NS_PER_S, 1.0)
         busy = {name: min((ns - self._before.get(name, ns)) / elapsed_ns, 1.0) for name, ns in now_ns.items()}
@@ -173,8 +173,8 @@ def _loads(held: Mapping[str, _Held], busy: Mapping[str, float]) -> dict[str, Pa
     return {name: PartitionLoad(each, busy.get(name, 0.0)) for name, each in held.items()}
 
 
-def _by_plan(ask: Ask) -> _Wanted:
-    """A step that the plan asks for, with the pipelines that miss their objectives, the busiest time and the costs."""
+def _by_plan(ask: Ask) -> _WantedResize:
+    """A step of the plan, with the pipelines that miss their objectives, the busiest partition's load and the costs."""
     figures: dict[str, object] = {}
     for when, judged in (("", ask.before), ("_after", ask.after)):
         figures |= {
@@ -182,4 +182,4 @@ def _by_plan(ask: Ask) -> _Wanted:
             f"busiest{when}": round(judged.busiest, 3),
             f"cost_per_hour{when}": float(f"{judged.cost * _SECONDS_PER_HOUR:.4g}"),
         }
-    return _Wanted(ask.step.changes, Asked(ResizeTrigger.PLAN, ask.reason), figures)
+    return _WantedResize(ask.step.changes, ResizeCause(ResizeTrigger.PLAN, ask.reason), figures)

@@ -1,4 +1,4 @@
-"""Asks the planner whether another split of the cores would be better, at the rates and latencies that are watched."""
+"""Asks the planner whether another split of the cores would be better, at the observed rates and latencies."""
 
 import asyncio
 import math
@@ -13,7 +13,7 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.core_steps import Ask, Cores, StepChoice, steps
 from sluice.batcher.planner.splits import Split, best_step
-from sluice.batcher.scheduler.replanner import CHANCE
+from sluice.batcher.scheduler.replanner import CHANCE, Replanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.known_sizes import Tables
 from sluice.models.profiles.latency_table import LatencyTable
@@ -21,9 +21,9 @@ from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings
 from sluice.mps.partitions.partition import CpuPartition
 
 HEADROOM = 1.25
-"""By how much more has to be possible, beside what comes by chance, after a step that only saves money."""
+"""The factor by which a step that only saves money must exceed the rates, beside their random variation."""
 JUDGING = 0.05
-"""The most of the time that plans may be made for this: while that takes long, there are fewer looks."""
+"""The largest part of the time that may be spent on planning here: if plans take long, there are fewer looks."""
 
 _replace = msgspec.structs.replace
 Rates = Mapping[str, float]
@@ -31,10 +31,10 @@ Best = Callable[[SchedulerSpec, Observed, Rates, Sequence[Split]], Awaitable[Ask
 
 
 class Watched(NamedTuple):
-    """What is known of the traffic now.
+    """The present traffic.
 
-    `rows` are those that each pipeline was asked for since the beginning, `corrections` how many times as long as their
-    profiles say batches take, by model and kind.
+    `rows` are those that each pipeline was asked for since the beginning. `corrections` are how many times as long
+    batches take as their profiles say, by model and kind.
     """
 
     spec: SchedulerSpec
@@ -44,9 +44,9 @@ class Watched(NamedTuple):
 
 
 def watched(scheduler: Scheduler, now_ns: int, corrections: Mapping[tuple[str, str], float]) -> Watched:
-    """What the scheduler, which has a planner, knows now."""
+    """The traffic that a scheduler with a planner observes now."""
     replanner = scheduler.served.replanner
-    assert replanner is not None, "a live scheduler plans"
+    assert isinstance(replanner, Replanner), "a live scheduler plans"
     rows = {name: pipeline.rate.rows_ever for name, pipeline in scheduler.pipelines.items()}
     return Watched(scheduler.spec, replanner.observe(now_ns), rows, corrections)
 
@@ -54,15 +54,15 @@ def watched(scheduler: Scheduler, now_ns: int, corrections: Mapping[tuple[str, s
 async def best_step_beside(
     spec: SchedulerSpec, observed: Observed, later: Rates, candidates: Sequence[Split]
 ) -> Ask | None:
-    """As `best_step`, in a thread: it takes milliseconds a plan, for which the loop must not stand still."""
+    """Like `best_step`, in a thread: each plan takes milliseconds, for which the loop must not stand still."""
     return await asyncio.to_thread(best_step, spec, observed, later, candidates)
 
 
 class PlanSteps:
     """The steps that the plan asks for; `own` are the cores that partitions have by the configuration.
 
-    `sizes` tells the latencies at the sizes of up to so many cores, `configure` how the scheduler is to know a
-    partition. Rates are those of the last looks together.
+    `sizes` gives the latencies at sizes of up to a number of cores, and `configure` a partition as the scheduler is to
+    know it. Rates are taken over the last looks together.
     """
 
     def __init__(
@@ -85,16 +85,16 @@ class PlanSteps:
         self._rows: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=SAMPLES_IN_A_ROW + 1)
 
     def changed(self, now_s: float) -> None:
-        """Something was changed, by whomever."""
+        """Note that some partition was changed."""
         self._choice.changed(now_s)
 
     async def known(self, partitions: Sequence[CpuPartition], spare: Cores) -> Tables:
-        """The latencies at other sizes; empty where they are not known, so that a plan can tell nothing of them."""
+        """The latencies at other sizes; empty where they are not known, so that a plan says nothing about them."""
         cores = {core for each in partitions for core in each.cores}
         return await self._sizes(partitions, len(cores) + len(spare))
 
     async def look(self, now_s: float, partitions: Sequence[CpuPartition], spare: Cores, known: Tables) -> Ask | None:
-        """What is to be changed now; `spare` are the cores that are nobody's."""
+        """The change to make now; `spare` are the unassigned cores."""
         if now_s < self._due_s:
             return None
         now = self._watch()
@@ -122,20 +122,20 @@ class PlanSteps:
                 yield Split(step, tuple(_configured(configs[each.name], self._configure(each)) for each in after))
 
     def _rates(self, now: Watched) -> tuple[dict[str, float], dict[str, float]]:
-        """Rows a second, and as many as they may become in the ordinary course of things."""
+        """Rows a second, and the highest rates that are to be expected in the ordinary course of things."""
         (begin_s, before), (end_s, rows) = self._rows[0], self._rows[-1]
         elapsed_s = max(end_s - begin_s, 1e-9)
         objectives = {each.name for each in now.spec.pipelines if each.slo_ns}
         came = {name: count - before.get(name, 0) for name, count in rows.items()}
         rates = {name: count / elapsed_s for name, count in came.items()}
-        # Where there is an objective, one request that comes after a while is to keep to it as well.
+        # With an objective, a single request after a long time must meet it as well.
         sure = {name: max(count, int(name in objectives and rows[name] > 0)) for name, count in came.items()}
         return rates, {
             name: HEADROOM * rates[name] + CHANCE * math.sqrt(count) / elapsed_s for name, count in sure.items()
         }
 
     def _tables(self, now: Watched, known: Tables) -> dict[str, dict[str, LatencyTable]]:
-        """The watched latencies; those of other sizes as they last were, else as stored, corrected by as much."""
+        """The observed latencies; those at other sizes as last observed, else as stored, with the same correction."""
         self._seen = {key: table for key, table in self._seen.items() if key[0] in now.observed.tables}
         present = {each.kind for each in now.spec.partitions}
         tables: dict[str, dict[str, LatencyTable]] = {}
@@ -150,7 +150,7 @@ class PlanSteps:
 
 
 def _configured(present: PartitionConfig, wanted: PartitionConfig) -> PartitionConfig:
-    """A partition at its other size: what it holds and may hold stays."""
+    """A partition at its other size; the models that it holds and may hold stay."""
     return _replace(present, kind=wanted.kind, price=wanted.price, share=wanted.share)
 
 

@@ -1,56 +1,49 @@
-"""The batches under way, and what is counted and noted of each when it ends."""
+"""The batches under way, and the counts and traces of each when it ends."""
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
-from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.runtime.submission import Submission
 
 logger = logging.getLogger(__name__)
 
 
-class OpenRequest(Protocol):
-    """A request that has no outcome yet, or got it while it was in a batch."""
-
-    trace: Trace
-    meter: PipelineMeter
-
-
-class BatchRuns:
-    """Keeps batches until they end. `price` is what a nanosecond of a partition costs now."""
+class BatchLog:
+    """Keeps batches until they end. `price` gives the present cost of a nanosecond of a partition."""
 
     def __init__(self, metrics: ServerMetrics, price: Callable[[str], float]) -> None:
         self._metrics = metrics
         self._price = price
-        self._batches: dict[int, tuple[BatchTrace, Sequence[OpenRequest], float]] = {}
+        self._batches: dict[int, tuple[BatchTrace, Sequence[Submission], float]] = {}
         self._last: dict[str, BatchTrace] = {}
 
-    def dispatched(self, batch: DispatchBatch, opened: Sequence[OpenRequest], now_ns: int) -> None:
-        """Take note of a batch; `opened` are the requests of its members, in their order."""
+    def dispatched(self, batch: DispatchBatch, opened: Sequence[Submission], now_ns: int) -> None:
+        """Record a batch; `opened` are the requests of its members, in their order."""
         self._batches[batch.batch] = BatchTrace(batch, now_ns), opened, self._price(batch.partition)
 
     def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
-        """Count a batch, and note in its requests' traces how it went; one that was revoked leaves no trace."""
+        """Count a batch, and add it to the traces of its requests; a revoked batch leaves no trace."""
         run, opened, price = self._batches.pop(event.batch)
-        run.told_ns = now_ns
+        run.reported_ns = now_ns
         if isinstance(event, BatchCompleted):
             self._completed(run, opened, price, event)
         elif isinstance(event, BatchFailed):
             run.failed = event.cause
             self._metrics.batch_failed(run.batch, event.cause)
             if event.cause is FailureCause.OUT_OF_MEMORY:
-                _tell(run.batch, event.message)
+                _log_out_of_memory(run.batch, event.message)
             for each in opened:
                 each.trace.runs += (run,)
 
-    def _completed(self, run: BatchTrace, opened: Sequence[OpenRequest], price: float, event: BatchCompleted) -> None:
+    def _completed(self, run: BatchTrace, opened: Sequence[Submission], price: float, event: BatchCompleted) -> None:
         batch = run.batch
         compute_ns = event.ended_ns - event.started_ns
-        run.follow(self._last.get(batch.partition))
+        run.set_worker_free(self._last.get(batch.partition))
         run.started_ns, run.ended_ns = event.started_ns, event.ended_ns
         run.cost = compute_ns * price
         self._last[batch.partition] = run
@@ -68,8 +61,8 @@ class BatchRuns:
         self._metrics.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
 
 
-def _tell(batch: DispatchBatch, reason: str) -> None:
-    """Log that there was no memory: smaller batches are made there from now on, which nobody should have to guess."""
+def _log_out_of_memory(batch: DispatchBatch, reason: str) -> None:
+    """Log that a batch ran out of memory, since the batches there are smaller from now on."""
     log(
         logger,
         logging.WARNING,

@@ -1,4 +1,4 @@
-"""The live driver of the scheduler: events go in once a loop iteration, decisions are carried out."""
+"""The live driver of the scheduler: events go in once a loop iteration, and decisions are carried out."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as PlanExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -18,7 +18,7 @@ from sluice.batcher.interface.decisions import (
     EvictRequest,
     FailRequest,
     LoadModel,
-    RecallOutputs,
+    LookUpCache,
     RejectRequest,
     RevokeBatch,
     UnloadModel,
@@ -37,16 +37,18 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import TRACE_REQUESTS, Trace, Traces
+from sluice.gateway.observability.trace import RecentTraces, Trace
+from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.runtime import turn_budget as intake
-from sluice.gateway.runtime.batch_log import BatchRuns
+from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.runtime import turn_budget
+from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import BuildPlans, PlanBuilding
 from sluice.gateway.runtime.submission import Submission
-from sluice.gateway.runtime.timer import Timer
 from sluice.models.errors import PartitionError, RejectedError, RequestError
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.units import NS_PER_S
@@ -59,20 +61,39 @@ _FROM_CACHE = "it was answered from the cache"
 
 
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
-"""Is told every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
+"""Gets every step of the scheduler: the time, the event (None for a wake-up) and the decisions."""
+
+
+class Timer(Protocol):
+    """One alarm on the clock of the runtime."""
+
+    def start(self, callback: Callable[[], None]) -> None:
+        """Begin; `callback` is called when the alarm goes off."""
+        ...
+
+    def arm(self, due_ns: int | None) -> None:
+        """Set the alarm, in place of an earlier setting; None turns it off."""
+        ...
+
+    def close(self) -> None:
+        """Turn the alarm off for good."""
+        ...
 
 
 class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
-    Requests of pipelines that evict are taken for as long as `intake` says. Those left come next, as soon as other
-    callbacks of the loop had their turn; where some are left then as well, those that have waited too long are refused.
-    Whatever goes wrong while a decision is carried out is reported to the scheduler as a failed batch or combination.
-    When the scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe`
-    raises OSError, no more steps are told. `on_ended` is told each request that has its outcome. Without `build_plan`
-    there are no plans; `planning`, which is shut down with the runtime, is where they are built: in a thread of their
-    own unless given.
+    Requests of pipelines that evict are taken for as long as `turn_budget` allows. The others come next, as soon as
+    other callbacks of the loop had their turn; if some are left then as well, those that have waited too long are
+    refused.
+
+    Any error while a decision is carried out is reported to the scheduler as a failed batch or combination. When the
+    scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe` raises
+    OSError, it gets no more steps. `on_ended` gets each request that has its outcome.
+
+    Without `build_plan` there are no plans. They are built in `planning`, which is shut down with the runtime: a thread
+    of its own unless given.
     """
 
     def __init__(
@@ -83,6 +104,7 @@ class Runtime:
         clock: Callable[[], int],
         timer: Timer,
         metrics: ServerMetrics,
+        inventory: Inventory,
         observe: Observe | None = None,
         trace_requests: int = TRACE_REQUESTS,
         build_plan: BuildPlans | None = None,
@@ -94,19 +116,20 @@ class Runtime:
         self._clock = clock
         self._timer = timer
         self._metrics = metrics
+        self._inventory = inventory
         self._observe = observe
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._runs = BatchRuns(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
+        self._runs = BatchLog(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
-        self._hard = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
-        self.traces = Traces(trace_requests)
-        self._plans = PlanBuilding(build_plan, planning, self.post)
+        self._evicting = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
+        self.traces = RecentTraces(trace_requests)
+        self._plans = PlanBuilding(build_plan, planning, self._enqueue)
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
         self._last_arrived = 0
-        # One queue a priority: events of one instant are taken completions first, arrivals last.
+        # One queue for each priority: of one instant, completions are handled first and arrivals last.
         self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
         self._flush_due = False
         self._behind = False
@@ -115,12 +138,12 @@ class Runtime:
         self._closed = False
         self._idle = asyncio.Event()
         self.failed = asyncio.Event()
-        stages = LocalStages(self._open, executor, self.post)
+        stages = LocalStages(self._open, executor, self._enqueue)
         self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
             DispatchBatch: self._dispatch,
             RevokeBatch: self._revoke,
             CombineOutputs: stages.combine,
-            RecallOutputs: stages.recall,
+            LookUpCache: stages.look_up_cache,
             BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
             LoadModel: executor.load,
             UnloadModel: executor.unload,
@@ -139,105 +162,109 @@ class Runtime:
     def start(self) -> None:
         """Let the executor begin; requests may be submitted from now on."""
         self._timer.start(self._alarm)
-        self._executor.start(self.post)
+        self._executor.start(self.report)
 
-    def submit(
-        self,
-        pipeline: str,
-        inputs: Mapping[str, Tensor],
-        rows: int,
-        batch_key: str,
-        deadline_ns: int,
-        memory_bytes: int,
-        id: str = "",
-        max_cost: float | None = None,
-        priority: int = 0,
-        expires_ns: int = 0,
-    ) -> Submission:
-        """Hand over a valid request; its tensors belong to the runtime until the future is done.
+    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+        """Start a checked request that arrived at `now_ns`; its tensors belong to the runtime until the future is done.
 
-        `pipeline` is `name:version`. `memory_bytes` is the size of the inputs, to which that of the stages' outputs
-        is added. The request is remembered by `id`. `priority` and `expires_ns` are for models that heed them (see
-        `RequestArrived`). Raises RejectedError once the runtime is closed, and RequestError when the tensors are over
-        the memory limit by themselves.
+        `pipeline` is `name:version`. The size of the stages' outputs is added to `options.memory_bytes`. Raises
+        RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory limit.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
         request = self._next_request = self._next_request + 1
-        memory_bytes += self._executor.admit(request, pipeline, inputs, rows, memory_bytes)
+        input_bytes = options.memory_bytes
+        memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes)
         if memory_bytes > self._memory_limit:
-            self._executor.forget(request)
+            self._executor.discard(request)
             raise RequestError(
                 f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
                 f"{self._memory_limit} bytes"
             )
-        future: asyncio.Future[Answer] = self._loop.create_future()
         arrival = RequestArrived(
-            request, pipeline, rows, deadline_ns, batch_key, memory_bytes, max_cost, priority, expires_ns
+            request,
+            pipeline,
+            options.rows,
+            now_ns + options.budget_ns,
+            options.batch_key,
+            memory_bytes,
+            options.max_cost,
+            options.priority,
+            now_ns + options.timeout_ns if options.timeout_ns else 0,
         )
-        trace = Trace(id, arrival, self._clock(), self._stages[pipeline])
-        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
-        self.traces.add(trace)
-        self.post(arrival)
+        submission = self._opened(arrival, options.id, self._clock())
+        self._enqueue(arrival)
         return submission
 
-    def recall(
-        self, pipeline: str, rows: int, deadline_ns: int, id: str, outputs: Mapping[str, Tensor], since_ns: int
+    def answer_from_cache(
+        self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
     ) -> Submission:
-        """Answer a request that came at that time with what is known already: the scheduler never hears of it."""
+        """Answer a request that arrived at `now_ns` with cached outputs; the scheduler does not see it."""
         request = self._next_request = self._next_request + 1
-        trace = Trace(id, RequestArrived(request, pipeline, rows, deadline_ns), since_ns, self._stages[pipeline])
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        submission = self._open[request] = Submission(request, future, trace, self._metrics.pipeline(pipeline))
-        self.traces.add(trace)
+        arrival = RequestArrived(request, pipeline, options.rows, now_ns + options.budget_ns)
+        submission = self._opened(arrival, options.id, now_ns)
         self._now_ns = self._clock()
-        known = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
-        self._settle(request, known, counted=True)
+        cached = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
+        self._settle(request, cached, counted=True)
+        return submission
+
+    def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
+        pipeline = arrival.pipeline
+        trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
+        submission = Submission(arrival.request, self._loop.create_future(), trace, self._metrics.pipeline(pipeline))
+        self._open[arrival.request] = submission
+        self.traces.add(trace)
         return submission
 
     def serve(self, change: ServingChanged) -> None:
-        """Serve something else, with models that the executor knows; nothing is submitted to what is retired."""
+        """Change what is served, with models that the executor knows; nothing is submitted to retired pipelines."""
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
             if pipeline.late is Late.EVICT:
-                self._hard.add(pipeline.name)
+                self._evicting.add(pipeline.name)
             self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
             del self._stages[name]
-            self._hard.discard(name)
+            self._evicting.discard(name)
             self._metrics.forget(name)
-        self.post(change)
+        self._enqueue(change)
 
     def cancel(self, request: int) -> None:
-        """Tell that nobody waits for a request any more; nothing happens when it has its outcome already."""
+        """Note that the client of a request is gone; nothing happens when it has its outcome already."""
         if request not in self._open:
             return
         cancellation = RequestCancelled(request)
         if request > self._last_arrived:
-            # The scheduler does not know it yet: behind its arrival, with which a flush is due.
+            # The scheduler does not know it yet: it follows its arrival, for which a flush is due.
             self._queues[PRIORITY[RequestArrived]].append(cancellation)
         else:
-            self.post(cancellation)
+            self._enqueue(cancellation)
 
-    def post(self, event: AnyEvent) -> None:
-        """Report an event; it is handled in the loop's next iteration."""
+    def report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
+        """Take an event of the executor; the inventory gets those about partitions, too, with the details."""
+        if isinstance(event, PartitionEvent):
+            self._inventory.apply(event, details)
+        self._enqueue(event)
+
+    def _enqueue(self, event: AnyEvent) -> None:
+        """Queue an event for the scheduler, which handles it in the loop's next iteration."""
         self._queues[PRIORITY[type(event)]].append(event)
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
     async def drain(self, timeout_s: float) -> None:
-        """Reject what comes, and return when what is in flight has finished or the time is over."""
-        self._hard.clear()  # all are refused for that from now on, which takes no time
-        self.post(DrainStarted())
+        """Reject new requests, and return when the open ones have ended or the time is over."""
+        self._evicting.clear()  # all are refused from now on, which takes no time
+        self._enqueue(DrainStarted())
         if self._open:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     def close(self) -> int:
-        """Refuse requests from now on, and answer the open ones that the server has stopped; returns how many."""
-        self._flush()  # what came while a drain ended is refused like what came before
+        """Refuse new requests, and answer the open ones that the server has stopped; returns how many there were."""
+        self._flush()  # requests that came while a drain ended are refused like those before
         return self._end()
 
     def _end(self) -> int:
@@ -247,7 +274,7 @@ class Runtime:
         given_up = list(self._open)
         for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
-            self._executor.forget(request)
+            self._executor.discard(request)
         return len(given_up)
 
     def _alarm(self) -> None:
@@ -261,7 +288,7 @@ class Runtime:
             return
         try:
             self._drive()
-        except Exception:  # a rule of the scheduler is broken: nothing that it says from now on can be relied on
+        except Exception:  # a rule of the scheduler is broken, so its further decisions are not reliable
             logger.critical("the scheduler failed; the server stops", exc_info=True)
             self._end()
             self.failed.set()
@@ -278,10 +305,10 @@ class Runtime:
                 break
             self._carry_out(None, self._scheduler.handle_wakeup(now_ns))
         if behind:
-            if self._behind:  # not only for this once
-                self._turn_away(now_ns)
+            if self._behind:  # for the second time in a row
+                self._refuse_overdue(now_ns)
             self._loop.call_soon(self._flush)
-        # Only now: what the decisions above posted has been taken in as well.
+        # Only now: the events that these decisions led to have been handled as well.
         self._flush_due = behind
         self._behind = behind
         if due_ns != self._armed_ns:
@@ -289,7 +316,7 @@ class Runtime:
             self._timer.arm(due_ns)
 
     def _take_events(self, now_ns: int, behind: bool) -> bool:
-        """Handle what was reported; whether arrivals are left, as they are if it is `behind` with them already."""
+        """Handle the queued events; returns whether arrivals are left, as they are if it is `behind` already."""
         handle, carry_out = self._scheduler.handle, self._carry_out
         completions, cancellations, arrivals = self._queues
         while True:
@@ -301,21 +328,21 @@ class Runtime:
                 event = cancellations.popleft()
             elif arrivals and not behind:
                 event = arrivals.popleft()
-                if arrivals and isinstance(event, RequestArrived) and event.pipeline in self._hard:
+                if arrivals and isinstance(event, RequestArrived) and event.pipeline in self._evicting:
                     self._last_arrived = event.request
-                    behind = intake.is_over(event, now_ns, self._clock())
+                    behind = turn_budget.is_spent(event, now_ns, self._clock())
             else:
                 if not arrivals:
                     self._last_arrived = self._next_request
                 return behind
             carry_out(event, handle(event, now_ns))
 
-    def _turn_away(self, now_ns: int) -> None:
-        """Refuse arrivals that have waited for too long: else all those behind them will do so, too."""
+    def _refuse_overdue(self, now_ns: int) -> None:
+        """Refuse arrivals that have waited for too long; otherwise all those behind them would as well."""
         arrivals, most = self._queues[PRIORITY[RequestArrived]], self._scheduler.spec.limits.queue_requests
-        while arrivals and isinstance(event := arrivals[0], RequestArrived) and event.pipeline in self._hard:
+        while arrivals and isinstance(event := arrivals[0], RequestArrived) and event.pipeline in self._evicting:
             arrived_ns = self._open[event.request].trace.arrived_ns
-            rejection = intake.refusal(event, arrived_ns, now_ns, len(arrivals), most)
+            rejection = turn_budget.refusal(event, arrived_ns, now_ns, len(arrivals), most)
             if rejection is None:
                 return
             arrivals.popleft()
@@ -326,7 +353,7 @@ class Runtime:
         if self._observe is not None:
             try:
                 self._observe(self._now_ns, event, decisions)
-            except OSError as error:  # a full disk, for instance, is no reason to stop serving
+            except OSError as error:  # a full disk is no reason to stop serving
                 self._observe = None
                 logger.error("the journal cannot be written, so nothing is recorded from here on: %s", error)
         apply = self._apply
@@ -340,38 +367,38 @@ class Runtime:
         try:
             self._executor.run(batch)
         except PartitionError as error:
-            self.post(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
-        except Exception as error:  # whatever it is, it ends this batch and nothing else
+            self._enqueue(BatchFailed(batch.batch, FailureCause.RESOURCES, f"the batch could not be started: {error}"))
+        except Exception as error:  # any error ends this batch and nothing else
             logger.exception("batch %d of %s could not be started", batch.batch, batch.model)
-            self.post(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
+            self._enqueue(BatchFailed(batch.batch, FailureCause.BACKEND, f"the batch could not be started: {error}"))
 
     def _revoke(self, decision: RevokeBatch) -> None:
         self._executor.revoke(decision.batch)
 
     def _complete(self, decision: CompleteRequest) -> None:
         try:
-            tensors, release = self._executor.take(decision.request)
+            tensors, release = self._executor.take_outputs(decision.request)
         except Exception as error:  # the request is settled all the same
             logger.exception("the outputs of request %d could not be put together", decision.request)
-            self._executor.forget(decision.request)
+            self._executor.discard(decision.request)
             self._settle(decision.request, Answer(Outcome.FAILED_BACKEND, f"the answer could not be built: {error}"))
         else:
-            # Each stage may have been known.
+            # Every stage may have been answered from the cache.
             reason = "" if self._open[decision.request].trace.runs else _FROM_CACHE
             self._settle(decision.request, Answer(decision.outcome, reason, outputs=tensors, release=release))
 
     def _refuse(self, decision: RejectRequest | EvictRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         wait_ns = decision.retry_after_ns
         retry_after_s = None if wait_ns is None else max(1, -(-wait_ns // NS_PER_S))
         self._settle(decision.request, Answer(decision.outcome, decision.reason, retry_after_s))
 
     def _fail(self, decision: FailRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         self._settle(decision.request, Answer(decision.outcome, decision.reason))
 
     def _cancelled(self, decision: CancelRequest) -> None:
-        self._executor.forget(decision.request)
+        self._executor.discard(decision.request)
         self._settle(decision.request, Answer(decision.outcome, "the client cancelled the request"))
 
     def _settle(self, request: int, answer: Answer, *, counted: bool = False) -> None:
@@ -381,7 +408,7 @@ class Runtime:
         if answer.outcome is not Outcome.COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
-        if answer.outcome is not Outcome.COMPLETED or (trace.composed and not counted):
+        if answer.outcome is not Outcome.COMPLETED or (trace.is_pipeline and not counted):
             self._metrics.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)

@@ -1,15 +1,15 @@
-"""Stages that need no partition: combiners, and those of which it is known already what they make."""
+"""Stages that need no partition: combiners, and stages whose outputs may be in the cache."""
 
 import logging
 from collections.abc import Callable, Mapping
 
-from sluice.batcher.interface.decisions import CombineOutputs, RecallOutputs
+from sluice.batcher.interface.decisions import CombineOutputs, LookUpCache
 from sluice.batcher.interface.events import (
     AnyEvent,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
 )
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.runtime.submission import Submission
@@ -18,36 +18,41 @@ logger = logging.getLogger(__name__)
 
 
 class LocalStages:
-    """Does at once what the scheduler orders of them; `opened` are the requests under way, events go to `post`."""
+    """Carries out the scheduler's decisions about them at once.
 
-    def __init__(self, opened: Mapping[int, Submission], executor: Executor, post: Callable[[AnyEvent], None]) -> None:
+    `opened` are the requests under way, and events go to `report`.
+    """
+
+    def __init__(
+        self, opened: Mapping[int, Submission], executor: Executor, report: Callable[[AnyEvent], None]
+    ) -> None:
         self._opened = opened
         self._executor = executor
-        self._post = post
+        self._report = report
 
     def combine(self, decision: CombineOutputs) -> None:
         """Run a combiner."""
         member = decision.member
         meter = self._opened[member.request].meter
         try:
-            verdicts, batch_key = self._executor.combine(member)
-        except Exception as error:  # whatever it is, it ends this request and nothing else
+            confidences, batch_key = self._executor.combine(member)
+        except Exception as error:  # any error ends this request and nothing else
             message = f"stage '{meter.stages[member.stage]}': {error}"
             logger.warning("request %d: %s", member.request, message, exc_info=not isinstance(error, ValueError))
-            self._post(CombinationFailed(member.request, member.stage, message))
+            self._report(CombinationFailed(member.request, member.stage, message))
         else:
             meter.stage_ran(member.stage, member.rows)
-            self._post(OutputsCombined(member.request, member.stage, verdicts, batch_key))
+            self._report(OutputsCombined(member.request, member.stage, confidences, batch_key))
 
-    def recall(self, decision: RecallOutputs) -> None:
-        """See whether the outputs of a stage are known."""
+    def look_up_cache(self, decision: LookUpCache) -> None:
+        """Look a stage's outputs up in the cache."""
         member = decision.member
         try:
-            batch_key = self._executor.recall(member)
-        except Exception:  # whatever it is, the stage can still run
+            batch_key = self._executor.look_up_cache(member)
+        except Exception:  # whatever the error is, the stage can still run
             logger.exception("request %d: stage %d could not be looked up", member.request, member.stage)
             batch_key = None
         if batch_key is None:
-            self._post(OutputsUnknown(member.request, member.stage))
+            self._report(CacheMiss(member.request, member.stage))
         else:
-            self._post(OutputsRecalled(member.request, member.stage, batch_key))
+            self._report(CacheHit(member.request, member.stage, batch_key))

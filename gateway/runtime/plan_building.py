@@ -1,4 +1,4 @@
-"""Plans that are built beside the loop, as the scheduler orders them."""
+"""Builds plans beside the loop, as the scheduler orders them."""
 
 import asyncio
 import logging
@@ -17,22 +17,22 @@ BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
 
 
 class PlanBuilding:
-    """Has plans built by `build`, in a thread unless there is a `pool`, and reports each to `post`.
+    """Builds plans with `build`, in a thread unless there is a `pool`, and reports each to `report`.
 
-    One that could not be built, as all without `build`, is reported as None. The pool is shut down with this.
+    A plan that could not be built, as each one without `build`, is reported as None. The pool is shut down with this.
     """
 
-    def __init__(self, build: BuildPlans | None, pool: Executor | None, post: Callable[[PlanBuilt], None]) -> None:
+    def __init__(self, build: BuildPlans | None, pool: Executor | None, report: Callable[[PlanBuilt], None]) -> None:
         self._build = build
         self._pool = pool or ThreadPoolExecutor(1, "planning")
-        self._post = post
+        self._report = report
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
     def begin(self, order: BuildPlan, spec: SchedulerSpec) -> None:
-        """Build a plan, which takes milliseconds, for which the loop must not stand still."""
+        """Build a plan; it takes milliseconds, for which the loop must not stand still."""
         if self._build is None:
-            self._post(PlanBuilt(order.build, None))
+            self._report(PlanBuilt(order.build, None))
             return
         built = self._loop.run_in_executor(self._pool, self._build, spec, order.observed)
         built.add_done_callback(lambda future: self._built(order.build, future))
@@ -50,4 +50,4 @@ class PlanBuilding:
             logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
         for pipeline, reason in plan.failed.items() if plan else ():
             logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
-        self._post(PlanBuilt(build, plan))
+        self._report(PlanBuilt(build, plan))

@@ -10,7 +10,7 @@ from sluice.gateway.protocol.answer import Answer
 
 
 class Submission(msgspec.Struct, eq=False):
-    """A request that was handed to the runtime: its number, what it will resolve to, and what is remembered of it.
+    """A request that was handed to the runtime: its number, the future of its answer, and its trace.
 
     `meter` counts it.
     """

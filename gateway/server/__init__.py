@@ -1,1 +1,1 @@
-"""TODO gateway/server."""
+"""The composition root: it builds all parts of a server and runs them."""

@@ -1,10 +1,9 @@
-"""The composition root: builds a server out of its parts and runs it."""
+"""The composition root: builds a server out of its parts."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from time import monotonic_ns
+from dataclasses import dataclass
+from time import monotonic_ns, time_ns
 from typing import BinaryIO
 
 from sluice.batcher.drivers.journal import JournalWriter
@@ -13,58 +12,54 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
-from sluice.gateway.config.arenas import check_arenas
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
-from sluice.gateway.config.server_config import Control, ServerConfig
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
-from sluice.gateway.deployment.held_memory import held_memory
-from sluice.gateway.deployment.initial_residency import initial_residency
+from sluice.gateway.deployment.initial_residency import InitialResidency, initial_residency
 from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.poll import Poll
+from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
-from sluice.gateway.deployment.residency_metrics import ResidencyMetrics
+from sluice.gateway.deployment.residency_metrics import ResidencyMetrics, held_memory
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
-from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
-from sluice.gateway.executors.triton.executor import MixedExecutor
+from sluice.gateway.executors.mixed import MixedExecutor
+from sluice.gateway.executors.triton.discovery import NOTHING, Discovery
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.http.metrics_server import MetricsServer
+from sluice.gateway.inference.dataplane import DataPlane
+from sluice.gateway.management.controlplane import ControlPlane
+from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
+from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace_settings import TraceSettings
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.partitions.partition_log import log_change
+from sluice.gateway.partitions.partition_metrics import PartitionMetrics
+from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps, watched
-from sluice.gateway.resizing.resize_metrics import ResizeMetrics
-from sluice.gateway.resizing.resizing import Resizing
+from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.server.front_ends import front_ends, response_cache
-from sluice.gateway.server.server import PartitionWatch, Server
-from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, plan_pipeline
+from sluice.gateway.server.front_ends import front_ends
+from sluice.gateway.server.server import Server
+from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
+from sluice.gateway.tensors.response_cache import ResponseCache
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.gateway.version import server_version
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.file import ProfileEntry
-from sluice.models.repository.scan import (
-    EVERYTHING,
-    REMOTE,
-    BrokenEntry,
-    ModelEntry,
-    Repository,
-    Selection,
-    entry_of_file,
-    name_of_file,
-)
+from sluice.models.repository.scan import REMOTE, Repository
 from sluice.models.spec import ModelSpec
-from sluice.models.triton_config.instance_groups import CPU, GPU
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
@@ -78,66 +73,6 @@ logger = logging.getLogger(__name__)
 _MIB = 1 << 20
 
 
-def find_triton_models(config: ServerConfig, processes: Mapping[str, TritonProcess]) -> Discovery:
-    """What the configured Triton servers hold; blocks until they have answered, or have had their time."""
-    sizes = config.batch_sizes()
-    found = discover(config.triton, lambda name: sizes.get(name, config.max_batch_size), processes)
-    for server, reason in found.unreachable.items():
-        log(logger, logging.ERROR, "triton could not be asked for its models", partition=server, reason=reason)
-    return found
-
-
-def read_models(
-    directories: Sequence[Path], files: Sequence[Path], config: ServerConfig, triton: Discovery = NOTHING
-) -> Repository:
-    """What is to be served: repositories, or model files by themselves, and what Triton servers hold besides.
-
-    Of repositories that clients load from, only what the server is to begin with. Raises ConfigError for a bad
-    directory.
-    """
-    sizes = config.batch_sizes()
-    source = model_source(directories, config, triton)
-    remote = dict(source.remote)
-    if directories:
-        selection, missing = _selection(source, config)
-        repository = Repository.scan(directories, config.max_batch_size, sizes, remote, selection, source.kinds)
-        unknown = triton.unknown(config.triton, {entry.spec.name for entry in repository.models.values()})
-        return replace(repository, broken=(*repository.broken, *missing, *unknown))
-    models = remote.copy()
-    broken = list(
-        triton.unknown(config.triton, {*map(name_of_file, files), *(spec.name for spec in triton.specs.values())})
-    )
-    for file in files:
-        name = name_of_file(file)
-        try:
-            entry = entry_of_file(file, sizes.get(name, config.max_batch_size))
-            if entry.spec.key in models.keys() - remote.keys():
-                raise ConfigError(
-                    f"{file}: {models[entry.spec.key].path} has the same name; expected names that differ"
-                )
-            models[entry.spec.key] = entry
-        except ConfigError as error:
-            broken.append(BrokenEntry(name, None, str(error)))
-    return Repository(models, {}, tuple(broken))
-
-
-def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> RevisionSource:
-    """Where models come from."""
-    remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
-    listed = config.partitions if isinstance(config.partitions, tuple) else ()
-    kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
-    return RevisionSource(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
-
-
-def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[BrokenEntry]]:
-    """What a server begins with, and what of that is not there."""
-    if config.control is not Control.EXPLICIT or "*" in config.load_models:
-        return EVERYTHING, []
-    names = source.needed(config.load_models, {}, {})
-    missing = [name for name in config.load_models if name not in names]
-    return Selection(names), [BrokenEntry(name, None, "there is no such entry in the repository") for name in missing]
-
-
 def build_server(
     config: ServerConfig,
     repository: Repository,
@@ -146,7 +81,7 @@ def build_server(
     processes: Mapping[str, TritonProcess] = {},
     mps: Mapping[str, MpsControl] = {},
 ) -> Server:
-    """All parts of a server, connected; it listens already, and its workers start when it runs.
+    """Build all parts of a server; it listens already, and its workers start when it runs.
 
     To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
     met, such as a port that is taken.
@@ -155,6 +90,60 @@ def build_server(
     check_arenas(config.limits)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
+    core = _build_core(config, repository, triton)
+    state = _build_state(config, core)
+    execution = _build_execution(config, core, state, journal, processes, mps)
+    changes = _build_changes(config, core, state, execution)
+    registry, metrics, runtime = state.registry, execution.metrics, execution.runtime
+    shared_memory = SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes)
+    dataplane = DataPlane(
+        registry, runtime, config.default_slo_ms, monotonic_ns, shared_memory, execution.cache, config.statuses
+    )
+    control = ControlPlane(
+        registry,
+        RepositoryApi(registry, changes.deployer, config.control),
+        metrics.statistics,
+        shared_memory,
+        LogSettings(),
+        execution.trace_settings,
+        monotonic_ns,
+        time_ns() - monotonic_ns(),
+        state.inventory,
+        changes.resizing,
+    )
+    return Server(
+        registry=registry,
+        inventory=state.inventory,
+        runtime=runtime,
+        executor=execution.executor,
+        front_ends=front_ends(config, dataplane, control, metrics, runtime.traces),
+        drain_timeout_s=config.drain_timeout_s,
+        deployer=changes.deployer,
+        poll=Poll(changes.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
+        auto_resize=changes.auto_resize,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """The scheduler, and the models and partitions that it was built from.
+
+    `specs` and `stored` are the specs and the profiles of models by key; models of Triton servers have no profiles.
+    `server_models` are the models that each Triton server may hold.
+    """
+
+    repository: Repository
+    source: RevisionSource
+    partitions: Sequence[Partition]
+    pipelines: Sequence[Pipeline]
+    specs: Mapping[str, ModelSpec]
+    stored: Mapping[str, Mapping[str, ProfileEntry]]
+    server_models: Mapping[str, Mapping[str, ModelSpec]]
+    begin: InitialResidency
+    scheduler: Scheduler
+
+
+def _build_core(config: ServerConfig, repository: Repository, triton: Discovery) -> _Core:
     partitions = configured_partitions(config)
     check_capacity(partitions, free_capacity(partitions))
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
@@ -162,116 +151,176 @@ def build_server(
     stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items() if entry.backend != REMOTE}
     specs = {key: entry.spec for key, entry in repository.models.items()}
     local = tuple(stored) if len(stored) < len(specs) else None
-    holds = {server.name: triton.may_hold(server, specs) for server in config.triton}
+    server_models = {server.name: triton.may_hold(server, specs) for server in config.triton}
     configs = [
         *(partition_config(config, partition, local) for partition in partitions),
-        *(triton_config(config, server, tuple(holds[server.name])) for server in config.triton),
+        *(triton_config(config, server, tuple(server_models[server.name])) for server in config.triton),
     ]
     begin = initial_residency(_scheduler_spec(config, repository, pipelines, configs, stored), config.residency)
-    spec = begin.spec
-    scheduler = Scheduler(spec, LivePlanner())
-    partition_names = [each.name for each in configs]
-    catalogue = ModelRegistry(
-        server_version(), pipelines, repository.broken, partition_names, strict=config.strict_readiness
-    )
-    begin.announce(catalogue)
-    states = PartitionStates(
-        partitions, lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()}
-    )
-    metrics = ServerMetrics(
-        {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
-        partition_names,
-        queue_depths=scheduler.queue_depths,
-        arena_bytes=lambda: executor.arena_bytes,
-        corrections=lambda: _corrections(scheduler),
-        breakers=lambda: executor.breakers if isinstance(executor, MixedExecutor) else {},
-        enforced=states.enforced,
-    )
-    loads = LoadWaiter()
-    watch = PartitionWatch(catalogue, metrics, loads, states, strict=config.strict)
-    cache = response_cache(config, catalogue, metrics)
-    workers = WorkerExecutor(
-        _worker_specs(config, repository, spec, partitions, stored, begin.residency),
-        _pipeline_plans(pipelines, spec, specs),
+    return _Core(
+        repository,
+        model_source(config.repositories, config, triton),
+        partitions,
+        pipelines,
         specs,
+        stored,
+        server_models,
+        begin,
+        Scheduler(begin.spec, LivePlanner()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The server's knowledge of its partitions and models outside the scheduler."""
+
+    inventory: Inventory
+    registry: ModelRegistry
+    load_waiter: LoadWaiter
+
+
+def _build_state(config: ServerConfig, core: _Core) -> _State:
+    scheduler = core.scheduler
+    inventory = Inventory(
+        core.partitions,
+        [server.name for server in config.triton],
+        strict=config.strict,
+        memory_of=lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()},
+    )
+    inventory.subscribe(log_change)
+    registry = ModelRegistry(
+        server_version(), core.pipelines, core.repository.broken, inventory, strict=config.strict_readiness
+    )
+    core.begin.announce(registry)
+    return _State(inventory, registry, LoadWaiter(inventory))
+
+
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    """The executor, the runtime that drives it, and the metrics of their work."""
+
+    executor: MixedExecutor
+    runtime: Runtime
+    metrics: ServerMetrics
+    trace_settings: TraceSettings
+    cache: ResponseCache | None
+
+
+def _build_execution(
+    config: ServerConfig,
+    core: _Core,
+    state: _State,
+    journal: BinaryIO | None,
+    processes: Mapping[str, TritonProcess],
+    mps: Mapping[str, MpsControl],
+) -> _Execution:
+    spec, scheduler, inventory = core.begin.spec, core.scheduler, state.inventory
+    statistics = Statistics()
+    cache = _response_cache(config, state.registry, statistics)
+    workers = WorkerExecutor(
+        _worker_specs(config, core),
+        _pipeline_plans(core.pipelines, spec, core.specs),
+        core.specs,
         config.limits.input_arena_mb * _MIB,
-        watch,
         quarantine=config.quarantine,
         controls=mps,
         cache=None if cache is None else StageCache(cache),
     )
+    confidence_specs = {model.key: model.confidences for model in spec.models}
+    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, monotonic_ns, processes)
+    metrics = ServerMetrics(
+        {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
+        inventory.names,
+        queue_depths=scheduler.queue_depths,
+        arena_bytes=lambda: executor.arena_bytes,
+        corrections=lambda: _corrections(scheduler),
+        breakers=lambda: executor.breakers,
+        statistics=statistics,
+    )
+    metrics.include(PartitionMetrics(inventory))
     metrics.include(ResidencyMetrics(scheduler))
-    metrics.include(FaultMetrics(scheduler, metrics.failures, partition_names, lambda: workers.recovery.quarantined))
-    verdicts = {model.key: model.verdicts for model in spec.models}
-    executor: WorkerExecutor | MixedExecutor = workers
+    metrics.include(FaultMetrics(scheduler, metrics.failures, inventory.names, lambda: workers.recovery.quarantined))
     if config.triton:
-        executor = MixedExecutor(workers, config.triton, holds, verdicts, watch, monotonic_ns, processes)
         metrics.include(executor.statistics)
-    observe = None if journal is None else JournalWriter(journal.write, spec).record
-    trace_settings = TraceSettings(config.trace, catalogue)
+    trace_settings = TraceSettings(config.trace, state.registry)
     runtime = Runtime(
         scheduler,
         executor,
         clock=monotonic_ns,
         timer=Alarm(),
         metrics=metrics,
-        observe=observe,
+        inventory=inventory,
+        observe=None if journal is None else JournalWriter(journal.write, spec).record,
         trace_requests=config.trace_requests,
         build_plan=build_plan,
         on_ended=trace_settings.ended if trace_settings.available else None,
     )
-    source = model_source(config.repositories, config, triton)
-    deployment = Deployment(config, source.remote, states, scheduler, runtime, executor, catalogue, metrics, loads)
-    names = DependencyGraph(deployed_from(repository, source))
-    lifecycle = Deployer(source, names, catalogue, deployment, loads, recycle=config.recycle)
+    return _Execution(executor, runtime, metrics, trace_settings, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """The parts that change a running server: the models that it serves, and the shares of its partitions."""
+
+    deployer: Deployer
+    resizing: Resizing
+    auto_resize: AutoResize | None
+
+
+def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: _Execution) -> _Changes:
+    scheduler, source, inventory = core.scheduler, core.source, state.inventory
+    rollout = Rollout(
+        config,
+        source.remote,
+        inventory,
+        scheduler,
+        execution.runtime,
+        execution.executor,
+        state.registry,
+        execution.metrics,
+        state.load_waiter,
+    )
+    dependencies = DependencyGraph(deployed_from(core.repository, source))
+    deployer = Deployer(
+        source, dependencies, state.registry, rollout, state.load_waiter, inventory, recycle=config.recycle
+    )
     beside = [CpuPartition(server.name, server.cores) for server in config.triton if server.cores]
     resizing = Resizing(
-        states, names, deployment, executor, beside, lambda partition: partition_config(config, partition)
+        inventory,
+        dependencies,
+        rollout,
+        execution.executor,
+        beside,
+        lambda partition: partition_config(config, partition),
     )
-    auto_resize = None
-    if config.balance is not None:
-        taken = [core for each in beside for core in each.cores]
-        plan = None
-        if config.balance.by is ResizeTrigger.PLAN:
-            plan = PlanSteps(
-                config.balance,
-                {each.name: each.cores for each in partitions if isinstance(each, CpuPartition)},
-                lambda: watched(scheduler, monotonic_ns(), _corrections(scheduler)),
-                KnownSizes(names).tables,
-                lambda partition: partition_config(config, partition),
-            )
-        auto_resize = AutoResize(config.balance, states, resizing, metrics.busy_ns, taken, plan)
-    metrics.include(ResizeMetrics(resizing.done))
-    http, grpc, grpc_port = front_ends(
-        config,
-        catalogue,
-        lifecycle,
-        runtime,
-        metrics,
-        trace_settings,
-        states,
-        resizing,
-        spec.limits.memory_bytes,
-        cache,
-    )
-    return Server(
-        catalogue=catalogue,
-        runtime=runtime,
-        executor=executor,
-        watch=watch,
-        http=http,
-        grpc=grpc,
-        address=(config.host, http.port, grpc_port),
-        drain_timeout_s=config.drain_timeout_s,
-        lifecycle=lifecycle,
-        poll=Poll(lifecycle, config.poll_s) if config.control is Control.POLL else None,
-        auto_resize=auto_resize,
-        metrics=None if config.metrics_port is None else MetricsServer(metrics, config.host, config.metrics_port),
-    )
+    execution.metrics.include(ResizeMetrics(resizing.done))
+    if config.balance is None:
+        return _Changes(deployer, resizing, None)
+    taken = [core for each in beside for core in each.cores]
+    plan = None
+    if config.balance.by is ResizeTrigger.PLAN:
+        plan = PlanSteps(
+            config.balance,
+            {each.name: each.cores for each in core.partitions if isinstance(each, CpuPartition)},
+            lambda: watched(scheduler, monotonic_ns(), _corrections(scheduler)),
+            KnownSizes(dependencies).tables,
+            lambda partition: partition_config(config, partition),
+        )
+    auto_resize = AutoResize(config.balance, inventory, resizing, execution.metrics.busy_ns, taken, plan)
+    return _Changes(deployer, resizing, auto_resize)
+
+
+def _response_cache(config: ServerConfig, registry: ModelRegistry, statistics: Statistics) -> ResponseCache | None:
+    """The cache of responses and of stage outputs, if there is to be one."""
+    if config.cache_bytes:
+        return ResponseCache(config.cache_bytes, statistics, monotonic_ns)
+    for name in registry.caching():
+        log(logger, logging.WARNING, "response_cache has no effect without cache_bytes", name=name)
+    return None
 
 
 def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
-    """How many times as long as their tables say batches take, by model and kind of partition."""
+    """The factors by which batches take longer than their tables say, by model and kind of partition."""
     return {
         (key, kind): estimate.correction
         for key, model in scheduler.dispatcher.models.items()
@@ -280,8 +329,8 @@ def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:
-    """Raise ConfigError for settings of a model that is not there, not even as a broken one, nor may come."""
-    if config.control is not Control.NONE:
+    """Raise ConfigError for settings of a model that is not there, not even as a broken one, and cannot come later."""
+    if config.control is not ModelControlMode.NONE:
         return
     served = sorted({entry.spec.name for entry in repository.models.values()})
     broken = {each.name for each in repository.broken}
@@ -309,7 +358,7 @@ def _scheduler_spec(
         policies=config.policies(specs),
         default_policy=config.policy.config(),
         memory_of={key: model_memory(repository.models[key], entries) for key, entries in stored.items()},
-        recalls=config.cache_bytes > 0,
+        uses_cache=config.cache_bytes > 0,
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
     return config.residency.apply(spec, known)
@@ -318,25 +367,18 @@ def _scheduler_spec(
 def _pipeline_plans(
     pipelines: Sequence[Pipeline], spec: SchedulerSpec, specs: Mapping[str, ModelSpec]
 ) -> dict[str, PipelineWiring]:
-    """What executors need to know of each pipeline."""
+    """The tensor wiring of each pipeline, for the executor."""
     return {
-        scheduled.name: plan_pipeline(pipeline, specs, [stage.verdicts for stage in scheduled.stages])
+        scheduled.name: wire_pipeline(pipeline, specs, [stage.confidences for stage in scheduled.stages])
         for pipeline, scheduled in zip(pipelines, spec.pipelines, strict=True)
     }
 
 
-def _worker_specs(
-    config: ServerConfig,
-    repository: Repository,
-    spec: SchedulerSpec,
-    partitions: Sequence[Partition],
-    stored: Mapping[str, Mapping[str, ProfileEntry]],
-    residency: Mapping[str, tuple[str, ...]],
-) -> list[WorkerSpec]:
-    """Every partition may hold every model, begins with some, and is told what stored profiles say."""
-    files = worker_files(spec.models, repository.models, stored, partitions)
+def _worker_specs(config: ServerConfig, core: _Core) -> list[WorkerSpec]:
+    """Every partition may hold every model, begins with some, and knows the stored profiles."""
+    files = worker_files(core.begin.spec.models, core.repository.models, core.stored, core.partitions)
     output_bytes = config.limits.output_arena_mb * _MIB
     return [
-        WorkerSpec(partition, tuple(files[partition.name].values()), output_bytes, residency[partition.name])
-        for partition in partitions
+        WorkerSpec(partition, tuple(files[partition.name].values()), output_bytes, core.begin.residency[partition.name])
+        for partition in core.partitions
     ]

@@ -1,1 +1,1 @@
-"""TODO gateway/tensors."""
+"""Tensors of open requests and the assembly of batches from them."""

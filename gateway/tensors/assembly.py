@@ -1,6 +1,6 @@
-"""Keeps the tensors of open requests and lays out the inputs of batches.
+"""Holds the tensors of open requests and assembles the inputs of batches.
 
-Tensors of a request are copied once, side by side into one slot of the gateway's arena for a batch; the outputs of
+A tensor of a request is copied once, next to the others of its batch, into a slot of the gateway's arena. Outputs of
 earlier stages are passed on where they lie, as segments.
 """
 
@@ -8,24 +8,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member
-from sluice.gateway.executors.base import Combined
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.combiner import combine
+from sluice.gateway.tensors.combiner import Combined, combine
 from sluice.gateway.tensors.input_slots import InputSlot, InputSlots
-from sluice.gateway.tensors.layout import Layout
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring
+from sluice.gateway.tensors.layout import InputLayout
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring
 from sluice.gateway.tensors.request_tensors import (
-    Outputs,
+    BatchOutputs,
     RequestTensors,
     StageOutput,
-    drop,
-    find,
+    drop_references,
     item_shape,
-    nothing,
-    output,
-    select,
+    locate_rows,
+    no_release,
+    pipeline_output,
+    select_rows,
 )
-from sluice.gateway.tensors.rows import content, part, shaped
+from sluice.gateway.tensors.rows import content, reshaped, row_slice
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.pipelines.confidence import confidence
 from sluice.models.pipelines.pipeline import batch_key
@@ -36,7 +35,7 @@ from sluice.mps.ipc.messages import InputTensor, OutputTensor, Segment
 
 
 class BatchInput(NamedTuple):
-    """An input of a batch where its rows lie: arrays one after the other, which together have `shape`."""
+    """An input of a batch as the arrays of its rows, in order; together they have `shape`."""
 
     spec: TensorSpec
     shape: tuple[int, ...]
@@ -44,66 +43,67 @@ class BatchInput(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A batch in flight: its slot (None when nothing was copied) and the outputs that it reads."""
+    """A batch in flight: its slot (None if nothing was copied) and the outputs that it reads."""
 
     batch: DispatchBatch
     slot: InputSlot | None
-    reads: list[Outputs]
+    reads: list[BatchOutputs]
 
 
 class Assembly:
-    """Tensors by request and by batch; `plans` are the pipelines by `name:version`, `models` the specs by key.
+    """The tensors of open requests and of running batches.
 
-    `cache` is for stages that are looked up before they run; without it `recall` is not to be called.
+    `wirings` are the pipelines by `name:version`, `models` the specs by key. `cache` serves stages that are looked up
+    before they run; `look_up_cache` needs it.
     """
 
     def __init__(
         self,
-        plans: Mapping[str, PipelineWiring],
+        wirings: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         slots: InputSlots,
         cache: StageCache | None = None,
     ) -> None:
         self._cache = cache
-        self._plans = dict(plans)
+        self._wirings = dict(wirings)
         self._models = dict(models)
         self._partial = _partial(models)
         self._slots = slots
-        self._kept: dict[int, RequestTensors] = {}
+        self._requests: dict[int, RequestTensors] = {}
         self._running: dict[int, _Running] = {}
 
-    def add(self, plans: Mapping[str, PipelineWiring], models: Mapping[str, ModelSpec]) -> None:
-        """Know more pipelines and models."""
-        self._plans.update(plans)
+    def add(self, wirings: Mapping[str, PipelineWiring], models: Mapping[str, ModelSpec]) -> None:
+        """Add pipelines and models."""
+        self._wirings.update(wirings)
         self._models.update(models)
         self._partial |= _partial(models)
 
     def remove(self, pipelines: Iterable[str], models: Iterable[str]) -> None:
-        """Know pipelines no more that get no requests, and models that no batch is left of."""
+        """Remove pipelines that get no more requests and models without batches."""
         for pipeline in pipelines:
-            self._plans.pop(pipeline, None)
+            self._wirings.pop(pipeline, None)
         for model in models:
             self._models.pop(model, None)
             self._partial.discard(model)
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
-        """Keep a request's inputs; returns the bytes that its stages' outputs will take."""
-        plan = self._plans[pipeline]
-        self._kept[request] = RequestTensors(plan, inputs, rows)
-        return plan.memory.output_bytes(rows, input_bytes)
+        """Store a request's inputs; returns the bytes that its stages' outputs will take."""
+        wiring = self._wirings[pipeline]
+        self._requests[request] = RequestTensors(wiring, inputs, rows)
+        return wiring.memory.output_bytes(rows, input_bytes)
 
     def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
-        """Lay out the inputs of a batch, which then holds its memory until `complete` or `abandon`.
+        """Lay out the inputs of a batch, which holds its memory until `complete` or `abandon`.
 
-        Raises PartitionError when there is no memory for them.
+        Raises PartitionError if there is no memory for them.
         """
-        reads: list[Outputs] = []
+        reads: list[BatchOutputs] = []
         spec = self._models[batch.model]
         given = self._given(batch, spec) if batch.model in self._partial else spec.inputs
         gathered = [self._gather(batch.members, tensor.name, reads) for tensor in given]
-        layouts = [Layout(pieces) for pieces, _ in gathered]
+        layouts = [InputLayout(pieces) for pieces, _ in gathered]
         total = sum(layout.aligned_bytes for layout in layouts)
-        slot = self._slots.take(total) if total else None
+        slot = self._slots.allocate(total) if total else None
         try:
             inputs = []
             offset = slot.offset if slot is not None else 0
@@ -121,9 +121,9 @@ class Assembly:
         return tuple(inputs)
 
     def collect(self, batch: DispatchBatch) -> list[BatchInput]:
-        """The inputs of a batch whose rows are copied at once, for somebody who does not share our memory.
+        """The inputs of a batch for an executor that copies them at once, without shared memory.
 
-        As after `begin`, `complete` or `abandon` has to follow.
+        `complete` or `abandon` must follow, as after `begin`.
         """
         spec = self._models[batch.model]
         inputs = []
@@ -134,8 +134,8 @@ class Assembly:
         self._running[batch.batch] = _Running(batch, None, [])
         return inputs
 
-    def complete(self, batch: int, outputs: Outputs) -> None:
-        """Take a batch's outputs over for the members that are still open, and free what it read."""
+    def complete(self, batch: int, outputs: BatchOutputs) -> None:
+        """Store a batch's outputs for the members that are still open, and free its inputs."""
         running = self._end(batch)
         spec = self._models[running.batch.model]
         if not spec.batchable:
@@ -143,84 +143,90 @@ class Assembly:
         first = 0
         outputs.references += 1
         for member in running.batch.members:
-            kept = self._kept.get(member.request)
-            if kept is not None:
-                kept.parts[member.stage] = StageOutput(outputs, first, member.rows, member.row_index)
+            request_tensors = self._requests.get(member.request)
+            if request_tensors is not None:
+                request_tensors.stage_outputs[member.stage] = StageOutput(outputs, first, member.rows, member.row_index)
                 outputs.references += 1
-                if kept.unknown and self._cache is not None:
-                    self._cache.keep(kept, member, spec, outputs, first)
+                if request_tensors.cache_misses and self._cache is not None:
+                    self._cache.store(request_tensors, member, spec, outputs, first)
             first += member.rows
-        outputs.drop()
+        outputs.release_reference()
 
     def abandon(self, batch: int) -> None:
-        """Free what a batch read that will not complete."""
+        """Free the inputs of a batch that will not complete."""
         self._end(batch)
 
     def combine(self, member: Member) -> Combined:
-        """Run a combiner and keep its output like a stage's.
+        """Run a combiner and store its output as a stage's.
 
-        Raises ValueError for answers that do not fit together: variable dimensions may differ.
+        Raises ValueError for answers whose shapes do not fit: variable dimensions may differ.
         """
-        kept = self._kept[member.request]
-        stage = kept.plan.stages[member.stage]
+        request_tensors = self._requests[member.request]
+        stage = request_tensors.wiring.stages[member.stage]
         assert stage.combine is not None
-        answers = [select(kept, wire, member.row_index) for wire in stage.inputs.values()]
+        answers = [select_rows(request_tensors, ref, member.row_index) for ref in stage.inputs.values()]
         joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
-        outputs = Outputs({stage.output: joined}, {}, nothing)
+        outputs = BatchOutputs({stage.output: joined}, {}, no_release)
         outputs.references = 1
-        kept.parts[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
-        verdicts = tuple(tuple(confidence(joined, verdict.confidence).tolist()) for verdict in stage.verdicts)
-        return verdicts, batch_key([(stage.output, joined.shape[1:])])
+        request_tensors.stage_outputs[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
+        confidences = tuple(tuple(confidence(joined, each.confidence).tolist()) for each in stage.confidences)
+        return confidences, batch_key([(stage.output, joined.shape[1:])])
 
-    def recall(self, member: Member) -> str | None:
-        """Keep what is known of a stage as if it had run; returns the key of its outputs, None when nothing is."""
+    def look_up_cache(self, member: Member) -> str | None:
+        """Look up a stage in the cache and store what is found as the stage's output.
+
+        Returns the batch key of the outputs, or None if the cache has none.
+        """
         assert self._cache is not None
-        kept = self._kept[member.request]
-        spec = self._models[kept.plan.stages[member.stage].model]
-        outputs = self._cache.look_up(kept, member, spec)
+        request_tensors = self._requests[member.request]
+        spec = self._models[request_tensors.wiring.stages[member.stage].model]
+        outputs = self._cache.look_up(request_tensors, member, spec)
         if outputs is None:
             return None
         outputs.references = 1
-        kept.parts[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
+        request_tensors.stage_outputs[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
         variable = [tensor.name for tensor in spec.outputs if not tensor.fixed]
         return batch_key((name, outputs.tensors[name].shape[1:]) for name in variable) if variable else ""
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
-        """A request's output tensors, and what to call when they are no longer looked at; the rest is forgotten.
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+        """A request's output tensors and a function that releases them; everything else of the request is dropped.
 
-        Raises ValueError for outputs that cannot be put together; the request then stays until `forget`.
+        Raises ValueError for outputs that cannot be merged; the request then stays until `discard`.
         """
-        kept = self._kept[request]
+        request_tensors = self._requests[request]
         tensors: dict[str, Tensor] = {}
-        for name, wires in kept.plan.outputs.items():
-            tensors[name] = output(kept, wires)
-        for name, rank in kept.plan.ranks.items():
+        for name, refs in request_tensors.wiring.outputs.items():
+            tensors[name] = pipeline_output(request_tensors, refs)
+        for name, rank in request_tensors.wiring.ranks.items():
             item = tensors[name].shape[len(tensors[name].shape) - rank :]
-            tensors[name] = shaped(tensors[name], (kept.rows, *item) if kept.plan.batchable else item)
-        del self._kept[request]
-        parts = kept.parts
-        if len(parts) == 1 and (only := parts[0]) is not None:
-            return tensors, only.outputs.drop
-        return tensors, lambda: drop(parts)
+            tensors[name] = reshaped(
+                tensors[name], (request_tensors.rows, *item) if request_tensors.wiring.batchable else item
+            )
+        del self._requests[request]
+        stage_outputs = request_tensors.stage_outputs
+        if len(stage_outputs) == 1 and (only := stage_outputs[0]) is not None:
+            return tensors, only.outputs.release_reference
+        return tensors, lambda: drop_references(stage_outputs)
 
-    def forget(self, request: int) -> None:
+    def discard(self, request: int) -> None:
         """Drop a request that will not be answered."""
-        kept = self._kept.pop(request, None)
-        if kept is not None:
-            drop(kept.parts)
+        request_tensors = self._requests.pop(request, None)
+        if request_tensors is not None:
+            drop_references(request_tensors.stage_outputs)
 
     def _end(self, batch: int) -> _Running:
         running = self._running.pop(batch)
         if running.slot is not None:
             self._slots.free(running.slot)
         for outputs in running.reads:
-            outputs.drop()
+            outputs.release_reference()
         return running
 
     def _given(self, batch: DispatchBatch, spec: ModelSpec) -> Sequence[TensorSpec]:
-        """The inputs of a model that the requests of a batch give.
+        """The inputs of a model that the requests of a batch provide.
 
-        Raises ValueError where they differ, as the batch keys of pipelines that have other names for them may not.
+        Raises ValueError if they differ, which the batch keys of pipelines with other names for the inputs may not
+        prevent.
         """
         given = {tuple(self._gives(member, tensor.name) for tensor in spec.inputs) for member in batch.members}
         if len(given) > 1:
@@ -228,46 +234,46 @@ class Assembly:
         return [tensor for tensor, is_given in zip(spec.inputs, *given, strict=True) if is_given]
 
     def _gives(self, member: Member, name: str) -> bool:
-        kept = self._kept[member.request]
-        wire = kept.plan.stages[member.stage].inputs.get(name)
-        return wire is not None and (wire.stage != OF_REQUEST or wire.tensor in kept.inputs)
+        request_tensors = self._requests[member.request]
+        ref = request_tensors.wiring.stages[member.stage].inputs.get(name)
+        return ref is not None and (ref.stage != REQUEST_STAGE or ref.tensor in request_tensors.inputs)
 
     def _gather(
-        self, members: Sequence[Member], name: str, reads: list[Outputs]
+        self, members: Sequence[Member], name: str, reads: list[BatchOutputs]
     ) -> tuple[list[Array | Segment], tuple[int, ...]]:
-        """The rows of input `name`, arrays to be copied or segments to be passed on, and one member's shape."""
+        """The rows of an input, as arrays to copy or segments to pass on, and the shape of one member's tensor."""
         pieces: list[Array | Segment] = []
         for member in members:
-            kept = self._kept[member.request]
-            wire = kept.plan.stages[member.stage].inputs[name]
-            if wire.stage == OF_REQUEST and member.row_index is None:
-                sample = kept.inputs[wire.tensor]
+            request_tensors = self._requests[member.request]
+            ref = request_tensors.wiring.stages[member.stage].inputs[name]
+            if ref.stage == REQUEST_STAGE and member.row_index is None:
+                sample = request_tensors.inputs[ref.tensor]
                 pieces.append(content(sample))
                 shape = sample.shape
                 continue
-            tensor, located, spans = find(kept, wire, member.row_index)
+            tensor, located, spans = locate_rows(request_tensors, ref, member.row_index)
             shape = tensor.shape
             if located is None:
-                pieces += [content(part(tensor, first, end)) for first, end in spans]
+                pieces += [content(row_slice(tensor, first, end)) for first, end in spans]
                 continue
             pieces += [_segment(located, first, end) for first, end in spans]
-            source = kept.parts[wire.stage]
+            source = request_tensors.stage_outputs[ref.stage]
             if source is not None and source.outputs not in reads:
                 reads.append(source.outputs)
         return pieces, shape
 
     def _arrays(self, members: Sequence[Member], name: str) -> tuple[list[Array], tuple[int, ...]]:
-        """As `_gather`, wherever the rows lie."""
+        """The rows of an input as arrays, and the shape of one member's tensor."""
         pieces: list[Array] = []
         for member in members:
-            kept = self._kept[member.request]
-            wire = kept.plan.stages[member.stage].inputs[name]
-            if wire.stage == OF_REQUEST and member.row_index is None:
-                tensor = kept.inputs[wire.tensor]
+            request_tensors = self._requests[member.request]
+            ref = request_tensors.wiring.stages[member.stage].inputs[name]
+            if ref.stage == REQUEST_STAGE and member.row_index is None:
+                tensor = request_tensors.inputs[ref.tensor]
                 pieces.append(content(tensor))
             else:
-                tensor, _, spans = find(kept, wire, member.row_index)
-                pieces += [content(part(tensor, first, end)) for first, end in spans]
+                tensor, _, spans = locate_rows(request_tensors, ref, member.row_index)
+                pieces += [content(row_slice(tensor, first, end)) for first, end in spans]
         return pieces, tensor.shape
 
 
@@ -282,5 +288,5 @@ def _segment(located: OutputTensor, first: int, end: int) -> Segment:
 
 
 def _partial(models: Mapping[str, ModelSpec]) -> set[str]:
-    """Those of which requests may leave out inputs."""
+    """The models with optional inputs."""
     return {key for key, spec in models.items() if any(tensor.optional for tensor in spec.inputs)}

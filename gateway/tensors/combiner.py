@@ -1,4 +1,4 @@
-"""Joining the answers of an ensemble's members."""
+"""Combiners: one answer from those of an ensemble's members."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,23 @@ from sluice.models.pipelines.confidence import confidence
 from sluice.models.pipelines.pipeline import Combiner, Confidence
 from sluice.models.tensors.arrays import Array
 
+Confidences = tuple[tuple[float, ...], ...]
+"""One tuple a confidence that a model reports, each with one value a row."""
+
+Combined = tuple[Confidences, str]
+"""The confidences of a combiner, and the key that tells apart outputs whose shapes differ."""
+
 
 def combine(
     kind: Combiner, answers: Sequence[Array], *, weights: Sequence[float] = (), names: Sequence[str] = ()
 ) -> Array:
-    """One answer from those of the members, of shapes (rows, *item) and one dtype, which the result has, too.
+    """Combine the members' answers, of shapes (rows, *item) and one dtype, which the result has as well.
 
-    `mean` is the element-wise mean, `weighted_mean` that with a weight for each member. `most_confident` takes each row
-    from the member whose largest probability is the highest, the first one of equals. `vote` of probabilities is the
-    share of the members that prefer each class (one whose row is not a number does not vote), of integers the most
-    frequent value, the first one of equals. `concat` puts the items one behind the other in their last dimension.
-    Raises ValueError for answers whose shapes do not fit; `names` are what it calls the answers.
+    `mean` is the element-wise mean, `weighted_mean` that with a weight per member. `most_confident` takes each row from
+    the member with the largest probability, the first one of equals. `vote` of probabilities is the share of the
+    members that prefer each class, without members whose row is not a number; `vote` of integers is the most frequent
+    value, the first one of equals. `concat` joins the items in their last dimension. Raises ValueError for answers
+    whose shapes do not fit; `names` are the answers' names for the message.
     """
     _check_shapes(kind, answers, names)
     if kind is Combiner.CONCAT:
@@ -41,12 +47,12 @@ def _check_shapes(kind: Combiner, answers: Sequence[Array], names: Sequence[str]
     if len(set(joined)) > 1:
         shapes = [str(list(answer.shape)) for answer in answers]
         said = [f"{name} {shape}" for name, shape in zip(names, shapes, strict=True)] if names else shapes
-        but = " but for the last dimension" if kind is Combiner.CONCAT else ""
+        but = " except in the last dimension" if kind is Combiner.CONCAT else ""
         raise ValueError(f"answers of the shapes {', '.join(said)} cannot be joined; expected equal shapes{but}")
 
 
 def _shares(members: Any) -> Array:
-    """The shares of votes, of probabilities of shape (members, rows, classes)."""
+    """The share of votes for each class, from probabilities of shape (members, rows, classes)."""
     votes = ~np.isnan(members).any(axis=2)
     choices = np.argmax(np.where(votes[:, :, None], members, 0), axis=2)
     shares = np.zeros(members.shape[1:], members.dtype)
@@ -57,6 +63,6 @@ def _shares(members: Any) -> Array:
 
 
 def _most_frequent(members: Any) -> Array:
-    """The value that most members have, element by element."""
+    """The value that most members have, for each element."""
     counts = np.stack([(members == member).sum(axis=0) for member in members])
     return np.asarray(np.take_along_axis(members, counts.argmax(axis=0)[None], axis=0)[0])

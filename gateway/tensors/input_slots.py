@@ -1,4 +1,4 @@
-"""Memory in which the gateway lays out the inputs of batches for the workers to read."""
+"""Shared memory for the inputs of batches, which workers read."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,11 +6,11 @@ from sluice.models.errors import PartitionError
 from sluice.mps.ipc.arena import Arena, Region
 
 
-class Regions(Protocol):
-    """Shares tensor regions with all workers (a `sluice.mps.supervisor.supervisor.Supervisor`)."""
+class SharedRegions(Protocol):
+    """Shares memory regions with all workers (a `sluice.mps.supervisor.supervisor.Supervisor`)."""
 
     def share_region(self, region: Region) -> int:
-        """Take a region over, map it in every worker, and return its number."""
+        """Take over a region, map it in every worker, and return its number."""
         ...
 
     def drop_region(self, number: int) -> None:
@@ -19,7 +19,7 @@ class Regions(Protocol):
 
 
 class InputSlot(NamedTuple):
-    """`offset` in region `region`, whose memory is `view`; `own` when the region was made for this slot alone."""
+    """Memory at `offset` of region `region`, whose bytes are `view`; `own` if the region was created for this slot."""
 
     region: int
     offset: int
@@ -28,9 +28,9 @@ class InputSlot(NamedTuple):
 
 
 class InputSlots:
-    """An arena of `nbytes` bytes; what does not fit gets a region of its own, as long as those sum up to `nbytes`."""
+    """An arena of `nbytes` bytes. A slot that does not fit gets its own region, up to `nbytes` bytes in total."""
 
-    def __init__(self, regions: Regions, nbytes: int) -> None:
+    def __init__(self, regions: SharedRegions, nbytes: int) -> None:
         self._regions = regions
         self._arena = Arena(nbytes)
         region = Region.create("sluice-inputs", nbytes)
@@ -40,17 +40,17 @@ class InputSlots:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the arena that are taken."""
+        """Bytes of the arena in use."""
         return self._arena.used_bytes
 
-    def take(self, nbytes: int) -> InputSlot:
-        """A slot of at least `nbytes` bytes, aligned to a cache line; raises PartitionError when memory is short."""
+    def allocate(self, nbytes: int) -> InputSlot:
+        """A slot of at least `nbytes` bytes, aligned to a cache line; raises PartitionError if memory is short."""
         offset = self._arena.allocate(nbytes)
         if offset is not None:
             return InputSlot(self._number, offset, self._view, own=False)
         if nbytes > self._spare_bytes:
             raise PartitionError(
-                f"a batch needs {nbytes} bytes for its inputs, but of the arena's {self._arena.nbytes} bytes "
+                f"a batch needs {nbytes} bytes for its inputs; of the arena's {self._arena.nbytes} bytes "
                 f"{self._arena.used_bytes} are in use, and {self._spare_bytes} may be added"
             )
         region = Region.create("sluice-inputs-large", nbytes)
@@ -58,7 +58,7 @@ class InputSlots:
         return InputSlot(self._regions.share_region(region), 0, region.view, own=True)
 
     def free(self, slot: InputSlot) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         if not slot.own:
             self._arena.free(slot.offset)
         else:

@@ -1,4 +1,4 @@
-"""Laying out one input of a batch: what is to be copied goes side by side, the rest stays where it is."""
+"""The layout of one input of a batch: copied arrays lie side by side, segments stay where they are."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from sluice.mps.ipc.messages import Segment
 _ALIGNMENT = 64
 
 
-class Layout:
-    """One input of a batch on its way into a slot: what is to be copied, and how much room that takes."""
+class InputLayout:
+    """One input of a batch before it has a slot: the arrays to copy, and the room they take."""
 
     __slots__ = ("_copied", "_nbytes", "_pieces", "aligned_bytes")
 
@@ -23,7 +23,7 @@ class Layout:
         self.aligned_bytes = -(-self._nbytes // _ALIGNMENT) * _ALIGNMENT
 
     def place(self, slot: InputSlot | None, offset: int) -> tuple[Segment, ...]:
-        """Copy what is to be copied to `offset` of the slot's region; returns the whole input, in order of the rows."""
+        """Copy the arrays to `offset` of the slot's region; returns the segments of the whole input in row order."""
         region = 0
         if slot is not None and self._nbytes:
             region = slot.region
@@ -38,7 +38,7 @@ class Layout:
                 segment = Segment(region, offset, piece.nbytes)
                 offset += piece.nbytes
             if not segment.nbytes:
-                continue  # rows without elements lie nowhere
+                continue  # rows without elements have no segment
             last = segments[-1] if segments else None
             if last is not None and last.region == segment.region and last.offset + last.nbytes == segment.offset:
                 segments[-1] = Segment(last.region, last.offset, last.nbytes + segment.nbytes)
@@ -48,7 +48,7 @@ class Layout:
 
 
 def copy_rows(arrays: Sequence[Array], memory: memoryview, offset: int, nbytes: int) -> None:
-    """Write arrays of one dtype and item shape, `nbytes` in all, one after the other: the one copy of a request."""
+    """Write arrays of one dtype and item shape, `nbytes` in total, one after the other: the only copy of a request."""
     first = arrays[0]
     area = np.frombuffer(memory, first.dtype, nbytes // first.itemsize, offset).reshape(-1, *first.shape[1:])
     np.concatenate(arrays, out=area)

@@ -1,4 +1,4 @@
-"""What the executors need to know of a pipeline, resolved once when it is loaded."""
+"""The tensor wiring of pipelines, resolved once when a pipeline is loaded."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,36 +8,36 @@ from sluice.models.pipelines.memory import OutputMemory, output_memory
 from sluice.models.pipelines.pipeline import REQUEST, Combiner, Pipeline
 from sluice.models.spec import ModelSpec
 
-OF_REQUEST = -1
+REQUEST_STAGE = -1
 """The stage index that stands for the request itself."""
 
 
 class TensorRef(NamedTuple):
-    """Where an input comes from: output `tensor` of stage number `stage`, or a tensor of the request."""
+    """The source of an input: output `tensor` of stage number `stage`, or a tensor of the request."""
 
     stage: int
     tensor: str
 
 
 class StageWiring(NamedTuple):
-    """One stage, of a `model` ("" for a combiner): `inputs` by name, in order for a combiner, which makes `output`.
+    """One stage, of a `model` ("" for a combiner): the sources of its inputs by name, in order for a combiner.
 
-    `names` are what a combiner calls its inputs, `weights` those that it gives them, if any.
+    A combiner produces `output`; `names` are the names of its inputs, `weights` their weights, if any.
     """
 
     inputs: Mapping[str, TensorRef]
     combine: Combiner | None
     output: str
-    verdicts: tuple[ConfidenceSpec, ...]
+    confidences: tuple[ConfidenceSpec, ...]
     names: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     model: str = ""
 
 
 class PipelineWiring(NamedTuple):
-    """One pipeline. `outputs` lists for each the stages that may have produced it, the first one that ran counts.
+    """One pipeline. `outputs` lists for each output the stages that may produce it; the first one that ran counts.
 
-    `ranks` are those of the items of all outputs, unless every model and the pipeline have a batch dimension.
+    `ranks` are the ranks of the items of all outputs, unless every model and the pipeline have a batch dimension.
     """
 
     batchable: bool
@@ -47,24 +47,27 @@ class PipelineWiring(NamedTuple):
     ranks: Mapping[str, int] = {}
 
 
-def plan_pipeline(
-    pipeline: Pipeline, models: Mapping[str, ModelSpec], verdicts: Sequence[tuple[ConfidenceSpec, ...]]
+def wire_pipeline(
+    pipeline: Pipeline, models: Mapping[str, ModelSpec], confidences: Sequence[tuple[ConfidenceSpec, ...]]
 ) -> PipelineWiring:
-    """Resolve a checked pipeline; `verdicts` are those of its combiners, one tuple a stage (empty for a model's)."""
-    numbers = {stage.name: number for number, stage in enumerate(pipeline.stages)} | {REQUEST: OF_REQUEST}
-    plans: list[StageWiring] = []
-    for stage, reports in zip(pipeline.stages, verdicts, strict=True):
-        wires = {name: TensorRef(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
+    """Resolve a checked pipeline.
+
+    `confidences` are the confidences that its combiners report, one tuple per stage (empty for a model's stage).
+    """
+    numbers = {stage.name: number for number, stage in enumerate(pipeline.stages)} | {REQUEST: REQUEST_STAGE}
+    wirings: list[StageWiring] = []
+    for stage, reports in zip(pipeline.stages, confidences, strict=True):
+        refs = {name: TensorRef(numbers[source.stage], source.tensor) for name, source in stage.inputs.items()}
         if stage.model is not None:
-            plans.append(StageWiring(wires, None, "", (), model=stage.model))
+            wirings.append(StageWiring(refs, None, "", (), model=stage.model))
         else:
             names = tuple(map(str, stage.inputs.values()))
-            plans.append(StageWiring(wires, stage.combine, wires["0"].tensor, reports, names, stage.weights))
+            wirings.append(StageWiring(refs, stage.combine, refs["0"].tensor, reports, names, stage.weights))
     keys = {key for stage in pipeline.stages for key in stage.models}
     batched = pipeline.batchable and all(models[key].batchable for key in keys)
     return PipelineWiring(
         pipeline.batchable,
-        tuple(plans),
+        tuple(wirings),
         {
             name: tuple(TensorRef(numbers[source.stage], source.tensor) for source in sources)
             for name, sources in pipeline.sources.items()

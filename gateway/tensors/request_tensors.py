@@ -1,4 +1,4 @@
-"""What is kept of open requests: their inputs, and what their stages have made."""
+"""The tensors of open requests: their inputs and the outputs of their stages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -7,19 +7,19 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, TensorRef
-from sluice.gateway.tensors.response_cache import Key
-from sluice.gateway.tensors.rows import merge, part, positions, runs, shaped
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, TensorRef
+from sluice.gateway.tensors.response_cache import CacheKey
+from sluice.gateway.tensors.rows import contiguous_runs, merge_rows, reshaped, row_positions, row_slice
 from sluice.models.tensors.arrays import Array, WireBytes
 from sluice.models.tensors.spec import TensorSpec
 from sluice.mps.ipc.messages import OutputTensor
 
 
-class Outputs:
-    """The outputs of one batch (or combiner), kept as long as requests or running batches refer to them.
+class BatchOutputs:
+    """The outputs of one batch or combiner, with a count of the requests and running batches that refer to them.
 
-    `located` says where in shared memory they lie; it is empty for those that the gateway computed itself. `free` is
-    called when the last reference is gone.
+    `located` is the place of each output in shared memory, empty for outputs that the gateway computed. `free` is
+    called when the last reference is released.
     """
 
     __slots__ = ("_free", "located", "references", "tensors")
@@ -33,98 +33,102 @@ class Outputs:
         self._free = free
 
     def as_row(self) -> None:
-        """Give the outputs of a model without a batch dimension one: they are one row."""
-        self.tensors = {name: shaped(tensor, (1, *tensor.shape)) for name, tensor in self.tensors.items()}
+        """Add a batch dimension of one row to the outputs of a model without one."""
+        self.tensors = {name: reshaped(tensor, (1, *tensor.shape)) for name, tensor in self.tensors.items()}
         self.located = {
             name: msgspec.structs.replace(each, shape=(1, *each.shape)) for name, each in self.located.items()
         }
 
-    def drop(self) -> None:
-        """Take one reference back."""
+    def release_reference(self) -> None:
+        """Release one reference."""
         self.references -= 1
         if self.references == 0:
             self._free()
 
 
 class StageOutput(NamedTuple):
-    """What a stage computed for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
+    """The output of a stage for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
 
-    outputs: Outputs
+    outputs: BatchOutputs
     first: int
     rows: int
     row_index: tuple[int, ...] | None
 
 
 class RequestTensors:
-    """The tensors of one open request; `parts` has one entry a stage, None as long as (or if) it did not run.
+    """The tensors of one open request.
 
-    `unknown` has, by stage, the keys of what was looked up in the cache and was not there, and how long that took.
+    `stage_outputs` has one entry per stage, None until it has run. `cache_misses` has, by stage, the cache key of a
+    look-up that found nothing and the time it took.
     """
 
-    __slots__ = ("inputs", "parts", "plan", "rows", "unknown")
+    __slots__ = ("cache_misses", "inputs", "rows", "stage_outputs", "wiring")
 
-    def __init__(self, plan: PipelineWiring, inputs: Mapping[str, Tensor], rows: int) -> None:
-        self.plan = plan
+    def __init__(self, wiring: PipelineWiring, inputs: Mapping[str, Tensor], rows: int) -> None:
+        self.wiring = wiring
         self.inputs = inputs
         self.rows = rows
-        self.parts: list[StageOutput | None] = [None] * len(plan.stages)
-        self.unknown: dict[int, tuple[Key, int]] = {}
+        self.stage_outputs: list[StageOutput | None] = [None] * len(wiring.stages)
+        self.cache_misses: dict[int, tuple[CacheKey, int]] = {}
 
 
 def item_shape(sample: tuple[int, ...], tensor: TensorSpec, rows: int | None) -> tuple[int, ...]:
-    """The shape of an input of so many rows (None: it has no batch dimension) from that of what one request gives.
+    """The shape of an input of `rows` rows (None: no batch dimension), from the shape of one request's tensor.
 
-    Of the two, one alone may have a batch dimension, of one row.
+    Only one of the two may have a batch dimension, of one row.
     """
     item = sample[len(sample) - len(tensor.shape) :]
     return item if rows is None else (rows, *item)
 
 
-def find(
-    kept: RequestTensors, wire: TensorRef, row_index: tuple[int, ...] | None
+def locate_rows(
+    request_tensors: RequestTensors, ref: TensorRef, row_index: tuple[int, ...] | None
 ) -> tuple[Tensor, OutputTensor | None, list[tuple[int, int]]]:
-    """The tensor that holds the rows `row_index` of a request, its place in shared memory, and the rows' runs in it."""
-    if wire.stage == OF_REQUEST:
-        wanted = range(kept.rows) if row_index is None else row_index
-        return kept.inputs[wire.tensor], None, list(runs(wanted))
-    source = kept.parts[wire.stage]
+    """The tensor that holds the rows `row_index` of a request.
+
+    Returns it with its place in shared memory, if any, and the runs of the rows in it.
+    """
+    if ref.stage == REQUEST_STAGE:
+        wanted = range(request_tensors.rows) if row_index is None else row_index
+        return request_tensors.inputs[ref.tensor], None, list(contiguous_runs(wanted))
+    source = request_tensors.stage_outputs[ref.stage]
     assert source is not None, "a stage runs after its sources"
-    where = positions(row_index, source.row_index, kept.rows)
+    where = row_positions(row_index, source.row_index, request_tensors.rows)
     outputs, base = source.outputs, source.first
-    spans = [(base + first, base + end) for first, end in runs(where)]
-    return outputs.tensors[wire.tensor], outputs.located.get(wire.tensor), spans
+    spans = [(base + first, base + end) for first, end in contiguous_runs(where)]
+    return outputs.tensors[ref.tensor], outputs.located.get(ref.tensor), spans
 
 
-def select(kept: RequestTensors, wire: TensorRef, row_index: tuple[int, ...] | None) -> Array:
-    """The rows `row_index` of a fixed-width tensor; a view where they are contiguous."""
-    tensor, _, spans = find(kept, wire, row_index)
+def select_rows(request_tensors: RequestTensors, ref: TensorRef, row_index: tuple[int, ...] | None) -> Array:
+    """The rows `row_index` of a fixed-width tensor; a view if they are contiguous."""
+    tensor, _, spans = locate_rows(request_tensors, ref, row_index)
     assert not isinstance(tensor, WireBytes), "combiners take numbers"
     selected = [tensor[first:end] for first, end in spans]
     return selected[0] if len(selected) == 1 else np.concatenate(selected)
 
 
-def output(kept: RequestTensors, wires: Sequence[TensorRef]) -> Tensor:
-    """A pipeline output: a view where one source ran all rows, else merged into new memory."""
+def pipeline_output(request_tensors: RequestTensors, refs: Sequence[TensorRef]) -> Tensor:
+    """An output of the pipeline: a view if one stage produced all rows, else merged into new memory."""
     held: list[tuple[Tensor, Sequence[int]]] = []
-    for wire in wires:
-        source = kept.parts[wire.stage]
+    for ref in refs:
+        source = request_tensors.stage_outputs[ref.stage]
         if source is None:
             continue
-        tensor = source.outputs.tensors[wire.tensor]
-        rows = part(tensor, source.first, source.first + source.rows)
+        tensor = source.outputs.tensors[ref.tensor]
+        rows = row_slice(tensor, source.first, source.first + source.rows)
         index = source.row_index
-        if not held and (index is None or len(index) == kept.rows):
+        if not held and (index is None or len(index) == request_tensors.rows):
             return rows
-        held.append((rows, range(kept.rows) if index is None else index))
-    return merge(held, kept.rows)
+        held.append((rows, range(request_tensors.rows) if index is None else index))
+    return merge_rows(held, request_tensors.rows)
 
 
-def drop(parts: Sequence[StageOutput | None]) -> None:
-    """Take the references of all stages back."""
-    for held in parts:
+def drop_references(stage_outputs: Sequence[StageOutput | None]) -> None:
+    """Release the references to the outputs of all stages."""
+    for held in stage_outputs:
         if held is not None:
-            held.outputs.drop()
+            held.outputs.release_reference()
 
 
-def nothing() -> None:
-    """What outputs need to be freed that the gateway has made itself, or knows."""
+def no_release() -> None:
+    """Frees nothing: for outputs that the gateway computed or cached."""

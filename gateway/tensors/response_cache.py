@@ -1,4 +1,4 @@
-"""The response cache: answers that are given again to requests whose inputs are the same, byte by byte."""
+"""The response cache: reuses answers for requests with the same inputs, byte for byte."""
 
 import asyncio
 import hashlib
@@ -13,12 +13,12 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.models.tensors.arrays import WireBytes
 
 ENTRY_BYTES = 1024
-"""What an entry takes beside its tensors, at most: so many entries of small tensors are bounded as well."""
+"""Upper bound of an entry's size apart from its tensors, so that many small entries are bounded as well."""
 _DIGEST_BYTES = 16
 
 
-class Key(NamedTuple):
-    """What requests with one answer have in common: the revision of a pipeline, and a digest of the inputs."""
+class CacheKey(NamedTuple):
+    """The key of an answer: the revision of a pipeline and a digest of the inputs."""
 
     pipeline: str
     inputs: bytes
@@ -30,17 +30,17 @@ class _Entry(NamedTuple):
 
 
 class ResponseCache:
-    """At most `capacity` bytes of answers: those that were wanted last."""
+    """At most `capacity` bytes of answers; the least recently used ones are evicted."""
 
     def __init__(self, capacity: int, statistics: Statistics, clock: Callable[[], int]) -> None:
         self.used_bytes = 0
         self.clock = clock
         self._capacity = capacity
         self._statistics = statistics
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, _Entry] = OrderedDict()
 
-    def look_up(self, key: Key, since_ns: int) -> Mapping[str, Tensor] | None:
-        """All outputs of the answer that is known, not to be written to; a hit counts the time since then."""
+    def look_up(self, key: CacheKey, since_ns: int) -> Mapping[str, Tensor] | None:
+        """The outputs of a cached answer, which must not be written to; a hit counts the time since `since_ns`."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -48,13 +48,13 @@ class ResponseCache:
         self._statistics.of(key.pipeline).cache_hit(self.clock() - since_ns)
         return entry.outputs
 
-    def insert(self, key: Key, lookup_ns: int, future: asyncio.Future[Answer]) -> None:
-        """Keep what is answered, if it is; otherwise as `keep`."""
+    def store_answer(self, key: CacheKey, lookup_ns: int, future: asyncio.Future[Answer]) -> None:
+        """Store a successful answer; as `store`."""
         if not future.cancelled() and (answer := future.result()).outcome.answered:
-            self.keep(key, lookup_ns, answer.outputs)
+            self.store(key, lookup_ns, answer.outputs)
 
-    def keep(self, key: Key, lookup_ns: int, outputs: Mapping[str, Tensor]) -> None:
-        """Keep a copy of outputs for which the look-up took that long; others go for it."""
+    def store(self, key: CacheKey, lookup_ns: int, outputs: Mapping[str, Tensor]) -> None:
+        """Store a copy of outputs whose look-up took `lookup_ns`, evicting others if needed."""
         began_ns = self.clock()
         size = ENTRY_BYTES + sum(tensor.nbytes for tensor in outputs.values())
         if size <= self._capacity:
@@ -67,8 +67,8 @@ class ResponseCache:
         self._statistics.of(key.pipeline).cache_miss(lookup_ns + self.clock() - began_ns)
 
 
-def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> Key:
-    """The key of a request to a revision of a pipeline; its inputs have the datatypes of that."""
+def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> CacheKey:
+    """The key of a request to a revision of a pipeline."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name in sorted(inputs):
         tensor = inputs[name]
@@ -77,11 +77,11 @@ def request_key(pipeline: str, inputs: Mapping[str, Tensor]) -> Key:
             digest.update(memoryview(tensor.buffer)[tensor.row_offsets[0] : tensor.row_offsets[-1]])
         else:
             digest.update(np.ascontiguousarray(tensor).data)
-    return Key(pipeline, digest.digest())
+    return CacheKey(pipeline, digest.digest())
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """A tensor that shares no memory with workers."""
+    """A copy that shares no memory with workers."""
     if not isinstance(tensor, WireBytes):
         return tensor.copy()
     first, end = int(tensor.row_offsets[0]), int(tensor.row_offsets[-1])

@@ -1,4 +1,4 @@
-"""Selecting rows of tensors: which rows a stage ran, and where they lie."""
+"""Rows of tensors: selecting, locating and merging them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,13 +8,13 @@ from sluice.gateway.protocol.answer import Tensor
 from sluice.models.tensors.arrays import Array, WireBytes
 
 
-def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
+def contiguous_runs(row_positions: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The ascending `positions` as maximal runs `(first, one past the last)`."""
-    if isinstance(positions, range):
-        yield positions.start, positions.stop
+    if isinstance(row_positions, range):
+        yield row_positions.start, row_positions.stop
         return
-    first = last = positions[0]
-    for position in positions[1:]:
+    first = last = row_positions[0]
+    for position in row_positions[1:]:
         if position != last + 1:
             yield first, last + 1
             first = position
@@ -22,8 +22,8 @@ def runs(positions: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield first, last + 1
 
 
-def positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None, rows: int) -> Sequence[int]:
-    """Where the rows `wanted` lie among those `available`, both ascending; None stands for all `rows` rows."""
+def row_positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None, rows: int) -> Sequence[int]:
+    """The positions of the rows `wanted` among those `available`, both ascending; None stands for all `rows` rows."""
     if wanted == available:
         return range(rows if available is None else len(available))
     if available is None:
@@ -33,7 +33,7 @@ def positions(wanted: tuple[int, ...] | None, available: tuple[int, ...] | None,
     return [place[row] for row in (range(rows) if wanted is None else wanted)]
 
 
-def part(tensor: Tensor, first: int, end: int) -> Tensor:
+def row_slice(tensor: Tensor, first: int, end: int) -> Tensor:
     """Rows `first` to `end` of a tensor, as a view."""
     if not isinstance(tensor, WireBytes):
         return tensor[first:end]
@@ -44,35 +44,38 @@ def part(tensor: Tensor, first: int, end: int) -> Tensor:
 
 
 def content(tensor: Tensor) -> Array:
-    """The tensor's own memory as an array that can be copied: a BYTES tensor in wire form, a scalar as one element."""
+    """The tensor's memory as an array that can be copied: BYTES in wire form, a scalar as one element."""
     if isinstance(tensor, WireBytes):
         whole = np.frombuffer(tensor.buffer, np.uint8)
         return whole[int(tensor.row_offsets[0]) : int(tensor.row_offsets[-1])]
     return tensor if tensor.ndim else tensor.reshape(1)
 
 
-def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The same elements in as many rows, as a view in another shape; raises ValueError where they do not fill it."""
+def reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The same elements in another shape, as a view; raises ValueError if the sizes differ."""
     if isinstance(tensor, WireBytes):
         return WireBytes(tensor.buffer, shape, tensor.row_offsets)
     return tensor.reshape(shape)
 
 
-def merge(parts: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
-    """A tensor of `rows` rows in new memory from `(tensor, the rows of the result that it holds)`.
+def merge_rows(stage_outputs: Sequence[tuple[Tensor, Sequence[int]]], rows: int) -> Tensor:
+    """Merge `(tensor, its rows in the result)` into a tensor of `rows` rows in new memory.
 
-    Where several hold a row, the first one counts. Raises ValueError when a row is missing or the items' shapes differ.
+    If several tensors hold a row, the first one counts. Raises ValueError if a row is missing or the items' shapes
+    differ.
     """
     pieces: list[tuple[Tensor, int] | None] = [None] * rows
-    for tensor, held in reversed(parts):
+    for tensor, held in reversed(stage_outputs):
         for position, row in enumerate(held):
             pieces[row] = (tensor, position)
-    chosen = [part(tensor, position, position + 1) for tensor, position in filter(None, pieces)]
+    chosen = [row_slice(tensor, position, position + 1) for tensor, position in filter(None, pieces)]
     if len(chosen) < rows:
         raise ValueError(f"only {len(chosen)} of {rows} rows were computed")
     shapes = sorted({piece.shape[1:] for piece in chosen})
     if len(shapes) > 1:
-        raise ValueError(f"rows of the shapes {', '.join(str(list(shape)) for shape in shapes)} do not make one tensor")
+        raise ValueError(
+            f"rows of the shapes {', '.join(str(list(shape)) for shape in shapes)} cannot be merged into one tensor"
+        )
     joined = np.concatenate([content(piece) for piece in chosen])
     if not isinstance(chosen[0], WireBytes):
         return joined

@@ -1,1 +1,1 @@
-"""TODO gateway/what_if."""
+"""Planning without a server: the cheapest configuration of a pipeline, its limits and its alternatives."""

@@ -1,4 +1,4 @@
-"""What `sluice plan` finds out, as `--json` prints it: times in milliseconds, costs in units of currency.
+"""The answer of `sluice plan`, as `--json` prints it: times in milliseconds, costs in units of currency.
 
 A cost "per 1000" is that of 1000 requests of one row, or of 1000 rows of one stage.
 """
@@ -12,7 +12,7 @@ PER = 1000
 
 
 class TableSource(enum.StrEnum):
-    """Where the latencies of a model on a kind of partition come from."""
+    """The source of the latencies of a model on a kind of partition."""
 
     MEASURED = "measured"
     SIMULATED = "simulated"
@@ -20,7 +20,7 @@ class TableSource(enum.StrEnum):
 
 
 class TableUsed(msgspec.Struct, frozen=True):
-    """The latencies that were planned with; `notes` are sentences on what is missing, stale or odd."""
+    """The latencies that the plan rests on; `notes` say what is missing, stale or unusual."""
 
     model: str
     kind: str
@@ -29,13 +29,13 @@ class TableUsed(msgspec.Struct, frozen=True):
 
 
 class Arithmetic(msgspec.Struct, frozen=True):
-    """What a stage's figures are made of.
+    """The terms of a stage's figures.
 
-    `kind_rate` rows a second come to `servers` partitions, less what other stages take of them. A batch of `rows` (of
-    the stage) computes for `compute_ms`, a full one for `full_ms`, one of `rows99` for `compute99_ms`; `hand_off_ms`
-    comes to each. p99 is the latter with the longest of the three waits and `beside99_ms`, that for stages which are
-    there at the same time. `left_ms` of the objective are left when the
-    stage has ended, in which all that follows costs `rest_cost` a row (None: there is no time for it).
+    `kind_rate` rows per second arrive at `servers` partitions, without the time that other stages take of them. A batch
+    of `rows` (of the stage) computes for `compute_ms`, a full one for `full_ms`, one of `rows99` for `compute99_ms`;
+    `hand_off_ms` is added to each. The p99 is the last of these plus the longest of the three waits and `beside99_ms`,
+    the wait for parallel stages. `left_ms` of the objective remain when the stage has ended; the later stages cost
+    `rest_cost` per row within that time (None: there is no time for them).
     """
 
     kind_rate: float
@@ -58,9 +58,9 @@ class Arithmetic(msgspec.Struct, frozen=True):
 class StageAnswer(msgspec.Struct, frozen=True):
     """One stage: `model` in batches of up to `batch`, typically of `rows`, on partitions of `kind`.
 
-    `probability` is the share of rows that it runs for, `rate` these rows a second. `counted` says whether its time
-    counts at the percentile, `critical` whether it is on the longest way. p50, p99 and `utilisation` are None when its
-    rate is more than the partitions can do. A combiner has model and kind "" and no arithmetic.
+    `probability` is the share of rows that reach it, `rate` these rows per second. `counted` says whether its time
+    counts at the percentile, `critical` whether it is on the critical path. p50, p99 and `utilisation` are None if its
+    rate exceeds the partitions' capacity. A combiner has model and kind "" and no arithmetic.
     """
 
     stage: str
@@ -80,8 +80,8 @@ class StageAnswer(msgspec.Struct, frozen=True):
     arithmetic: Arithmetic | None
 
 
-class Configuration(msgspec.Struct, frozen=True):
-    """One choice for every stage; p50 and p99 are None when some stage has none."""
+class PlannedConfiguration(msgspec.Struct, frozen=True):
+    """One choice for every stage; p50 and p99 are None if a stage has none."""
 
     stages: tuple[StageAnswer, ...]
     p50_ms: float | None
@@ -90,14 +90,14 @@ class Configuration(msgspec.Struct, frozen=True):
 
 
 class FrontPoint(msgspec.Struct, frozen=True):
-    """With an objective of at least `p99_ms` the pipeline can be had for `cost_per_1000`."""
+    """A point of the Pareto front: with an objective of at least `p99_ms` the pipeline costs `cost_per_1000`."""
 
     p99_ms: float
     cost_per_1000: float
 
 
 class RunnerUp(msgspec.Struct, frozen=True):
-    """The second best configuration; `stages` are those in which it differs, as `STAGE=MODEL*BATCH@KIND`."""
+    """The second best configuration; `stages` are those that differ from the plan, as `STAGE=MODEL*BATCH@KIND`."""
 
     stages: tuple[str, ...]
     p99_ms: float
@@ -108,9 +108,9 @@ class RunnerUp(msgspec.Struct, frozen=True):
 class Bottleneck(msgspec.Struct, frozen=True):
     """The stage that takes most of the partitions' time.
 
-    `capacity` is how many rows a second all partitions could do of its model and nothing else, `utilisation` the part
-    of their time that its rows take at the best batch size, `total_utilisation` that of all stages, on the partitions
-    where it is most. Partitions count that hold the models.
+    `capacity` is the rate in rows per second at which all partitions could run its model alone. `utilisation` is the
+    share of their time that its rows take at the best batch size, `total_utilisation` that of all stages, on the
+    busiest partitions. Only partitions that hold the models count.
     """
 
     stage: str
@@ -121,11 +121,11 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class Infeasible(msgspec.Struct, frozen=True):
-    """Why no configuration fits: `stage` contributes most to it.
+    """The reason why no configuration fits; `stage` contributes most to it.
 
-    `excess_ms` is what the quickest takes beyond the objective (None: the rate is the trouble), `excess_rate` the rate
-    beyond what the partitions can do. `nearest_slo_ms` is the least objective at this rate, `nearest_rate` the highest
-    rate at this objective; None where there is none.
+    `excess_ms` is the time of the fastest configuration beyond the objective (None: the rate is the problem),
+    `excess_rate` the rate beyond the partitions' capacity. `nearest_slo_ms` is the lowest objective at this rate,
+    `nearest_rate` the highest rate at this objective; None if there is none.
     """
 
     stage: str
@@ -136,20 +136,19 @@ class Infeasible(msgspec.Struct, frozen=True):
     nearest_rate: float | None
 
 
-class Limit(enum.StrEnum):
-    """What keeps the rate from being higher."""
+class LimitingFactor(enum.StrEnum):
+    """The limit of the rate."""
 
     CAPACITY = "capacity"
     LATENCY = "latency"
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):
-    """All that was found out. `rate` is in requests a second; `partitions` counts them by kind.
+    """The complete answer. `rate` is in requests per second; `partitions` counts them by kind.
 
-    `residency` are the models that each partition holds, by its name; empty when there is room for all everywhere.
-
-    `plan` is the quickest configuration, which misses the objective, when none fits. `front` is empty when the rate is
-    too much for the partitions. `exact_cost_per_1000` is the least there is (None: nothing fits).
+    `residency` are the models that each partition holds, by its name; empty if every partition has room for all. `plan`
+    is the fastest configuration, which misses the objective, if none fits. `front` is empty if the rate exceeds the
+    partitions' capacity. `exact_cost_per_1000` is the lowest cost (None: no configuration fits).
     """
 
     pipeline: str
@@ -163,12 +162,12 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     assumptions: tuple[str, ...]
     tables: tuple[TableUsed, ...]
     feasible: bool
-    plan: Configuration
+    plan: PlannedConfiguration
     front: tuple[FrontPoint, ...]
     runner_up: RunnerUp | None
     bottleneck: Bottleneck
     highest_rate: float | None
-    limited_by: Limit | None
+    limited_by: LimitingFactor | None
     lowest_slo_ms: float | None
     exact_cost_per_1000: float | None
     infeasible: Infeasible | None

@@ -1,4 +1,4 @@
-"""The figures of a configuration: each stage's latency, cost and arithmetic, and which stages the latency hangs on."""
+"""The figures of a configuration: each stage's latency, cost and arithmetic, and the critical path."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.problem import Problem, StageProblem
 from sluice.batcher.planner.stage_options import Candidate
-from sluice.gateway.what_if.answer import PER, Arithmetic, Configuration, StageAnswer
-from sluice.gateway.what_if.planning import Chosen, Situation
+from sluice.gateway.what_if.answer import PER, Arithmetic, PlannedConfiguration, StageAnswer
+from sluice.gateway.what_if.planning import RateScenario, StageChoices
 from sluice.models.units import ns_to_ms
 
 _MEDIAN = 0.5
 
 
-class Figures:
-    """Figures of configurations at one rate; `simulated` are the models and kinds whose latencies are."""
+class PlanFigures:
+    """Figures of configurations at one rate; `simulated` are the models and kinds with simulated latencies."""
 
-    def __init__(self, now: Situation, slo_ns: int, simulated: set[tuple[str, str]]) -> None:
+    def __init__(self, now: RateScenario, slo_ns: int, simulated: set[tuple[str, str]]) -> None:
         self._now = now
         self._slo_ns = slo_ns
         self._simulated = simulated
@@ -28,11 +28,11 @@ class Figures:
         return self._now.problem(self._slo_ns)
 
     @cached_property
-    def _rests(self) -> tuple[CostToGo, ...]:
-        return self._now.rests(self._slo_ns)
+    def _costs_to_go(self) -> tuple[CostToGo, ...]:
+        return self._now.costs_to_go(self._slo_ns)
 
-    def configuration(self, chosen: Chosen) -> Configuration:
-        """All figures; its latencies are None when the rate is too much for one of the stages."""
+    def configuration(self, chosen: StageChoices) -> PlannedConfiguration:
+        """All figures; the latencies are None if the rate exceeds the capacity of a stage."""
         stages = self._problem.stages
         pairs = list(zip(chosen.candidates, stages, strict=True))
         begins, ends = _times(stages, [each.latency_ns if stage.on_path else 0 for each, stage in pairs])
@@ -41,7 +41,7 @@ class Figures:
             each.predicted.p50_ns if each.predicted and stage.probability > _MEDIAN else 0 for each, stage in pairs
         ]
         bounded = all(each.predicted for each in chosen.candidates)
-        return Configuration(
+        return PlannedConfiguration(
             tuple(
                 self._stage(index, each, (begins[index], ends[index]), index in critical)
                 for index, each in enumerate(chosen.candidates)
@@ -82,7 +82,7 @@ class Figures:
         moved = (stage.model or option.model, self._problem.stages[index].rate)
         begin_ns, end_ns = span_ns
         left_ns = self._slo_ns - end_ns
-        rest = self._rests[index]
+        rest = self._costs_to_go[index]
         step = bisect_right(rest.within_ns, left_ns) - 1
         return Arithmetic(
             kind_rate=demand.rate_on(option.model, option.kind, moved),
@@ -104,7 +104,7 @@ class Figures:
 
 
 def _times(stages: Sequence[StageProblem], spans_ns: Sequence[int]) -> tuple[list[int], list[int]]:
-    """When each stage begins and ends if it takes so long."""
+    """The start and end of each stage for the given durations."""
     begins: list[int] = []
     ends: list[int] = []
     for stage, span_ns in zip(stages, spans_ns, strict=True):
@@ -114,7 +114,7 @@ def _times(stages: Sequence[StageProblem], spans_ns: Sequence[int]) -> tuple[lis
 
 
 def _critical(stages: Sequence[StageProblem], begins: Sequence[int], ends: Sequence[int]) -> set[int]:
-    """The stages on the longest way, those that take no time left out."""
+    """The stages on the critical path, without those that take no time."""
     at: int | None = max(range(len(stages)), key=ends.__getitem__)
     critical = set()
     while at is not None:

@@ -1,4 +1,4 @@
-"""The latencies that a plan is made from: stored ones, and those of models that are timed for it here and now."""
+"""The latencies for a plan: stored profiles, or models that are timed now."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,9 +20,9 @@ Tables = dict[str, dict[str, LatencyTable]]
 
 
 def planned_partitions(text: str) -> tuple[Partition, ...]:
-    """The partitions that `--partitions` asks for: a number of equal core sets, or kinds, one partition for each.
+    """The partitions of the option `--partitions`: a number of equal core sets, or kinds, one partition for each.
 
-    They need not exist. Raises ConfigError for what is no kind, PartitionError for a number that cannot be had.
+    They need not exist. Raises ConfigError for an unknown kind, PartitionError for an impossible number.
     """
     if text.isdecimal():
         return default_partitions(int(text))
@@ -48,11 +48,12 @@ def latency_tables(
     models: Iterable[ModelEntry],
     partitions: Sequence[Partition],
     repository: Path | None,
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> tuple[Tables, list[TableUsed]]:
-    """The table of every model on every kind: stored, else timed now as a worker does at load, which `told` announces.
+    """The latency table of every model on every kind: stored, or timed now as a worker does when it loads a model.
 
-    Raises ConfigError where there is neither a profile nor the hardware, BackendFailed for a model that does not run.
+    `announce` gets a sentence before each timing. Raises ConfigError if there is neither a profile nor the hardware,
+    BackendFailed for a model that does not run.
     """
     kinds = {partition.profile_kind: partition for partition in partitions}
     tables: Tables = {}
@@ -66,7 +67,7 @@ def latency_tables(
                 notes = (*stored.warnings, *_holes(model, table))
             else:
                 partition = _here(model, kinds[kind], stored, repository)
-                told(f"timing {model.spec.key} on {kind}: {stored}")
+                announce(f"timing {model.spec.key} on {kind}: {stored}")
                 table = time_on(partition, file_to_measure(model, model.spec.menu))
                 source, notes = TableSource.TIMED_NOW, (stored,)
             tables[model.spec.key][kind] = table
@@ -75,9 +76,9 @@ def latency_tables(
 
 
 def _stored(model: ModelEntry, kinds: Iterable[str]) -> dict[str, ProfileEntry | str]:
-    """The stored profile by kind, or why there is none that can be used.
+    """The stored profile by kind, or why none is usable.
 
-    A server takes the same measured ones, but for those of partitions that did not hold, whose warnings say so.
+    A server uses the same measured profiles, except those of partitions whose isolation failed, which have a warning.
     """
     return {kind: _usable(model, found) for kind, found in look_up(model, kinds).items()}
 
@@ -93,13 +94,13 @@ def _usable(model: ModelEntry, found: ProfileEntry | Exception) -> ProfileEntry 
 
 
 def _here(model: ModelEntry, partition: Partition, reason: str, repository: Path | None) -> CpuPartition:
-    """A partition of that kind to time a model on."""
+    """A partition of that kind on this machine to time a model on."""
     kind = partition.profile_kind
     if not isinstance(partition, CpuPartition):
         named = str(model.path) if repository is None else f"--repository {repository} {model.spec.key}"
         raise ConfigError(
-            f"{model.spec.key} on {kind}: {reason}, and no such partition is here; for those of a well-known model "
-            f"in its place: sluice profile {named} --simulate resnet50 --partitions {kind}"
+            f"{model.spec.key} on {kind}: {reason}, and this machine has no such partition; to simulate a "
+            f"well-known model instead: sluice profile {named} --simulate resnet50 --partitions {kind}"
         )
     cores = available_cores()
     if len(partition.cores) > len(cores):
@@ -117,7 +118,7 @@ def _holes(model: ModelEntry, table: LatencyTable) -> tuple[str, ...]:
     if beyond := [size for size in missing if size > last]:
         notes.append(f"batches of {_listed(beyond)} are not in the profile and not planned for")
     if holes := [size for size in missing if size < last]:
-        notes.append(f"batches of {_listed(holes)} are not in the profile and take as long as the next larger")
+        notes.append(f"batches of {_listed(holes)} are not in the profile and count like the next larger size")
     return tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""What if: one pipeline on some partitions, at any rate, without a server."""
+"""The search space of a plan: one pipeline on some partitions, at any rate, without a server."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates,
 from sluice.models.profiles.latency_table import LatencyTable
 
 PRECISION = 1e-3
-"""Of the highest rate."""
+"""Relative precision of the highest rate."""
 _ALTERNATIVES = 8
 
 
-class Chosen(NamedTuple):
-    """A candidate for every stage, and what they come to: of a row, and of the longest way through the pipeline."""
+class StageChoices(NamedTuple):
+    """A candidate for every stage, with the latency of the critical path and the cost of a row."""
 
     candidates: tuple[Candidate, ...]
     latency_ns: int
@@ -30,10 +30,10 @@ class Chosen(NamedTuple):
 
 
 class WhatIf:
-    """The one pipeline of a spec, with the latencies of its models and how often its stages run.
+    """The only pipeline of a spec, with the latencies of its models and the probabilities of its stages.
 
-    `probabilities` are one a stage: the share of the rows offered to it that it runs. A stage that at most 1 -
-    `percentile` of the rows reach takes no time.
+    `probabilities` has, per stage, the share of the offered rows that it runs. A stage that at most 1 - `percentile` of
+    the rows reach counts as instant.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class WhatIf:
         self._tables = tables
         self._probabilities = dict(probabilities)
 
-    def at(self, rate: float) -> "Situation":
-        """The pipeline at so many rows a second; ConfigError when nothing is known of a model."""
+    def at(self, rate: float) -> "RateScenario":
+        """The pipeline at a rate in rows per second; raises ConfigError if a model has no latencies."""
         observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
         residency = residency_of(self.spec, observed)
-        return Situation(self, demand_table(self.spec, observed, residency), residency, rate)
+        return RateScenario(self, demand_table(self.spec, observed, residency), residency, rate)
 
     def highest_rate(self, slo_ns: int) -> float:
-        """The highest rate at which some configuration keeps to the objective, by bisection; 0 when none is."""
+        """The highest rate at which a configuration meets the objective, by bisection; 0 if there is none."""
         if not self.at(0.0).fits(slo_ns):
             return 0.0
         low, high = 0.0, self.at(0.0).capacity
@@ -66,10 +66,10 @@ class WhatIf:
         return low
 
 
-class Situation:
-    """What there is to choose from at one rate. `demand` tells what the rate asks of the partitions.
+class RateScenario:
+    """The choices at one rate. `demand` is the load that the rate puts on the partitions.
 
-    `residency` are the models that each partition holds, by its name; empty when all are everywhere.
+    `residency` are the models that each partition holds, by its name; empty if all models are everywhere.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Situation:
 
     @property
     def overloaded(self) -> list[int]:
-        """The stages for whose rate there is no capacity."""
+        """The stages whose rate exceeds the capacity."""
         return [index for index, choices in enumerate(self._candidates) if choices[0].predicted is None]
 
     @property
     def capacity(self) -> float:
-        """Requests a second that no configuration can take: the best batches of one stage would need all the time."""
+        """A rate that no configuration can serve: the best batches of one stage would take all the time."""
         busy_s = 0.0
         for stage, reach in zip(self.pipeline.stages, self.demand.reach[self.pipeline.name], strict=True):
             if models := stage.variants or (stage.model and (stage.model,)):
@@ -97,57 +97,57 @@ class Situation:
         return 1 / busy_s if busy_s else math.inf
 
     def fits(self, slo_ns: int) -> bool:
-        """Whether some configuration keeps to the objective."""
-        return not self.overloaded and self.quickest.latency_ns <= slo_ns
+        """True if a configuration meets the objective."""
+        return not self.overloaded and self.fastest.latency_ns <= slo_ns
 
     @property
-    def quickest(self) -> Chosen:
-        """The configuration of the least latency; of the others at each stage the cheapest that is as quick."""
+    def fastest(self) -> StageChoices:
+        """The configuration with the lowest latency; at each stage the cheapest of equally fast candidates."""
         problem = self.problem(0)
         choices = [int(np.lexsort((stage.cost, stage.latency_ns))[0]) for stage in problem.stages]
         return _chosen(self._candidates, path_of(problem, choices))
 
     def problem(self, budget_ns: int) -> Problem:
-        """The problem with all candidates, as the planners are given it."""
+        """The planning problem with all candidates."""
         return problem_of(self.demand, self.pipeline, self._candidates, budget_ns, self._percentile)
 
-    def best(self, planner: PathPlanner, slo_ns: int) -> Chosen | None:
-        """What a planner finds."""
+    def best(self, planner: PathPlanner, slo_ns: int) -> StageChoices | None:
+        """The choice of a planner; None if it finds nothing."""
         paths = planner(self.problem(slo_ns))
         return _chosen(self._candidates, paths[0]) if paths else None
 
-    def alternatives(self, budget_ns: int) -> list[Chosen]:
-        """The cheapest configurations within a time that differ in their figures, cheapest first; a few."""
+    def alternatives(self, budget_ns: int) -> list[StageChoices]:
+        """The cheapest configurations within the budget that differ in their figures, cheapest first."""
         candidates = [_distinct(choices) for choices in self._candidates]
         problem = problem_of(self.demand, self.pipeline, candidates, budget_ns, self._percentile)
         return [_chosen(candidates, path) for path in plan_exact(problem, _ALTERNATIVES)]
 
     @cached_property
-    def _within_any_time(self) -> int:
-        """Time enough for the cheapest configuration."""
+    def _cheapest_latency_ns(self) -> int:
+        """A budget that the cheapest configuration meets."""
         problem = self.problem(0)
         return path_of(problem, [int(stage.cost.argmin()) for stage in problem.stages]).latency_ns
 
-    def any_time(self, slo_ns: int) -> int:
-        """A budget that leaves nothing out."""
-        return max(slo_ns, self._within_any_time, self.quickest.latency_ns)
+    def unbounded_budget(self, slo_ns: int) -> int:
+        """A budget that excludes no configuration."""
+        return max(slo_ns, self._cheapest_latency_ns, self.fastest.latency_ns)
 
     def front(self, slo_ns: int) -> CostToGo:
-        """The least cost of a row against the time for it, whatever the objective."""
-        return ExactPlanner(self.problem(self.any_time(slo_ns))).front
+        """The lowest cost of a row against its latency, for any objective."""
+        return ExactPlanner(self.problem(self.unbounded_budget(slo_ns))).front
 
-    def rests(self, slo_ns: int) -> tuple[CostToGo, ...]:
-        """For each stage what all that follows costs, against the time that is left."""
+    def costs_to_go(self, slo_ns: int) -> tuple[CostToGo, ...]:
+        """For each stage, the cost of all later stages against the remaining time."""
         return ExactPlanner(self.problem(slo_ns)).rests()
 
 
-def _chosen(candidates: Sequence[Sequence[Candidate]], path: Path) -> Chosen:
+def _chosen(candidates: Sequence[Sequence[Candidate]], path: Path) -> StageChoices:
     chosen = tuple(choices[choice] for choices, choice in zip(candidates, path.choices, strict=True))
-    return Chosen(chosen, path.latency_ns, path.cost)
+    return StageChoices(chosen, path.latency_ns, path.cost)
 
 
 def _distinct(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Without larger batches that come to the same as a smaller one on the same partitions, since they never fill."""
+    """The candidates without larger batches that never fill and so equal a smaller one on the same partitions."""
     first: dict[tuple[str, str, int, float], Candidate] = {}
     for each in candidates:
         first.setdefault((each.option.model, each.option.kind, each.latency_ns, each.cost), each)

@@ -1,4 +1,4 @@
-"""The partitions that models are measured on: one of every kind, those of a configuration or sets of cores."""
+"""The partitions that models are measured on: one of each configured kind, or sets of cores."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,10 +12,10 @@ from sluice.mps.partitions.partition import CpuPartition, Partition
 
 
 def profiled_partitions(text: str | None, config: ServerConfig) -> tuple[list[Partition], Sequence[Partition]]:
-    """The partitions that `--partitions` asks for (None: all kinds), and those that a server would have beside them.
+    """The partitions of the option `--partitions` (None: all kinds), and those that a server would have besides.
 
-    Of several of one kind, which are equally fast, the one with the most memory is taken. Raises ConfigError for a kind
-    that cannot be measured here, PartitionError for partitions that a server would refuse.
+    Partitions of one kind are equally fast, so the one with the most memory is used. Raises ConfigError for a kind that
+    cannot be measured here, PartitionError for partitions that a server would refuse.
     """
     if text is not None and text.isdecimal():
         return _of_each_kind(default_partitions(int(text))), ()
@@ -38,13 +38,13 @@ def _of_each_kind(partitions: Iterable[Partition]) -> list[Partition]:
 
 
 def _memory_mb(partition: Partition) -> float:
-    """What a worker may take at most."""
+    """The memory bound of a worker."""
     limit = partition.hard_memory_mb if isinstance(partition, CpuPartition) else partition.memory_mb
     return math.inf if limit is None else limit
 
 
 def _core_set(kind: str, known: Iterable[str]) -> CpuPartition:
-    """Cores of that kind, whoever else may have them."""
+    """Cores of that kind, even if other partitions have them."""
     cores = available_cores()
     parsed = parse_kind(kind)
     if parsed is None or not parsed.cores:

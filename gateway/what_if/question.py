@@ -1,4 +1,4 @@
-"""The question of `sluice plan`, and its answer: the plan and what lies around it."""
+"""The question of `sluice plan` and its answer: the plan, its alternatives and the limits."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,25 +8,25 @@ from sluice.batcher.planner.stage_latency import RHO_MAX
 from sluice.gateway.what_if.answer import (
     PER,
     Bottleneck,
-    Configuration,
     FrontPoint,
     Infeasible,
-    Limit,
+    LimitingFactor,
     PlanAnswer,
+    PlannedConfiguration,
     RunnerUp,
     TableSource,
     TableUsed,
 )
-from sluice.gateway.what_if.figures import Figures
-from sluice.gateway.what_if.planning import PRECISION, Chosen, Situation, WhatIf
+from sluice.gateway.what_if.figures import PlanFigures
+from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf
 from sluice.models.units import ns_to_ms
 
 _EQUAL = 1e-9
-"""Costs that differ by less, relatively, are the same."""
+"""Costs with a smaller relative difference are equal."""
 
 
-class Question(NamedTuple):
-    """What is asked; `assumptions` and `tables` are what it rests on, for the answer to say."""
+class PlanQuestion(NamedTuple):
+    """A question; `assumptions` and `tables` are repeated in the answer."""
 
     slo_ns: int
     rate: float
@@ -36,8 +36,8 @@ class Question(NamedTuple):
     tables: tuple[TableUsed, ...] = ()
 
 
-def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
-    """Plan, and find out what lies around the plan; ConfigError when nothing is known of a model."""
+def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
+    """Find the plan, its alternatives and the limits; raises ConfigError if a model has no latencies."""
     slo_ns = question.slo_ns
     now = what_if.at(question.rate)
     simulated = {(each.model, each.kind) for each in question.tables if each.source is TableSource.SIMULATED}
@@ -45,7 +45,7 @@ def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
     chosen = exact[0] if exact else None
     if exact and question.planner != DEFAULT:
         chosen = now.best(planner_named(question.planner, question.planner_settings), slo_ns)
-    plan = Figures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.quickest))
+    plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.fastest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(
         pipeline=now.pipeline.name,
@@ -65,21 +65,21 @@ def answer(what_if: WhatIf, question: Question) -> PlanAnswer:
         bottleneck=_bottleneck(now),
         highest_rate=highest or None,
         limited_by=_limit(what_if, highest) if highest else None,
-        lowest_slo_ms=None if now.overloaded else ns_to_ms(now.quickest.latency_ns),
+        lowest_slo_ms=None if now.overloaded else ns_to_ms(now.fastest.latency_ns),
         exact_cost_per_1000=exact[0].cost * PER if exact else None,
         infeasible=None if chosen else _infeasible(now, question, plan, highest, found=bool(exact)),
     )
 
 
-def _front(now: Situation, slo_ns: int) -> tuple[FrontPoint, ...]:
+def _front(now: RateScenario, slo_ns: int) -> tuple[FrontPoint, ...]:
     front = now.front(slo_ns)
     points = zip(front.within_ns, front.cost, strict=True)
     return tuple(FrontPoint(ns_to_ms(within_ns), cost * PER) for within_ns, cost in points)
 
 
-def _runner_up(now: Situation, chosen: Chosen, exact: Sequence[Chosen], slo_ns: int) -> RunnerUp | None:
-    """The best that differs in its figures: one that fits, else one that does not."""
-    others = [*exact, *now.alternatives(now.any_time(slo_ns))]
+def _runner_up(now: RateScenario, chosen: StageChoices, exact: Sequence[StageChoices], slo_ns: int) -> RunnerUp | None:
+    """The best configuration with other figures: one that fits, else one that does not."""
+    others = [*exact, *now.alternatives(now.unbounded_budget(slo_ns))]
     other = next((each for each in others if each[1:] != chosen[1:]), None)
     if other is None:
         return None
@@ -91,23 +91,23 @@ def _runner_up(now: Situation, chosen: Chosen, exact: Sequence[Chosen], slo_ns: 
     return RunnerUp(stages, ns_to_ms(other.latency_ns), other.cost * PER, _why_lost(other, chosen, slo_ns))
 
 
-def _why_lost(other: Chosen, chosen: Chosen, slo_ns: int) -> str:
+def _why_lost(other: StageChoices, chosen: StageChoices, slo_ns: int) -> str:
     if other.latency_ns > slo_ns:
         return f"too slow by {ns_to_ms(other.latency_ns - slo_ns):.3f} ms"
     slower_ms = ns_to_ms(other.latency_ns - chosen.latency_ns)
     if abs(other.cost - chosen.cost) <= _EQUAL * max(other.cost, chosen.cost):
         if slower_ms > 0:
-            return f"as dear, and slower by {slower_ms:.3f} ms"
-        return f"as dear, and quicker by {-slower_ms:.3f} ms; the planner missed it"
+            return f"equal cost, slower by {slower_ms:.3f} ms"
+        return f"equal cost, faster by {-slower_ms:.3f} ms; the planner missed it"
     if other.cost < chosen.cost:
         return f"cheaper by {1 - other.cost / chosen.cost:.1%}; the planner missed it"
     if not chosen.cost:
-        return "dearer, the plan costs nothing"
-    return f"dearer by {other.cost / chosen.cost - 1:.1%}"
+        return "more expensive: the plan costs nothing"
+    return f"more expensive by {other.cost / chosen.cost - 1:.1%}"
 
 
-def _bottleneck(now: Situation) -> Bottleneck:
-    """The stage whose rows take most of the partitions' time; without traffic, that would if there were some."""
+def _bottleneck(now: RateScenario) -> Bottleneck:
+    """The stage whose rows take most of the partitions' time; without traffic, the one that would."""
     demand = now.demand
     shares = [
         (demand.utilisation(stage.model, reach), index)
@@ -121,34 +121,38 @@ def _bottleneck(now: Situation) -> Bottleneck:
     return Bottleneck(stage.name, model, capacity, share * now.rate, demand.busiest)
 
 
-def _limit(what_if: WhatIf, highest: float) -> Limit:
+def _limit(what_if: WhatIf, highest: float) -> LimitingFactor:
     beyond = what_if.at(highest * (1 + 2 * PRECISION))
-    return Limit.CAPACITY if beyond.overloaded else Limit.LATENCY
+    return LimitingFactor.CAPACITY if beyond.overloaded else LimitingFactor.LATENCY
 
 
-def _infeasible(now: Situation, question: Question, plan: Configuration, highest: float, *, found: bool) -> Infeasible:
+def _infeasible(
+    now: RateScenario, question: PlanQuestion, plan: PlannedConfiguration, highest: float, *, found: bool
+) -> Infeasible:
     nearest_rate = highest or None
     if now.overloaded:
-        neck = _bottleneck(now)
+        bottleneck = _bottleneck(now)
         return Infeasible(
-            neck.stage,
-            f"at {now.rate:.10g} requests/s all stages together take {_percent(neck.total_utilisation)} of the "
-            f"partitions' time in their best batches, at most {RHO_MAX:.0%} are planned for; stage '{neck.stage}' "
-            f"takes most of it: {_percent(neck.utilisation)}",
+            bottleneck.stage,
+            f"at {now.rate:.10g} requests/s all stages together take {_percent(bottleneck.total_utilisation)} of the "
+            f"partitions' time with their best batches, expected at most {RHO_MAX:.0%}; stage '{bottleneck.stage}' "
+            f"takes most of it: {_percent(bottleneck.utilisation)}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,
             nearest_rate,
         )
-    quickest_ms = ns_to_ms(now.quickest.latency_ns)
+    quickest_ms = ns_to_ms(now.fastest.latency_ns)
     if found:
-        reason = f"planner {question.planner} finds nothing that fits, though there is something: shown is the best"
+        reason = (
+            f"planner {question.planner} finds no configuration that fits although one exists; the best one is shown"
+        )
         return Infeasible("", reason, None, None, quickest_ms, nearest_rate)
     excess_ms = quickest_ms - ns_to_ms(question.slo_ns)
     most = max((stage for stage in plan.stages if stage.critical), key=lambda stage: stage.p99_ms or 0.0)
     return Infeasible(
         most.stage,
-        f"the quickest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
+        f"the fastest configuration takes {quickest_ms:.3f} ms, {excess_ms:.3f} ms too long; "
         f"stage '{most.stage}' takes most of it: {most.p99_ms:.3f} ms",
         excess_ms,
         None,

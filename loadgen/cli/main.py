@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         print("loadgen: runs on Linux only (it paces with timerfd)", file=sys.stderr)
         return USAGE
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
     except TargetUnreachable as error:
@@ -40,7 +40,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = _Parser(
         prog="loadgen",
         description="Open-loop load: queries leave on schedule, and latency counts from the scheduled time.",

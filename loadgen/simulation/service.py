@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch
 from sluice.loadgen.traffic.seeds import generator
@@ -123,12 +123,12 @@ class StochasticService:
             return round(times.draw_ns(batch.rows, self._time_rng.random()) * self._slowdowns[batch.model]())
         return self._tables[batch.partition][batch.model].latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """Draw the confidences of the members' rows, in order."""
         count = self._verdict_counts[batch.model]
         if not count:
             return ()
-        parts = [self._verdicts(member.stage, member.rows) for member in batch.members]
+        parts = [self._confidences(member.stage, member.rows) for member in batch.members]
         return tuple(
             tuple(
                 confidence
@@ -138,11 +138,11 @@ class StochasticService:
             for verdict in range(count)
         )
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         """Draw the confidences of a combiner's rows."""
-        return self._verdicts(combination.member.stage, combination.member.rows)
+        return self._confidences(combination.member.stage, combination.member.rows)
 
-    def _verdicts(self, stage: int, rows: int) -> Verdicts:
+    def _confidences(self, stage: int, rows: int) -> Confidences:
         return tuple(
             tuple(np.interp(self._rng.random(rows), chances, levels).tolist())
             for chances, levels in self._curves.get(stage, ())
@@ -159,7 +159,7 @@ def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -
     for stage in pipeline.stages:
         if (when := stage.when) is not None:
             point = (when.below, escalation.get(stage.name, _EVEN_ODDS))
-            points.setdefault(when.stage, {}).setdefault(when.verdict, []).append(point)
+            points.setdefault(when.stage, {}).setdefault(when.confidence, []).append(point)
     curves: dict[int, list[Curve]] = {}
     for source, verdicts in points.items():
         for verdict in range(max(verdicts) + 1):

@@ -110,7 +110,7 @@ class SimulatedTarget:
         """Run a schedule through a fresh scheduler; the same arguments give the same record."""
         key = pipeline_key(self.pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
-        counts = {model.key: len(model.verdicts) for model in self._spec.models}
+        counts = {model.key: len(model.confidences) for model in self._spec.models}
         chances = self._file.escalation.get(self.pipeline.name, {})
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
         service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)

@@ -127,7 +127,7 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 def _fake_program(directory: Path) -> str:
-    program: str = import_module("tests.support.fake_mps").install(directory)
+    program: str = import_module("tests.support.gpu.fake_mps").install(directory)
     return program
 
 

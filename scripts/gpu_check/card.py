@@ -20,7 +20,7 @@ def opened(*, dry_run: bool) -> Iterator[Any]:
     except ImportError:
         raise Skipped("pynvml (nvidia-ml-py) is not installed") from None
     if dry_run:
-        fake = import_module("tests.support.fake_nvml")
+        fake = import_module("tests.support.gpu.fake_nvml")
         with fake.installed(fake.FakeNvml(fake.FakeGpu())):
             yield pynvml
         return

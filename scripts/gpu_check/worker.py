@@ -120,7 +120,7 @@ class FakeWorker:
 
     def __init__(self) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-        fake = import_module("tests.support.fake_mps")
+        fake = import_module("tests.support.gpu.fake_mps")
         self._cuda = fake.FakeCuda(os.environ)
         self._share = self._cuda.multiprocessors / fake.SMS
 

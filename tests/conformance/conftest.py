@@ -9,8 +9,8 @@ import pytest
 from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.isolation.mps_environment import mps_environment
 from sluice.mps.partitions.partition import MpsPartition
-from tests.support import fake_mps
-from tests.support.cuda_process import CudaProcess
+from tests.support.gpu import fake_mps
+from tests.support.gpu.cuda_process import CudaProcess
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tritonclient.utils import InferenceServerException
 
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec
-from tests.support import ensembles
-from tests.support.onnx_models import save_mlp
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models import ensembles
+from tests.support.models.onnx_models import save_mlp
 from tests.unit.models.triton_config import test_check as test_config_check
 from tests.unit.models.triton_config import test_complete as test_configured_model
 from tests.unit.models.triton_config import test_ensemble

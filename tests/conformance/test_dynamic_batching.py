@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.held_model import HeldModel
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.timed_models import CLIENTS, Reply, Sent, executed, metric, metrics, replay, save_timed
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.held_model import HeldModel
+from tests.support.models.timed_models import CLIENTS, Reply, Sent, executed, metric, metrics, replay, save_timed
 
 pytestmark = pytest.mark.timed
 

@@ -10,8 +10,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_fixed_batch, save_identity
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_fixed_batch, save_identity
 
 ONE = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 

@@ -19,9 +19,9 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import grpc_status, http_status
 from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
-from tests.unit.gateway.front import identity
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
+from tests.unit.gateway.instant_gateway import identity
 
 ANSWERS = (
     grpc.StatusCode.OK,
@@ -125,8 +125,8 @@ def test_bodies_are_decoded_or_refused(body: tuple[bytes, int | None], signature
     def check() -> None:
         request, flags = decode_request(*body, signature)
         if not request.shared:
-            signature.accept(request.inputs)
-        assert len(flags) == len(signature.select(request.outputs))
+            signature.check_inputs(request.inputs)
+        assert len(flags) == len(signature.check_outputs(request.outputs))
 
     error = refusal(check)
     assert error is None or (http_status(error) == 400 and str(error))
@@ -156,7 +156,7 @@ def test_messages_are_decoded_or_refused(data: bytes, shape: list[int], datatype
         request = decode_message(parsed)
         for signature in SIGNATURES:
             if not request.shared:
-                signature.accept(request.inputs)
+                signature.check_inputs(request.inputs)
 
     error = refusal(check)
     assert error is None or (grpc_status(error) is grpc.StatusCode.INVALID_ARGUMENT and str(error))

@@ -12,8 +12,8 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.supervisor.fault_domain import end_client
 from sluice.mps.supervisor.process import WorkerProcess
-from tests.support import fake_mps
-from tests.support.cuda_process import CudaProcess
+from tests.support.gpu import fake_mps
+from tests.support.gpu.cuda_process import CudaProcess
 
 Clients = Callable[..., CudaProcess]
 

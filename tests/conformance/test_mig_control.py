@@ -12,7 +12,7 @@ from sluice.mps.mig.apply import MigControl
 from sluice.mps.mig.geometry import GEOMETRIES, geometry_of
 from sluice.mps.mig.placements import layout_problem, parse_placement
 from sluice.mps.nvidia.nvml import Nvml, open_nvml
-from tests.support.fake_nvml import FakeCompute, FakeGpu, FakeNvml, installed
+from tests.support.gpu.fake_nvml import FakeCompute, FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]
 HARDWARE = ["hardware"] if Path("/dev/nvidia0").exists() else []

@@ -12,9 +12,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity, save_mlp
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity, save_mlp
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 WARM_UP = 'model_warmup {{ name: "w" batch_size: {rows} inputs {{ key: "x" value {{ {given} }} }} }}'

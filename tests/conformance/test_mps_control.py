@@ -18,10 +18,10 @@ from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.isolation.mps_environment import static_set
 from sluice.mps.partitions.partition import MpsPartition, ShareMode
-from tests.support import fake_mps
-from tests.support.cuda_process import CudaProcess
-from tests.support.fake_mps import GPU
-from tests.support.processes import alive, until
+from tests.support.gateway.processes import alive, until
+from tests.support.gpu import fake_mps
+from tests.support.gpu.cuda_process import CudaProcess
+from tests.support.gpu.fake_mps import GPU
 
 MIB = 1 << 20
 HARDWARE = ["hardware"] if Path("/dev/nvidia0").exists() and shutil.which(PROGRAM) else []

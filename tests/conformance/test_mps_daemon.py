@@ -19,11 +19,11 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.processes import mps_processes
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.daemon.watchdog import MpsWatchdog
-from tests.support import fake_mps
-from tests.support.cuda_process import CudaProcess
-from tests.support.fake_mps import GPU
-from tests.support.fake_mps_state import RPC_FAILURE
-from tests.support.processes import alive, until
+from tests.support.gateway.processes import alive, until
+from tests.support.gpu import fake_mps
+from tests.support.gpu.cuda_process import CudaProcess
+from tests.support.gpu.fake_mps import GPU
+from tests.support.gpu.fake_mps_state import RPC_FAILURE
 
 Clients = Callable[..., CudaProcess]
 

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 
 from sluice.mps.daemon.daemon import MpsDaemon
-from tests.support import fake_mps
-from tests.support.cuda_process import CudaProcess
-from tests.support.processes import until
+from tests.support.gateway.processes import until
+from tests.support.gpu import fake_mps
+from tests.support.gpu.cuda_process import CudaProcess
 
 LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} Control +\d+\] (?P<text>.*)")
 

@@ -13,10 +13,10 @@ from sluice.models.errors import ControlFailed, PartitionError
 from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.isolation.mps_environment import await_daemon, static_set
 from sluice.mps.partitions.partition import MpsPartition, ShareMode
-from tests.support import fake_mps
-from tests.support.cuda_process import CudaProcess
-from tests.support.fake_mps import GPU
-from tests.support.processes import until
+from tests.support.gateway.processes import until
+from tests.support.gpu import fake_mps
+from tests.support.gpu.cuda_process import CudaProcess
+from tests.support.gpu.fake_mps import GPU
 
 Clients = Callable[..., CudaProcess]
 

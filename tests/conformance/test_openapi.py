@@ -11,8 +11,8 @@ from schemathesis import GenerationMode
 from schemathesis.core.result import Ok
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 
 EXAMPLES, INFERENCES = 5, 15
 """Requests to each route in each mode, and to those of inference."""

@@ -13,8 +13,8 @@ from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity, save_model, save_variable, value
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity, save_model, save_variable, value
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 

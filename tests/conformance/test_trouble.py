@@ -16,10 +16,10 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.support.held_model import HeldModel
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.timed_models import Sent, executed, metric, metrics, replay, save_timed
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.held_model import HeldModel
+from tests.support.models.timed_models import Sent, executed, metric, metrics, replay, save_timed
 
 pytestmark = pytest.mark.timed
 

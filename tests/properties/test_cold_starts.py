@@ -9,8 +9,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -37,7 +38,18 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
-from tests.support.scheduling import CERTAINTY, MS, FaultySimulator, S, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import (
+    CERTAINTY,
+    MS,
+    FaultySimulator,
+    S,
+    cascade,
+    chain,
+    ensemble,
+    model,
+    single,
+    spec_of,
+)
 
 KEYS = tuple("abcdefgh")
 NEW_KEYS = tuple("stu")
@@ -132,7 +144,7 @@ class Trial:
 
     def _model(self, key: str, known: bool) -> ScheduledModel:
         return msgspec.structs.replace(
-            model(key, 4, verdicts=(CERTAINTY,)),
+            model(key, 4, confidences=(CERTAINTY,)),
             memory_bytes=self.sizes[key] * UNIT,
             footprints={"cpu1": Footprint(self.sizes[key] * UNIT, 0, 8 * MS, self.tables[key])} if known else {},
             pinned=key == "a",
@@ -173,7 +185,7 @@ class Trial:
         for _ in NEW_KEYS:
             self.simulator.at(draw.randint(1, now_ns), ServingChanged())
         self.simulator.run(arrivals)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         assert replay(self.journal, LivePlanner()) is None
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
@@ -207,7 +219,7 @@ class Trial:
             assert not may_go or self._taken(name) <= self.capacity[name], f"memory is exceeded beside {may_go}"
         self._steps += 1
         if self._steps % 20 == 0:
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
     def _taken(self, name: str) -> int:
         """Memory of the models that a partition holds or loads, by their known sizes."""
@@ -216,10 +228,10 @@ class Trial:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self.tables[batch.model].latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return (tuple(self.random.random() for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 

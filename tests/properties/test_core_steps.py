@@ -12,7 +12,7 @@ from sluice.batcher.planner.core_steps import Ask, Cores, StepChoice, steps
 from sluice.batcher.planner.splits import Split, best_step
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings
-from tests.support.scheduling import MS, model, single, spec_of
+from tests.support.scheduling.builders import MS, model, single, spec_of
 
 CORES = 5
 KINDS = [f"cpu{size}" for size in range(1, CORES + 1)]

@@ -11,7 +11,7 @@ from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, F
 from sluice.batcher.interface.events import AnyEvent, BatchFailed, FailureCause
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, arrival, completed, model, serving, spec_of, step
+from tests.support.scheduling.builders import MS, S, arrival, completed, model, serving, spec_of, step
 
 LARGEST = 64
 FLAT = LatencyTable.from_ms({1: 1, LARGEST: 1.5})

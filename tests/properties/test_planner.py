@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.batcher.interface.planner_protocol import FAR_NS, LiveOption
+from sluice.batcher.interface.planner_protocol import LiveOption
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.graph import tangle
 from sluice.batcher.planner.live import FewOptionsRanker, ManyOptionsRanker, StageRanker
 from sluice.batcher.planner.problem import Path, Problem
-from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
+from sluice.models.units import INFINITE_NS
+from tests.support.scheduling.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -128,7 +129,7 @@ def test_following_the_first_ranked_option_stage_by_stage_is_the_best_path(seed:
 @given(
     st.lists(st.tuples(st.integers(1, 16), st.integers(1, 40), st.floats(0.1, 9)), min_size=1, max_size=30),
     st.lists(st.tuples(st.integers(0, 30), st.floats(0.1, 9)), max_size=4, unique_by=lambda step: step[0]),
-    st.tuples(*[st.sampled_from([0, 3, 10, FAR_NS])] * 3),
+    st.tuples(*[st.sampled_from([0, 3, 10, INFINITE_NS])] * 3),
     st.integers(-10, 80),
     st.integers(1, 20),
     st.integers(1, 17),
@@ -143,6 +144,6 @@ def test_options_are_ranked_alike_one_by_one_and_all_at_once(
 ) -> None:
     options = [LiveOption(number % 3, *option) for number, option in enumerate(given_options)]
     rest = CostToGo(tuple(sorted(step[0] for step in steps)), tuple(sorted((step[1] for step in steps), reverse=True)))
-    waits = list(waits_ns)[: max(option.pool for option in options) + 1]
+    waits = list(waits_ns)[: max(option.group for option in options) + 1]
     one_by_one = FewOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)
     assert one_by_one == ManyOptionsRanker(options, rest).rank(remaining_ns, rows, waits, least_rows)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.queues.fair_queue import CONTENDED, Queue
-from sluice.batcher.state.request import Entry, Request
+from sluice.batcher.state import Entry, Request
 from sluice.models.profiles.latency_table import LatencyTable
 
 ORDERS = st.integers(0, 20)
@@ -39,12 +39,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.pushed_rows = 0
         self.gone_rows = 0
 
-    @rule(order_ns=ORDERS, stage=st.integers(0, 3), rows=st.integers(1, 4), lane=LANES, times=st.integers(1, 40))
-    def push(self, order_ns: int, stage: int, rows: int, lane: int, times: int) -> None:
+    @rule(order_ns=ORDERS, stage=st.integers(0, 3), rows=st.integers(1, 4), flow=LANES, times=st.integers(1, 40))
+    def push(self, order_ns: int, stage: int, rows: int, flow: int, times: int) -> None:
         for _ in range(times):
             self.sequence += 1
-            entry = Entry(NOBODY, stage, rows, None, self.queue, order_ns, 0, self.sequence, lane)
-            first = self.queue.push(entry, order_ns, WEIGHTS[lane])
+            entry = Entry(NOBODY, stage, rows, None, self.queue.key, order_ns, 0, self.sequence, flow)
+            first = self.queue.push(entry, order_ns, WEIGHTS[flow])
             self.model.append(Expected(order_ns, -stage, self.sequence, entry))
             self.model.sort(key=lambda item: item[:3])
             assert first == (self.model[0].entry is entry)
@@ -81,12 +81,12 @@ class QueueMachine(RuleBasedStateMachine):
         assert sum(entry.rows for entry in taken) <= max_rows or len(taken) == 1
         in_time = [entry for entry in taken if not entry.late]
         assert len({id(entry) for entry in taken}) == len(taken)
-        for lane in LANE_NUMBERS:
-            # Of each lane the first ones, and of those that are late as well.
-            mine = [entry for entry in in_time if entry.lane == lane]
-            assert mine == [entry for entry in eligible if entry.lane == lane][: len(mine)]
-            behind = [entry for entry in taken if entry.late and entry.lane == lane]
-            assert behind == [entry for entry in in_order if entry.lane == lane][: len(behind)]
+        for flow in LANE_NUMBERS:
+            # Of each flow the first ones, and of those that are late as well.
+            mine = [entry for entry in in_time if entry.flow == flow]
+            assert mine == [entry for entry in eligible if entry.flow == flow][: len(mine)]
+            behind = [entry for entry in taken if entry.late and entry.flow == flow]
+            assert behind == [entry for entry in in_order if entry.flow == flow][: len(behind)]
         if little:
             assert in_time == eligible[: len(in_time)]
         if not in_order:

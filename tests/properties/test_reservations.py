@@ -9,8 +9,8 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.reservations.assignments import cost_of
 from sluice.batcher.reservations.reservations import Reservations
 from sluice.batcher.reservations.search import ReservationRefusal
-from sluice.batcher.reservations.slots import Precedence, QueueKey
 from sluice.batcher.reservations.timeline import Part
+from sluice.batcher.state import Precedence, QueueKey
 
 COMPLETION, LOSS, ARRIVAL, WAKE_UP = range(4)
 
@@ -105,7 +105,7 @@ class Executor:
             check(self.reservations)
 
     def due(self, name: str) -> int | None:
-        return self.reservations.ledgers[name].due_ns()
+        return self.reservations.timelines[name].due_ns()
 
     def arrive(self, arrival: Arrival, now_ns: int) -> None:
         request = len(self.arrivals)
@@ -203,17 +203,17 @@ def picture(reservations: Reservations) -> list[tuple[str, int, int, int, tuple[
     """All reservations: partition, slot and members."""
     return [
         (name, slot.start_ns, slot.end_ns, slot.rows, tuple((held.request, stage) for held, stage in slot.members))
-        for name, ledger in reservations.ledgers.items()
-        for slot in ledger.slots
+        for name, timeline in reservations.timelines.items()
+        for slot in timeline.slots
     ]
 
 
 def check(reservations: Reservations) -> None:
     """Assert that slots do not overlap, are long enough, and lie between their members' sources and successors."""
-    for ledger in reservations.ledgers.values():
-        end_ns = ledger.free_ns if ledger.slots else 0
-        for slot in ledger.slots:
-            lengths = ledger.lengths[slot.queue[0]]
+    for timeline in reservations.timelines.values():
+        end_ns = timeline.free_ns if timeline.slots else 0
+        for slot in timeline.slots:
+            lengths = timeline.lengths[slot.queue[0]]
             assert slot.start_ns >= end_ns
             assert slot.rows == sum(held.rows for held, _ in slot.members) <= len(lengths)
             assert slot.end_ns - slot.start_ns >= lengths[slot.rows - 1]
@@ -228,9 +228,9 @@ def check(reservations: Reservations) -> None:
 def reserved_cost(reservations: Reservations, request: int) -> float:
     """The cost of a request's stages as batches of their own in its slots."""
     return sum(
-        cost_of(ledger, ledger.lengths[slot.queue[0]][held.rows - 1])
-        for ledger in reservations.ledgers.values()
-        for slot in ledger.slots
+        cost_of(timeline, timeline.lengths[slot.queue[0]][held.rows - 1])
+        for timeline in reservations.timelines.values()
+        for slot in timeline.slots
         for held, _ in slot.members
         if held.request == request
     )

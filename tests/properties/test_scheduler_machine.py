@@ -7,6 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -17,8 +19,8 @@ from sluice.batcher.interface.decisions import (
     EvictRequest,
     FailRequest,
     LoadModel,
+    LookUpCache,
     Member,
-    RecallOutputs,
     RejectRequest,
     ReleaseReason,
     RevokeBatch,
@@ -29,14 +31,14 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    CacheHit,
+    CacheMiss,
     CombinationFailed,
     FailureCause,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
     OutputsCombined,
-    OutputsRecalled,
-    OutputsUnknown,
     PartitionLost,
     PartitionReady,
     PlanBuilt,
@@ -48,8 +50,8 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
-from tests.support.scheduling import MS, S, spec_of
+from tests.support.scheduling.builders import MS, S, spec_of
+from tests.support.scheduling.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
 
 MOST_STEPS_TO_DRAIN = 2_000
 
@@ -80,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def tell(self, event: AnyEvent) -> None:
         self.carry_out(self.scheduler.handle(event, self.now_ns))
-        self.scheduler.check()
+        check_invariants(self.scheduler)
 
     def wake_if_due(self) -> None:
         due_ns = self.scheduler.next_wakeup_ns()
@@ -88,23 +90,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             decisions = self.scheduler.handle_wakeup(self.now_ns)
             self.check_lateness(decisions)
             self.carry_out(decisions)
-            self.scheduler.check()
+            check_invariants(self.scheduler)
             due_ns = self.scheduler.next_wakeup_ns()
             assert due_ns is None or due_ns > self.now_ns
         self.check_that_nobody_is_overlooked()
 
     def check_that_nobody_is_overlooked(self) -> None:
         """Assert that waiting work beside an idle partition has been offered to a policy, or has a wake-up."""
-        for pool in self.scheduler.dispatcher.fleet.pools:
-            if pool.idle() is not None and not all(queue in pool.aside for queue in self.queues_of(pool.models)):
-                assert pool.wake_ns is not None, f"pool {pool.number} is idle and not looked at"
-            if pool.timers:
-                assert pool.wake_ns is not None, f"pool {pool.number} is not woken by its timer"
+        for group in self.scheduler.dispatcher.fleet.groups:
+            run_queue = self.scheduler.dispatcher.wakeups.run_queues[group]
+            if first_idle(group) is not None and not all(
+                queue in run_queue.deferred for queue in self.queues_of(group.models)
+            ):
+                assert run_queue.wake_ns is not None, f"group {group.number} is idle and not looked at"
+            if run_queue.timers:
+                assert run_queue.wake_ns is not None, f"group {group.number} is not woken by its timer"
 
     def queues_of(self, models: Collection[str]) -> list[Queue]:
         """The queues of some models that hold work."""
-        states = self.scheduler.dispatcher.models
-        return [queue for key in sorted(models) for queue in states[key].queues.values() if queue]
+        queues = self.scheduler.dispatcher.fleet.queues.by_model
+        return [queue for key in sorted(models) for queue in queues[key].values() if queue]
 
     def carry_out(self, decisions: list[AnyDecision]) -> None:
         for decision in decisions:
@@ -116,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 case CombineOutputs():
                     assert decision.member.request not in self.outcomes
                     self.combining.append(decision.member)
-                case RecallOutputs():
+                case LookUpCache():
                     assert decision.member.request not in self.outcomes
                     self.asked.append(decision.member)
                 case BuildPlan():
@@ -167,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
-                estimate = self.scheduler.dispatcher.models[batch.queue.model].estimates[batch.partition.kind]
+                estimate = self.scheduler.dispatcher.models[batch.queue_key[0]].estimates[batch.partition.kind]
                 free_ns[decision.partition] -= batch.median_ns
                 ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + estimate.service_ns(batch.rows)
                 if decision.reason is not ReleaseReason.RETRY:
@@ -186,9 +191,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def complete(self, partition: str, confidences: list[float]) -> None:
         batch = self.take_first(partition)
-        verdicts = (tuple(confidences[row % len(confidences)] for row in range(batch.rows)),)
+        reported = (tuple(confidences[row % len(confidences)] for row in range(batch.rows)),)
         started_ns = self.started_ns.pop(batch.batch)
-        self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, verdicts))
+        self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, reported))
 
     def busy(self) -> list[str]:
         return [name for name in KINDS if self.running[name]]
@@ -317,9 +322,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def recall_one(self, data: st.DataObject, known: bool, key: str) -> None:
         member = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
         if known:
-            self.tell(OutputsRecalled(member.request, member.stage, key))
+            self.tell(CacheHit(member.request, member.stage, key))
         else:
-            self.tell(OutputsUnknown(member.request, member.stage))
+            self.tell(CacheMiss(member.request, member.stage))
 
     @precondition(lambda self: len(self.arrived) > len(self.outcomes))
     @rule(data=st.data())
@@ -385,7 +390,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.tell(OutputsCombined(member.request, member.stage, ((0.3,) * member.rows,)))
             elif self.asked:
                 member = self.asked.pop()
-                self.tell(OutputsUnknown(member.request, member.stage))
+                self.tell(CacheMiss(member.request, member.stage))
             elif self.building is not None:
                 order, self.building = self.building, None
                 self.tell(PlanBuilt(order.build, None))
@@ -405,7 +410,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.requests == {}
         assert scheduler.admission.memory_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
-        assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
+        assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
         assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0] * len(MODELS)
         assert [state.outstanding for state in scheduler.pipelines.values()] == [0] * len(PIPELINES)
 

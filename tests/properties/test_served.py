@@ -4,6 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch, LoadModel, Settlement, UnloadModel
 from sluice.batcher.interface.events import (
@@ -26,7 +27,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import GAINING, MS, US, S, chain, model, single, spec_of
+from tests.support.scheduling.builders import GAINING, MS, US, S, chain, model, single, spec_of
 
 PARTITIONS = ("cpu0", "cpu1")
 
@@ -53,10 +54,10 @@ class ServingMachine(RuleBasedStateMachine):
     def tell(self, event: AnyEvent) -> None:
         self.now_ns += US
         self.carry_out(self.scheduler.handle(event, self.now_ns))
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         while (due_ns := self.scheduler.next_wakeup_ns()) is not None and due_ns <= self.now_ns:
             self.carry_out(self.scheduler.handle_wakeup(self.now_ns))
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
     def carry_out(self, decisions: list[AnyDecision]) -> None:
         for decision in decisions:
@@ -95,7 +96,7 @@ class ServingMachine(RuleBasedStateMachine):
         pipelines = [single(key, late)]
         if chained:
             pipelines.append(chain(key, "n:1", name=f"chain:1@{self.revision}"))
-        if "n:1" not in self.scheduler.dispatcher.models or "n:1" in self.scheduler.served.residency.unwanted:
+        if "n:1" not in self.scheduler.dispatcher.models or "n:1" in self.scheduler.served.residency.retired:
             pipelines = pipelines[:1]
         self.open += [pipeline.name for pipeline in pipelines]
         residency: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(places), (key,))

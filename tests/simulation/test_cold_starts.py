@@ -3,30 +3,25 @@
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, LoadModel
+from sluice.batcher.interface.decisions import AnyDecision, CompleteRequest, DispatchBatch, LoadModel
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
 from sluice.batcher.interface.residency_config import Footprint, Loading, Prewarm, ResidencyConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, chain, model, spec_of
+from tests.support.scheduling.builders import MS, S, chain, model, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 RUN_NS, LOAD_NS = S // 2, S
 HALF_A_SECOND = LatencyTable.from_ms({1: RUN_NS / MS})
 
 
-class Halves:
+class Halves(WithoutConfidences):
     """Every batch takes half a second."""
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return RUN_NS
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
 
 
 def cold_chain(stages: int, prewarm: Prewarm) -> tuple[int, dict[str, int]]:

@@ -11,7 +11,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
     Limits,
@@ -41,14 +42,16 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.executors.timed import TimedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Confidence, Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_US
-from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.gateway.timed_executor import TimedExecutor
+from tests.support.scheduling.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -83,13 +86,13 @@ class Machine:
         nominal = self._tables[batch.partition][batch.model].latency_ns(batch.rows)
         return nominal + nominal * (batch.batch * 7919 % 21 - 10) // 100 + batch.batch
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         if batch.model != "small":
             return ()
         numbers = [row + 5 * member.request for member in batch.members for row in range(member.rows)]
         return (tuple(0.3 if number % 3 == 0 else 0.9 for number in numbers),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -185,7 +188,7 @@ def simulate(run: Run) -> list[Step]:
     scheduler = Scheduler(run.spec, run.planning and run.planning.planner)
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        scheduler.check()
+        check_invariants(scheduler)
         steps.append((now_ns, event, decisions))
 
     build = run.planning and run.planning.build
@@ -231,6 +234,7 @@ def run_live(run: Run) -> list[Step]:
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=metrics,
+            inventory=PlayedInventory(*PARTITIONS),
             observe=recorder.record,
             build_plan=run.planning and run.planning.build,
             planning=Inline(),
@@ -240,14 +244,15 @@ def run_live(run: Run) -> list[Step]:
 
         def arrive(together: list[RequestArrived]) -> None:
             for event in together:
-                submission = runtime.submit(event.pipeline, {}, event.rows, "", event.deadline_ns, event.memory_bytes)
+                options = RequestOptions((), event.rows, "", event.memory_bytes, event.deadline_ns)
+                submission = runtime.submit(event.pipeline, {}, options, 0)
                 assert submission.request == event.request
                 answers.append(submission.future)
 
         def cancel(together: list[int]) -> None:
             # The cancellation of a settled request is reported as well, as in the simulator.
             for request in together:
-                runtime.post(RequestCancelled(request))
+                runtime.report(RequestCancelled(request))
 
         for time_ns, requests in by_time(run.cancellations):
             loop.at(time_ns, cancel, requests)

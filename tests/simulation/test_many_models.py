@@ -14,7 +14,7 @@ from sluice.batcher.interface.events import AnyEvent, PartitionReady
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.many_models import MODEL_BYTES, ON_DEMAND, WITHOUT_EVICTION, Crowd, run_crowd
+from tests.support.scheduling.many_models import MODEL_BYTES, ON_DEMAND, WITHOUT_EVICTION, Crowd, run_crowd
 
 CROWD = Crowd(requests=3000)
 

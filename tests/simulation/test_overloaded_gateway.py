@@ -12,15 +12,17 @@ from sluice.batcher.interface.events import AnyEvent, BatchCompleted, OutputsCom
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.executors.timed import TimedExecutor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from tests.support.runtime_bench import TableService
-from tests.support.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.gateway.runtime_bench import TableService
+from tests.support.gateway.timed_executor import TimedExecutor
+from tests.support.scheduling.virtual_time import VirtualAlarm, VirtualLoop, run_virtual
 
 SLO_NS = 50 * NS_PER_MS
 TABLE = LatencyTable.from_ms({1: 0.03, 8: 0.05, 64: 0.2})
@@ -60,6 +62,7 @@ class Busy:
             clock=loop.clock,
             timer=VirtualAlarm(loop),
             metrics=metrics,
+            inventory=PlayedInventory("cpu0"),
             observe=self._work,
         )
         self.runtime.start()
@@ -68,7 +71,8 @@ class Busy:
         """Read a request, which has come at some time before; returns its number."""
         self.loop.now_ns += READ_NS
         deadline_ns = self.loop.now_ns + SLO_NS
-        submission = self.runtime.submit("ensemble:1", {}, 1, "", deadline_ns, 0)
+        options = RequestOptions((), 1, "", 0, SLO_NS)
+        submission = self.runtime.submit("ensemble:1", {}, options, self.loop.now_ns)
         submission.future.add_done_callback(partial(self._answered, deadline_ns))
         return submission.request
 

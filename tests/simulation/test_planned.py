@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Verdicts
-from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, PolicyConfig, SchedulerSpec, StageConfig
+from sluice.batcher.drivers.simulator import Confidences
+from sluice.batcher.interface.config import (
+    PartitionConfig,
+    PipelineConfig,
+    PolicyConfig,
+    SchedulerSpec,
+    StageConfig,
+)
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -33,7 +40,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,
@@ -78,11 +85,11 @@ class Machine:
             * self._random.uniform(1, 1 + self._spread)
         )
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         sure = self._confidence
         return (tuple(self._random.random() if sure is None else sure for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -132,7 +139,7 @@ class Run:
                 self.outcomes[decision.request] = decision.outcome
         self._steps += 1
         if self._steps % self._check_every == 0:
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
     def counts(self, arrivals: Iterator[tuple[int, RequestArrived]]) -> Counter[Outcome]:
         """The outcomes of the requests; asserts that nothing is left of any."""
@@ -140,11 +147,11 @@ class Run:
         self.simulator.run(events)
         assert sorted(self.outcomes) == sorted(event.request for _, event in events)
         scheduler = self.scheduler
-        scheduler.check()
+        check_invariants(scheduler)
         assert scheduler.requests == {}
         assert scheduler.dispatcher.batches == {}
         assert set(scheduler.queue_depths().values()) == {0}
-        assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools)
+        assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
         return Counter(self.outcomes.values())
 
 
@@ -170,28 +177,28 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
     confidence: float, probability: float
 ) -> None:
     spec = spec_of(
-        [model("small:1", verdicts=(CERTAINTY,)), model("large:1")],
+        [model("small:1", confidences=(CERTAINTY,)), model("large:1")],
         [planned_for(cascade("small:1", "large:1"), 30 * MS)],
         partitions=FAST_AND_SLOW,
     )
     run = Run(spec, two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5})), confidence=confidence)
     counts = run.counts(poisson("cascade:1", 150, 5, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
-    assert run.scheduler.pipelines["cascade:1"].stages[1].probability == pytest.approx(probability, abs=0.001)
+    assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.001)
     assert run.decided[BuildPlan] >= 2
 
 
 def test_a_cascade_whose_traffic_turns_easy_keeps_its_plans() -> None:
     """The share of its second stage falls by a fiftieth with each request, and rates fall while nothing comes."""
     spec = spec_of(
-        [model("small:1", verdicts=(CERTAINTY,)), model("large:1")],
+        [model("small:1", confidences=(CERTAINTY,)), model("large:1")],
         [planned_for(cascade("small:1", "large:1"), 30 * MS), planned_for(single("large:1"), 30 * MS)],
         partitions=("cpu0",),
     )
     run = Run(spec, {"cpu0": {"small:1": GAINING, "large:1": GAINING}}, confidence=1.0, check_every=200)
     counts = run.counts(poisson("cascade:1", 3_000, 6, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
-    share = run.scheduler.pipelines["cascade:1"].stages[1].probability
+    share = run.scheduler.pipelines["cascade:1"].stages[1].run_probability
     assert 0 < share < 1e-100
     assert len(run.plans) >= 2
     last = build_plan(spec, msgspec.structs.replace(run.observed[-1], probabilities={"cascade:1": (1.0, share)}))
@@ -276,7 +283,7 @@ def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: L
         planned_for(cascade("small:1", "large:1", late=late), 30 * MS),
         msgspec.structs.replace(single("small:1", late, weight=3), slo_ns=10 * MS),
     ]
-    spec = spec_of([model("small:1", verdicts=(CERTAINTY,)), model("large:1")], pipelines, partitions=FAST_AND_SLOW)
+    spec = spec_of([model("small:1", confidences=(CERTAINTY,)), model("large:1")], pipelines, partitions=FAST_AND_SLOW)
     tables = two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5}))
     run = Run(spec, tables, moving)
     source = random.Random(seed)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
@@ -18,7 +19,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
 FAST = {
     "m:1": LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81}),
@@ -28,7 +29,7 @@ SLOW = {
     key: LatencyTable(tuple((rows, 2 * latency_ns) for rows, latency_ns in table.cells)) for key, table in FAST.items()
 }
 TABLES = {"fast": FAST, "slow": SLOW}
-MODELS = (model("m:1", 32, verdicts=(CERTAINTY,)), model("large:1", 8, verdicts=(CERTAINTY,)))
+MODELS = (model("m:1", 32, confidences=(CERTAINTY,)), model("large:1", 8, confidences=(CERTAINTY,)))
 MACHINES = {
     "one": ("fast",),
     "two": ("fast", "fast"),
@@ -56,10 +57,10 @@ class ExactMachine:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLES[self._kinds[batch.partition]][batch.model].latency_ns(batch.rows)
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return (tuple(self._random.random() for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -88,7 +89,7 @@ def simulate(
         nonlocal steps
         steps += 1
         if steps % check_every == 0:
-            scheduler.check()
+            check_invariants(scheduler)
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 cost = prices[decision.partition] * machine.batch_ns(decision) / S
@@ -105,7 +106,7 @@ def simulate(
     for name, kind in kinds.items():
         simulator.at(0, PartitionReady(name, TABLES[kind]))
     simulator.run(arrivals)
-    scheduler.check()
+    check_invariants(scheduler)
     assert run.outcomes.keys() == run.arrived.keys()
     assert scheduler.requests == {}
     return run

@@ -4,10 +4,11 @@ import io
 
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.build import build_plan
@@ -15,7 +16,8 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, model, single, spec_of
+from tests.support.scheduling.builders import MS, S, model, single, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 SLOW = LatencyTable.from_ms({1: 4, 8: 16})
 FAST = LatencyTable.from_ms({1: 2, 8: 8})
@@ -24,7 +26,7 @@ GROWN = PartitionResized("cpu0", "cpu2", 2.0, 1.0, {"m:1": FAST})
 SHRUNK = PartitionResized("cpu0", "cpu1", 1.0, 0.5, {"m:1": SLOW})
 
 
-class Run:
+class Run(WithoutConfidences):
     """Requests at regular intervals before and after a resize, on a machine that follows its tables."""
 
     def __init__(self, late: Late, resized: PartitionResized) -> None:
@@ -49,7 +51,7 @@ class Run:
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self.record(now_ns, event, decisions)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         if event is self.resized:
             self.table = self.next_table
         for decision in decisions:
@@ -62,12 +64,6 @@ class Run:
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return self.table.latency_ns(batch.rows)
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
 
 
 @pytest.mark.parametrize("resized", [GROWN, SHRUNK])

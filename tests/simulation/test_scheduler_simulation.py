@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
@@ -18,7 +19,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     FaultySimulator,
@@ -33,7 +34,7 @@ from tests.support.scheduling import (
 MLP = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
 LARGE = LatencyTable.from_ms({1: 2, 2: 2.6, 4: 3.8, 8: 6.5})
 TABLES = {"m:1": MLP, "large:1": LARGE}
-MODELS = (model("m:1", 64, verdicts=(CERTAINTY,)), model("large:1", 8))
+MODELS = (model("m:1", 64, confidences=(CERTAINTY,)), model("large:1", 8))
 PIPELINES = {
     "single": single("m:1"),
     "hard": single("m:1", Late.EVICT, name="hard:1"),
@@ -53,10 +54,10 @@ class Machine:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return int(TABLES[batch.model].latency_ns(batch.rows) * self._random.uniform(1, 1.2))
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return (tuple(self._random.random() for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -83,7 +84,7 @@ class Run:
                 self.outcomes[decision.request] = decision.outcome
                 self.settled_ns[decision.request] = now_ns
         if len(self.journal) % 50 == 0:
-            self.scheduler.check()
+            check_invariants(self.scheduler)
 
 
 def arrivals(seed: int, pipeline: str, rate: float, count: int, slo_ns: int) -> Iterator[tuple[int, RequestArrived]]:
@@ -128,12 +129,12 @@ def test_every_request_has_one_outcome_and_nothing_is_left(seed: int, kind: str,
     message = f"seed {seed}, outcomes {dict(counts)}; to see it again: pytest {again}"
     assert sorted(run.outcomes) == list(range(1_000)), message
     scheduler = run.scheduler
-    scheduler.check()
+    check_invariants(scheduler)
     assert scheduler.requests == {}, message
     assert scheduler.dispatcher.batches == {}, message
     assert scheduler.admission.memory_bytes == 0, message
     assert set(scheduler.queue_depths().values()) == {0}, message
-    assert all(pool.backlog_ns == 0 for pool in scheduler.dispatcher.fleet.pools), message
+    assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups), message
     answered = counts[Outcome.COMPLETED] + counts[Outcome.COMPLETED_LATE]
     if load == "underload" and not faults:
         assert counts[Outcome.COMPLETED] >= 990, message

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.drivers.simulator import Confidences, Simulator
 from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
 from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
@@ -17,7 +18,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import CERTAINTY, MS, S, cascade, chain, ensemble, model, single, spec_of
 
 BY_DEADLINE = DeadlineSettings()
 QUICK = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})
@@ -37,10 +38,10 @@ class Machine:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return int(TABLES[batch.model].latency_ns(batch.rows) * self._random.uniform(0.9, 1.1))
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         return (tuple(self._random.random() for _ in range(batch.rows)),)
 
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
         return ()
 
 
@@ -80,7 +81,7 @@ def simulate(
     for partition, models in zip(spec.partitions, holds, strict=True):
         simulator.at(0, PartitionReady(partition.name, {key: TABLES[key] for key in models}))
     simulator.run(arrivals)
-    scheduler.check()
+    check_invariants(scheduler)
     measured_s = (length_ns - WARM_NS) / S
     return {
         name: Answers(
@@ -197,7 +198,7 @@ def test_an_overloaded_pipeline_with_reservations_starves_no_other(late: Late, s
 
 # -- stages on partitions of their own
 
-MODELS = (model("quick:1", 64, verdicts=(CERTAINTY,)), model("slow:1", 8), model("other:1", 64))
+MODELS = (model("quick:1", 64, confidences=(CERTAINTY,)), model("slow:1", 8), model("other:1", 64))
 PIPELINES = {
     "first stage": (chain("slow:1", "quick:1", name="p"), RATE),
     "last stage": (chain("quick:1", "slow:1", name="p"), RATE),

@@ -9,8 +9,8 @@ import pytest
 from sluice.batcher.interface.events import RequestCancelled
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.dynamic_batching import QueuePolicy
-from tests.support.scheduling import MS, S
-from tests.support.triton_batcher import Run, Sent, timeout_policy
+from tests.support.scheduling.builders import MS, S
+from tests.support.scheduling.triton_batcher import Run, Sent, timeout_policy
 
 DONE, EXPIRED = Outcome.COMPLETED, Outcome.EVICTED_DEADLINE
 

@@ -15,8 +15,8 @@ from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArr
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
-from tests.support.scheduling import MS, ONE, US, S, model, single, spec_of
-from tests.support.triton_batcher import DIRECT, Machine, Run, Sent, timeout_policy
+from tests.support.scheduling.builders import MS, ONE, US, S, model, single, spec_of
+from tests.support.scheduling.triton_batcher import DIRECT, Machine, Run, Sent, timeout_policy
 
 LATEST = 2**64 - 1
 DONE, FULL, EXPIRED = Outcome.COMPLETED, Outcome.REJECTED_QUEUE_FULL, Outcome.EVICTED_DEADLINE

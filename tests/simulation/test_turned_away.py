@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.contention import LOAD_NS, Contention, Traffic
-from tests.support.scheduling import S
+from tests.support.scheduling.builders import S
+from tests.support.scheduling.contention import LOAD_NS, Contention, Traffic
 
 LONG_NS = 10 * S
 

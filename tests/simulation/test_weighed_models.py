@@ -4,11 +4,10 @@ from collections import Counter
 
 import msgspec
 
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
-    CombineOutputs,
     CompleteRequest,
     DispatchBatch,
     LoadModel,
@@ -18,7 +17,8 @@ from sluice.batcher.interface.events import AnyEvent, ModelLoaded, PartitionRead
 from sluice.batcher.interface.residency_config import Loading, ResidencyConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.measurement import ModelMemory
-from tests.support.scheduling import MS, ONE, S, model, spec_of
+from tests.support.scheduling.builders import MS, ONE, S, model, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 MIB = 1 << 20
 FILE_MIB, TAKEN_MIB, ROOM_MIB = 10, 26, 100
@@ -35,15 +35,9 @@ class Weighed(Simulator):
         super().at(time_ns, event)
 
 
-class Millisecond:
+class Millisecond(WithoutConfidences):
     def batch_ns(self, batch: DispatchBatch) -> int:
         return MS
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
 
 
 def test_a_model_that_takes_more_than_its_file_exceeds_no_memory_once_it_was_loaded() -> None:

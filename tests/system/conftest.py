@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from sluice.mps.isolation.mps_environment import device_directory
-from tests.support.fake_mps import OWN_GPU
+from tests.support.gpu.fake_mps import OWN_GPU
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from examples.digits import demo
 from examples.digits.build import build_repository
-from tests.support.processes import until
+from tests.support.gateway.processes import until
 
 ROOT = Path(demo.__file__).parents[2]
 

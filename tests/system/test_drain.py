@@ -15,9 +15,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.onnx_models import save_spin
-from tests.support.processes import alive, children, until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import alive, children, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_spin
 
 T = TypeVar("T")
 

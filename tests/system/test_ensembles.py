@@ -9,8 +9,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 
 SPLIT = """
 backend: "python"

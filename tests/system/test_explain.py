@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.onnx_models import save_spin
-from tests.support.processes import children, until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import children, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_spin
 
 ROOT = Path(__file__).parents[2]
 CASCADE = """
@@ -159,8 +159,8 @@ def test_what_is_not_remembered_is_said_to_be_so(server: GatewayServer) -> None:
     result = why(server, "r-0")
     assert (result.returncode, result.stderr) == (
         2,
-        f"sluice: http://{server.http_url}: there is no request 'r-0' among those remembered: the last 20, and as many "
-        "that were not answered in time\n",
+        f"sluice: http://{server.http_url}: request 'r-0' is not remembered: expected one of the last 20, or of as "
+        "many that were not answered in time\n",
     )
     result = subprocess.run(
         [sys.executable, "-m", "sluice.gateway.cli.main", "why", "r-0", "--url", "http://127.0.0.1:1"],

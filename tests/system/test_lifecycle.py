@@ -18,9 +18,9 @@ from tritonclient.utils import InferenceServerException
 
 from sluice.gateway.cli.main import main
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity, save_mlp
-from tests.support.processes import children, until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import children, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity, save_mlp
 
 CLIENTS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 COLUMNS = ("name", "version", "state", "reason")

@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 from tests.system.test_lifecycle import ask, connect, index, repository, save, serve
 
 __all__ = ["repository"]

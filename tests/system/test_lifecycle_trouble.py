@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.processes import children, until
-from tests.support.server import GatewayServer
+from tests.support.gateway.processes import children, until
+from tests.support.gateway.server import GatewayServer
 from tests.system.test_lifecycle import CLIENTS, ask, connect, index, repository, save, serve, traffic
 
 __all__ = ["repository"]
@@ -117,7 +117,7 @@ def test_what_is_in_flight_ends_before_a_model_goes_and_before_its_worker_is_rep
             assert y.shape == (1, 3)
             assert seconds < 1.5  # the time that a new worker takes to start is not in it
         assert set(children(server.process.pid)).isdisjoint(worker)
-        assert server.log.read_text().count("another one takes its place") == 1
+        assert server.log.read_text().count("the worker is being recycled") == 1
 
 
 def test_of_what_a_worker_is_to_load_only_what_it_was_busy_with_fails_when_it_dies(

@@ -21,8 +21,8 @@ from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
 from sluice.loadgen.run.scenario import run_server_scenario
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError
-from tests.support.onnx_models import save_mlp
-from tests.support.server import gateway_server
+from tests.support.gateway.server import gateway_server
+from tests.support.models.onnx_models import save_mlp
 
 METADATA = {
     "name": "m",

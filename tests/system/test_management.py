@@ -23,8 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 
 SYNC = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 AIO = {"http": tritonclient.http.aio, "grpc": tritonclient.grpc.aio}

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_growing, save_mlp
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_growing, save_mlp
 
 MODELS, HELD = 50, 10
 ROW = json.dumps(
@@ -113,7 +113,7 @@ def test_what_cannot_be_loaded_in_time_is_refused_at_once_with_the_reason(tmp_pa
     with gateway_server(tmp_path / "models", tmp_path, config) as server:
         status, answer = infer(server, "m1", {"slo_ms": 100})
         assert status == 503
-        assert "model m1:1 is not loaded: with that predicted to complete in 1000." in str(answer["error"])
+        assert "model m1:1 is not loaded: predicted to complete in 1000." in str(answer["error"])
         assert infer(server, "m1")[0] == 200
         assert infer(server, "m0")[0] == 200
 

@@ -24,18 +24,17 @@ from sluice.batcher.interface.events import (
     PartitionReady,
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.partitions.inventory import NO_DETAILS
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from sluice.mps.ipc.messages import BatchFinished, BatchRefused, LoadResult, ModelFile, RunBatch, WorkerReady
-from sluice.mps.partitions.isolation_report import Evidence
-from sluice.mps.partitions.partition import Partition
+from sluice.mps.ipc.messages import BatchFinished, BatchRefused, LoadResult, ModelFile, RunBatch
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.onnx_models import save_mlp
-from tests.support.processes import children, until
-from tests.support.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
+from tests.support.gateway.processes import children, until
+from tests.support.gateway.workers import Gateway, direct, held, in_loop, model, partition, rows, serving, worker
+from tests.support.models.onnx_models import save_mlp
 
 MIB = 1 << 20
 ENDS = (("inputs", "x"), ("outputs", "y"))
@@ -217,26 +216,6 @@ async def test_a_slowed_partition_takes_a_multiple_of_the_time(tmp_path: Path) -
         assert done.ended_ns - done.started_ns >= 30e6
 
 
-class Quiet:
-    """Is told how the workers are, and does nothing about it."""
-
-    def worker_ready(self, partition: str, ready: WorkerReady) -> None: ...
-
-    def worker_lost(self, partition: str, reason: str) -> None: ...
-
-    def worker_retired(self, partition: str, reason: str) -> None: ...
-
-    def worker_replaced(self, partition: Partition, ready: WorkerReady) -> None: ...
-
-    def partition_proved(self, partition: str, evidence: Evidence) -> None: ...
-
-    def model_loaded(self, partition: str, model: str) -> None: ...
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None: ...
-
-    def model_unloaded(self, partition: str, model: str) -> None: ...
-
-
 @in_loop
 async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Path, small: ModelFile) -> None:
     """Each by one event, unless the worker is lost first."""
@@ -246,10 +225,10 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     files = small, timed(tmp_path / "timed.json", 1), slow, model(broken, "bad:1")
     tensor = TensorSpec("x", DataType.FP32, (8,))
     specs = {file.key: ModelSpec(file.key[:-2], 1, (tensor,), (tensor,), max_batch_size=4) for file in files}
-    stages = (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),)
+    stages = (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),)
     plan = PipelineWiring(True, stages, {"y": (TensorRef(0, "y"),)}, OutputMemory(0, 1))
     spec = WorkerSpec(partition(), files, MIB, initial=("small:1",))
-    executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB, Quiet())
+    executor = WorkerExecutor([spec], {"timed:1": plan}, specs, MIB)
     events: asyncio.Queue[AnyEvent] = asyncio.Queue()
 
     async def following() -> Any:
@@ -257,7 +236,7 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
             return await events.get()
 
     before = set(children(os.getpid()))
-    executor.start(events.put_nowait)
+    executor.start(lambda event, _=NO_DETAILS: events.put_nowait(event))
     try:
         ready = await following()
         assert isinstance(ready, PartitionReady)
@@ -291,5 +270,5 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
         assert events.empty()
     finally:
         with suppress(KeyError):
-            executor.forget(1)
+            executor.discard(1)
         await executor.drain()

@@ -10,11 +10,11 @@ import pytest
 from sluice.mps.daemon.processes import control_daemons, mps_processes
 from sluice.mps.isolation.mps_environment import pipe_directory
 from sluice.mps.partitions.cpu import available_cores
-from tests.support import fake_mps
-from tests.support.fake_mps import OWN_GPU as GPU
-from tests.support.onnx_models import save_mlp
-from tests.support.processes import until
-from tests.support.server import gateway_server
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import gateway_server
+from tests.support.gpu import fake_mps
+from tests.support.gpu.fake_mps import OWN_GPU as GPU
+from tests.support.models.onnx_models import save_mlp
 
 ROW = json.dumps({"inputs": [{"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [0.5] * 8}]}).encode()
 REVIVED_S = 100

@@ -18,10 +18,10 @@ from sluice.mps.daemon.processes import mps_processes
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.isolation.mps_environment import pipe_directory
 from sluice.mps.partitions.cpu import available_cores
-from tests.support import fake_mps
-from tests.support.fake_mps import OWN_GPU as GPU
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.gpu import fake_mps
+from tests.support.gpu.fake_mps import OWN_GPU as GPU
 
 PIPES = pipe_directory(GPU)
 CONFIG = """
@@ -32,7 +32,7 @@ output { name: "y" data_type: TYPE_FP32 dims: 1 }
 MODEL = f"""
 import os, sys, time
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.support.fake_mps import FakeCuda
+from tests.support.gpu.fake_mps import FakeCuda
 
 cuda = FakeCuda(os.environ)
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_wide
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_wide
 
 WIDTH = 1 << 19
 """Numbers a row, which are 2 MiB: 128 rows take 256 MiB, and as much as all smaller batches have taken before."""

@@ -18,10 +18,10 @@ from sluice.mps.partitions.isolation_report import CUDA, Evidence, isolation_vio
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 from sluice.mps.worker.isolation_probe import probe_partition
-from tests.support.onnx_models import save_identity, save_mlp
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.workers import Gateway, in_loop, model, rows
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.gateway.workers import Gateway, in_loop, model, rows
+from tests.support.models.onnx_models import save_identity, save_mlp
 
 CORES = available_cores()
 ABSENT_CORE = 1023

@@ -9,10 +9,10 @@ import pytest
 import tritonclient.http
 
 from sluice.models.tensors.spec import DataType
-from tests.support import perf_analyzer
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.triton_setup import TritonUnavailable
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
+from tests.support.triton import perf_analyzer
+from tests.support.triton.setup import TritonUnavailable
 
 REQUESTS = 300
 TRIES = 3

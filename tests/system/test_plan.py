@@ -11,7 +11,7 @@ import pytest
 from sluice.gateway.cli.main import main
 from sluice.gateway.what_if.answer import PlanAnswer
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 CASCADE = """
 slo_ms: 60000
@@ -77,8 +77,8 @@ def test_a_pipeline_is_planned_before_and_after_it_is_profiled(sluice: Sluice, r
         "runner-up",
     ):
         assert told in after.out
-    assert "20 x 0.1 = 2 a second" in after.out
-    assert "longest way: small" in after.out
+    assert "20 x 0.1 = 2 per second" in after.out
+    assert "critical path: small" in after.out
 
 
 def test_all_figures_as_json(sluice: Sluice, repository: Path) -> None:
@@ -93,7 +93,7 @@ def test_all_figures_as_json(sluice: Sluice, repository: Path) -> None:
 def test_what_cannot_be_met_is_told_and_is_the_exit_status(sluice: Sluice, repository: Path) -> None:
     done = sluice("plan", "cascade", "--repository", repository, "--slo-ms", 0.001)
     assert done.status == 1
-    assert "INFEASIBLE: the quickest configuration takes" in done.out
+    assert "INFEASIBLE: the fastest configuration takes" in done.out
     assert "an objective of" in done.out
     done = sluice("plan", "cascade", "--repository", repository, "--rate", 1e9)
     assert done.status == 1
@@ -111,7 +111,7 @@ def test_an_objective_beyond_a_day_counts_as_one(sluice: Sluice, repository: Pat
         done = sluice(*plan, *given)
         assert done.status == 0, done.err
         assert "p99 within 8.64e+07 ms" in done.out
-        assert "assumed: an objective of 86400000 ms, a day: a longer one counts as that" in done.out
+        assert "assumed: an objective of 86400000 ms (a day), the longest that is planned for" in done.out
 
 
 def test_a_gpu_that_is_not_here_is_planned_for_with_simulated_profiles(sluice: Sluice, repository: Path) -> None:
@@ -177,8 +177,8 @@ def test_the_memory_and_the_triton_servers_of_the_configuration(sluice: Sluice, 
     done = planned(max(sizes.values()) + 1)
     assert done.status == 0, done.err
     assert "assumed: Triton servers are left out: far" in done.out
-    assert f"assumed: large:1 takes {sizes['large'] / (1 << 20):.3g} MiB where it is held" in done.out
-    assert "held by p: large:1\nheld by q: small:1\n" in done.out
+    assert f"assumed: large:1 takes {sizes['large'] / (1 << 20):.3g} MiB on each partition that holds it" in done.out
+    assert "loaded on p: large:1\nloaded on q: small:1\n" in done.out
     done = planned(min(sizes.values()))
     assert done.status == 2
     assert "stage 'large': no partition that is up holds model large:1, or has room for it" in done.err
@@ -196,14 +196,14 @@ def test_a_model_file_by_itself(sluice: Sluice, tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["other", "--repository", "."], "no pipeline or model 'other'; there are cascade, large:1, small:1"),
-        (["cascade"], "a pipeline or model of a repository needs --repository DIR"),
+        (["cascade"], "for a pipeline or model of a repository add --repository DIR"),
         (["cascade", "--repository", ".", "--slo-ms", "0"], "--slo-ms: expected milliseconds above 0, got 0"),
-        (["cascade", "--repository", ".", "--rate", "nan"], "--rate: expected requests a second of at least 0"),
+        (["cascade", "--repository", ".", "--rate", "nan"], "--rate: expected requests per second of at least 0"),
         (["cascade", "--repository", ".", "--percentile", "101"], "--percentile: expected a percentile above 0"),
         (["cascade", "--repository", ".", "--seed", "-1"], "--seed: expected at least 0"),
         (
             ["cascade", "--repository", ".", "--escalation", "small=0.1"],
-            "--escalation: small is no stage with a condition (`when`); there are large",
+            "--escalation: small is not a conditional stage (`when`); expected one of large",
         ),
         (["cascade", "--repository", ".", "--partitions", "gpu"], "--partitions: expected a number, or kinds such as"),
         (["cascade", "--repository", ".", "--partitions", "cpu999"], "this process may use only"),

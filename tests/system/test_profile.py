@@ -21,8 +21,8 @@ from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import Repository
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_fixed_batch, save_mlp, save_spin
-from tests.support.server import gateway_server
+from tests.support.gateway.server import gateway_server
+from tests.support.models.onnx_models import save_fixed_batch, save_mlp, save_spin
 
 ROOT = Path(__file__).parents[2]
 ONE_CORE: dict[str, object] = {"partitions": [{"name": "only", "cores": [available_cores()[0]]}]}
@@ -171,7 +171,7 @@ def test_what_is_stale_is_shown_as_such(profile: Profiling, tmp_path: Path) -> N
         ),
         (["mlp.onnx", "--partitions", "cpu1/x0.5"], "expected a finite slowdown of at least 1, got 0.5"),
         (["mlp.onnx", "--partitions", "cpu512"], "--partitions: cpu512 has more than the"),
-        (["mlp.onnx", "--batches", "128"], "mlp:1: --batches: 128 is more than the model's largest batch, 64"),
+        (["mlp.onnx", "--batches", "128"], "mlp:1: --batches: 128 exceeds the model's largest batch, 64"),
         (["mlp.onnx", "--simulate", "bert"], "--simulate: expected --partitions with the kinds to compute"),
         (["mlp.onnx", "--simulate", "bert", "--partitions", "mps-20"], "model bert: cannot be simulated on mps-20"),
         (["show", "mlp.onnx"], "mlp.profile.json: there is no profile; `sluice profile` makes one"),

@@ -14,9 +14,9 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.processes import mps_processes
 from sluice.mps.isolation.mps_environment import pipe_directory
 from sluice.mps.partitions.cpu import available_cores
-from tests.support import fake_gpu, fake_mps
-from tests.support.fake_mps import OWN_GPU as GPU
-from tests.support.processes import until
+from tests.support.gateway.processes import until
+from tests.support.gpu import fake_gpu, fake_mps
+from tests.support.gpu.fake_mps import OWN_GPU as GPU
 
 MIG = "MIG-74d43ed3-cdf7-e667-3644-0000000000fd"
 SHARE = {"kind": "mps", "name": "share", "uuid": GPU, "share_percent": 25, "memory_mb": 2048}

@@ -10,9 +10,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.processes import allowed_cores, children
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import allowed_cores, children
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 
 CONFIG = """
 backend: "python" max_batch_size: 8

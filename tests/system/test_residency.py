@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_mlp
-from tests.support.processes import until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_mlp
 
 ROW = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [i / 64 for i in range(64)]}]}

@@ -11,10 +11,10 @@ from sluice.batcher.interface.events import PartitionResized
 from sluice.batcher.planner.live import LivePlanner
 from sluice.gateway.cli.main import main
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.http_load import HttpLoad
-from tests.support.onnx_models import save_spin
-from tests.support.processes import allowed_cores, children, until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.http_load import HttpLoad
+from tests.support.gateway.processes import allowed_cores, children, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_spin
 
 pytestmark = pytest.mark.skipif(len(available_cores()) < 2, reason="a larger share needs a second core")
 

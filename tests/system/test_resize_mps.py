@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sluice.gateway.cli.main import main
-from tests.support import fake_mps
-from tests.support.fake_mps import OWN_GPU as GPU
-from tests.support.http_load import HttpLoad
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.timed_models import save_timed
+from tests.support.gateway.http_load import HttpLoad
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.gpu import fake_mps
+from tests.support.gpu.fake_mps import OWN_GPU as GPU
+from tests.support.models.timed_models import save_timed
 
 pytestmark = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there may well be an MPS of its own here")
 

@@ -9,8 +9,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
 
 CACHED = "max_batch_size: 4 response_cache { enable: true }"
 ENSEMBLE = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.timed_models import CLIENTS, Reply, Sent, executed, replay, save_timed
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.timed_models import CLIENTS, Reply, Sent, executed, replay, save_timed
 
 pytestmark = pytest.mark.timed
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_mlp, save_model, save_variable, value
-from tests.support.server import GatewayServer, gateway_server, stop
+from tests.support.gateway.server import GatewayServer, gateway_server, stop
+from tests.support.models.onnx_models import save_mlp, save_model, save_variable, value
 
 ROOT = Path(__file__).parents[2]
 ROW = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
@@ -232,8 +232,8 @@ def test_validate_loads_models_and_takes_files_too(repository: Path, tmp_path: P
     [
         (["serve"], "expected --repository DIR, model files, a triton server in the configuration, or --control"),
         (["serve", "--repository", "/absent"], "/absent: expected a directory, the model repository"),
-        (["serve", "/absent.onnx"], "there is no model that can be served\n  /absent.onnx: cannot be read"),
-        (["validate", "/absent"], "/absent: there is no such file or directory; expected a model repository or model"),
+        (["serve", "/absent.onnx"], "no model can be served\n  /absent.onnx: cannot be read"),
+        (["validate", "/absent"], "/absent: no such file or directory; expected a model repository or model"),
         (["replay", "/absent"], "/absent: cannot be read: No such file or directory"),
     ],
 )

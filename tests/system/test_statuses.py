@@ -10,8 +10,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.support.server import gateway_server
-from tests.support.timed_models import Sent, replay, save_timed
+from tests.support.gateway.server import gateway_server
+from tests.support.models.timed_models import Sent, replay, save_timed
 
 EXPIRES = """dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 600000000
     default_queue_policy { default_timeout_microseconds: 50000 } }"""

@@ -17,12 +17,20 @@ import pytest
 from tritonclient import grpc as tritongrpc
 
 from sluice.models.tensors.arrays import Array
-from tests.support.onnx_models import save_fixed_batch, save_mlp
-from tests.support.processes import alive, until
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.triton import REGION, TritonServer, children, command_line, free_ports, remove_memory, triton_server
-from tests.support.triton_models import add_model
-from tests.support.triton_setup import TritonUnavailable, set_up
+from tests.support.gateway.processes import alive, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_fixed_batch, save_mlp
+from tests.support.triton.models import add_model
+from tests.support.triton.server import (
+    REGION,
+    TritonServer,
+    children,
+    command_line,
+    free_ports,
+    remove_memory,
+    triton_server,
+)
+from tests.support.triton.setup import TritonUnavailable, set_up
 
 PIPELINE = """
 stages:
@@ -218,7 +226,7 @@ def test_a_triton_that_does_not_start_is_reported_with_its_output(directory: Pat
     serve = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", "--config", str(settings)]
     ended = subprocess.run(serve, check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
-    assert "sluice: there is no model that can be served" in ended.stderr
+    assert "sluice: no model can be served" in ended.stderr
     assert "triton could not be asked for its models partition=triton" in ended.stderr
     assert "the process exited with status 1; its output:" in ended.stderr
     assert "failed to stat file" in ended.stderr

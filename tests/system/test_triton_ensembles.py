@@ -8,9 +8,9 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.support.server import gateway_server
-from tests.support.triton import triton_server
-from tests.support.triton_setup import TritonUnavailable, set_up
+from tests.support.gateway.server import gateway_server
+from tests.support.triton.server import triton_server
+from tests.support.triton.setup import TritonUnavailable, set_up
 
 MODEL = """
 import triton_python_backend_utils as pb_utils

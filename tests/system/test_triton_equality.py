@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.support.onnx_models import save_mlp
-from tests.support.server import gateway_server
-from tests.support.triton import triton_server
-from tests.support.triton_setup import TritonUnavailable, set_up
+from tests.support.gateway.server import gateway_server
+from tests.support.models.onnx_models import save_mlp
+from tests.support.triton.server import triton_server
+from tests.support.triton.setup import TritonUnavailable, set_up
 
-REPOSITORY = Path(__file__).parents[1] / "support" / "triton_repository"
+REPOSITORY = Path(__file__).parents[1] / "support" / "triton" / "repository"
 PIXELS = np.random.default_rng(5).integers(0, 256, (8, 4), np.uint8)
 VALUES = np.random.default_rng(6).normal(size=(8, 4)).astype(np.float32)
 

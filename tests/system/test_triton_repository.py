@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sluice.models.backends import onnxruntime
-from tests.support.onnx_models import save_mlp
-from tests.support.server import gateway_server
+from tests.support.gateway.server import gateway_server
+from tests.support.models.onnx_models import save_mlp
 
 SCALE = """
 import numpy as np

@@ -20,9 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.arrays import numpy_dtype
 from sluice.models.tensors.spec import RAW_ONLY, DataType
-from tests.support.onnx_models import save_identity
-from tests.support.server import GatewayServer, gateway_server
-from tests.support.timed_models import save_timed
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_identity
+from tests.support.models.timed_models import save_timed
 
 SYNC = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 AIO = {"http": tritonclient.http.aio, "grpc": tritonclient.grpc.aio}

@@ -13,9 +13,9 @@ import pytest
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import InputTensor, RunBatch, Segment, WorkerReady
-from tests.support.onnx_models import save_mlp
-from tests.support.processes import alive, memory_files
-from tests.support.workers import Gateway, direct, held, in_loop, model, own_memory_files, rows, serving, worker
+from tests.support.gateway.processes import alive, memory_files
+from tests.support.gateway.workers import Gateway, direct, held, in_loop, model, own_memory_files, rows, serving, worker
+from tests.support.models.onnx_models import save_mlp
 
 
 def socket_of(pid: int) -> int:

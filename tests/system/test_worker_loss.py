@@ -13,9 +13,9 @@ import tritonclient.grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_spin
-from tests.support.processes import alive, children, until
-from tests.support.server import GatewayServer, gateway_server
+from tests.support.gateway.processes import alive, children, until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_spin
 
 CLIENTS = 16
 KILLS = 3

@@ -8,8 +8,8 @@ from sluice.mps.ipc.messages import FromWorker, StartWorker
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
-from tests.support.processes import allowed_cores, until
-from tests.support.workers import in_loop
+from tests.support.gateway.processes import allowed_cores, until
+from tests.support.gateway.workers import in_loop
 
 CORE = available_cores()[-1]
 PARTITION = CpuPartition("cpu0", (CORE,))

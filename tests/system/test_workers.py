@@ -25,9 +25,8 @@ from sluice.mps.ipc.messages import (
     WithdrawBatch,
 )
 from sluice.mps.partitions.cpu import available_cores
-from tests.support.onnx_models import save_identity, save_mlp, save_model, save_spin, value
-from tests.support.processes import alive, allowed_cores, memory_files, until
-from tests.support.workers import (
+from tests.support.gateway.processes import alive, allowed_cores, memory_files, until
+from tests.support.gateway.workers import (
     Gateway,
     direct,
     held,
@@ -39,6 +38,7 @@ from tests.support.workers import (
     serving,
     worker,
 )
+from tests.support.models.onnx_models import save_identity, save_mlp, save_model, save_spin, value
 
 KIB = 1024
 
@@ -261,7 +261,7 @@ def test_workers_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None
 _GATEWAY_SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from tests.support.workers import Gateway, model, rows, worker
+from tests.support.gateway.workers import Gateway, model, rows, worker
 from sluice.mps.ipc.messages import RunBatch
 
 async def main():

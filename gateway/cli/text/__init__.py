@@ -1,1 +1,1 @@
-"""TODO gateway/cli/text."""
+"""Tables, plots and reports as plain text for terminals."""

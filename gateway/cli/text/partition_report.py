@@ -1,4 +1,4 @@
-"""Partitions and plans for them as lines of text."""
+"""Partitions, GPUs, MPS daemons and plans as lines of text."""
 
 from collections.abc import Sequence
 
@@ -37,9 +37,9 @@ def _device(partition: Partition) -> str:
 
 
 def gpu_lines(gpu: Gpu) -> list[str]:
-    """A GPU, then its instances, with who uses them, and what there is room for."""
+    """A GPU, its instances with the processes that use them, and the free room."""
     if gpu.lost:
-        return [f"GPU {gpu.index}: it is lost (NVML: {gpu.lost})"]
+        return [f"GPU {gpu.index}: lost (NVML: {gpu.lost})"]
     mode = {None: "no MIG", False: "MIG off", True: "MIG on"}[gpu.mig]
     lines = [f"GPU {gpu.index}: {gpu.name}, {gpu.memory_mib} MiB, {gpu.uuid}, {mode}{_used(gpu.users)}"]
     for each in sorted(gpu.instances, key=lambda instance: instance.placement.start):
@@ -48,7 +48,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
         sizes += [f"{profile.memory_mib} MiB"] if profile.memory_mib else []
         name = each.uuid or "no compute instance"
         lines.append(f"  {', '.join([str(each.placement), *sizes, name])}{_used(each.users)}")
-    lines += [f"  {uuid}, whose profile and place the driver tells to root only" for uuid in gpu.unplaced]
+    lines += [f"  {uuid}, whose profile and placement are readable by root only" for uuid in gpu.unplaced]
     if gpu.geometry is not None and not gpu.unplaced:
         free = [each.profile.name for each in free_placements(gpu.geometry, gpu.layout)]
         if gpu.mig:
@@ -59,7 +59,7 @@ def gpu_lines(gpu: Gpu) -> list[str]:
 
 
 def mps_lines(daemon: RunningDaemon) -> list[str]:
-    """An MPS daemon, then its servers, each with its clients."""
+    """An MPS daemon, its servers, and their clients."""
     devices = daemon.devices or "all devices"
     trouble = f": {daemon.trouble}" if daemon.trouble else ""
     lines = [f"MPS daemon (pid {daemon.pid}) of {devices}, in {daemon.pipes}{trouble}"]
@@ -70,7 +70,7 @@ def mps_lines(daemon: RunningDaemon) -> list[str]:
 
 
 def plan_lines(device: int | str, plan: GpuPlan) -> list[str]:
-    """What is there, what is wanted, the steps, and what refuses them."""
+    """The present and wanted layout of a GPU, the steps, and the reasons that prevent them."""
     lines = [
         f"GPU {device} ({plan.geometry.gpu})",
         f"  present: {_layout(plan.present)}",

@@ -3,8 +3,16 @@
 from collections.abc import Iterable, Iterator
 
 from sluice.gateway.cli.text.plot import Points, plot
-from sluice.gateway.cli.text.text_table import aligned
-from sluice.gateway.what_if.answer import PER, Arithmetic, Configuration, Limit, PlanAnswer, StageAnswer, TableSource
+from sluice.gateway.cli.text.table import aligned
+from sluice.gateway.what_if.answer import (
+    PER,
+    Arithmetic,
+    LimitingFactor,
+    PlanAnswer,
+    PlannedConfiguration,
+    StageAnswer,
+    TableSource,
+)
 
 _COLUMNS = (
     "stage",
@@ -21,11 +29,11 @@ _COLUMNS = (
 
 
 _WHOLE, _HUGE = 1e4, 1e12
-"""Rates from one to the other are told to the row."""
+"""Rates in this range are printed as whole numbers."""
 
 
 def report(answer: PlanAnswer, *, explain: bool = False) -> str:
-    """Everything for a reader: the plan, its front, what was second, and where the limits are."""
+    """The whole report: the plan, its alternatives and the limits."""
     parts = [_head(answer), _stages(answer)]
     if answer.infeasible is not None:
         parts.append(_marked(answer, _infeasible(answer)))
@@ -39,7 +47,7 @@ def report(answer: PlanAnswer, *, explain: bool = False) -> str:
 
 
 def _marked(answer: PlanAnswer, lines: Iterable[str]) -> str:
-    """Lines of figures, each with a mark if they rest on simulated latencies."""
+    """Lines of figures, each marked if they rest on simulated latencies."""
     mark = "  SIMULATED" if answer.simulated else ""
     return "\n".join(f"{line}{mark}" for line in lines)
 
@@ -48,7 +56,7 @@ def _head(answer: PlanAnswer) -> str:
     kinds = ", ".join(f"{count} x {kind}{_mark(answer, kind)}" for kind, count in answer.partitions.items())
     lines = [f"{answer.pipeline}: p99 within {answer.slo_ms:g} ms at {_rate(answer.rate)} requests/s on {kinds}"]
     lines += [f"assumed: {assumption}" for assumption in answer.assumptions]
-    lines += [f"held by {name}: {_listed(models) or 'nothing'}" for name, models in answer.residency.items()]
+    lines += [f"loaded on {name}: {_listed(models) or 'nothing'}" for name, models in answer.residency.items()]
     for source in TableSource:
         if used := [table for table in answer.tables if table.source is source]:
             lines.append(f"latencies {_source(source)}: {_listed(f'{each.model} on {each.kind}' for each in used)}")
@@ -63,7 +71,7 @@ def _source(source: TableSource) -> str:
         case TableSource.SIMULATED:
             return "SIMULATED (computed by a formula)"
         case _:
-            return "timed now, not stored (`sluice profile` measures better)"
+            return "timed now, not stored (`sluice profile` is more accurate)"
 
 
 def _mark(answer: PlanAnswer, kind: str) -> str:
@@ -104,32 +112,33 @@ def _infeasible(answer: PlanAnswer) -> list[str]:
     assert trouble is not None
     lines = [f"INFEASIBLE: {trouble.reason}"]
     if trouble.excess_rate is not None:
-        what = "these partitions" if answer.limited_by is Limit.CAPACITY else "this objective"
+        what = "these partitions" if answer.limited_by is LimitingFactor.CAPACITY else "this objective"
         lines.append(f"  {_rate(trouble.excess_rate)} requests/s too many for {what}")
     nearest = []
     if trouble.nearest_slo_ms is not None:
         nearest.append(f"an objective of {trouble.nearest_slo_ms:.3f} ms at this rate")
     if trouble.nearest_rate is not None:
         nearest.append(f"{_rate(trouble.nearest_rate)} requests/s at this objective")
-    lines.append(f"  what can be had: {' or '.join(nearest)}" if nearest else "  nothing else can be had")
+    lines.append(f"  possible instead: {' or '.join(nearest)}" if nearest else "  no rate or objective is possible")
     if trouble.nearest_rate is None:
-        lines.append("  not even a lone request keeps to this objective")
+        lines.append("  not even a lone request meets this objective")
     return lines
 
 
 def _around(answer: PlanAnswer) -> Iterator[str]:
     yield from _second(answer)
-    neck = answer.bottleneck
-    busy, all_busy = _percent(neck.utilisation), _percent(neck.total_utilisation)
+    bottleneck = answer.bottleneck
+    stage, busy = f"stage '{bottleneck.stage}' ({bottleneck.model})", _percent(bottleneck.utilisation)
+    all_busy = _percent(bottleneck.total_utilisation)
     yield (
-        f"bottleneck: stage '{neck.stage}' ({neck.model}) takes {busy} of the partitions' time in its best batches, "
-        f"all stages {all_busy}; alone it could do {_rate(neck.capacity)} rows/s"
+        f"bottleneck: {stage} takes {busy} of the partitions' time with its best batches, "
+        f"all stages {all_busy}; its capacity alone is {_rate(bottleneck.capacity)} rows/s"
     )
     if answer.highest_rate is not None:
-        what = "the partitions' time" if answer.limited_by is Limit.CAPACITY else "the objective"
+        what = "the partitions' time" if answer.limited_by is LimitingFactor.CAPACITY else "the objective"
         yield (
             f"highest rate within {answer.slo_ms:g} ms: {_rate(answer.highest_rate)} requests/s, limited by {what}; "
-            "what the gateway itself can do is not counted"
+            "the gateway's own capacity is not considered"
         )
     if answer.lowest_slo_ms is not None:
         yield f"lowest objective at {_rate(answer.rate)} requests/s: {answer.lowest_slo_ms:.3f} ms"
@@ -144,7 +153,7 @@ def _second(answer: PlanAnswer) -> Iterator[str]:
         figures = f"{second.p99_ms:.3f} ms, {_cost(second.cost_per_1000)}"
         yield f"runner-up: {', '.join(second.stages)}: {figures}; {second.reason}"
     elif answer.feasible:
-        yield "runner-up: none, every other configuration comes to the same"
+        yield "runner-up: none, every other configuration has the same figures"
     further = next((point for point in answer.front if point.p99_ms > answer.slo_ms), None)
     if answer.feasible and further is not None:
         yield f"cheaper from an objective of {further.p99_ms:.3f} ms on: {_cost(further.cost_per_1000)}"
@@ -162,11 +171,11 @@ def _plot(answer: PlanAnswer) -> str:
 
 def _arithmetic(answer: PlanAnswer, stage: StageAnswer) -> str:
     if not stage.model:
-        return f"{stage.stage}: a combiner, which takes no time on any partition"
+        return f"{stage.stage}: a combiner, which runs on no partition"
     head = f"{stage.stage}: {stage.model} on {_label(stage)}, batches of up to {stage.batch}"
     part = stage.arithmetic
     if part is None:
-        return f"{head}\n  more rows come than the partitions can do"
+        return f"{head}\n  the arriving rows exceed the partitions' capacity"
     full, hand_off = part.full_ms + part.hand_off_ms, part.hand_off_ms
     rows = [
         ("rows", _rows(answer, stage, part)),
@@ -181,8 +190,8 @@ def _arithmetic(answer: PlanAnswer, stage: StageAnswer) -> str:
 
 def _rows(answer: PlanAnswer, stage: StageAnswer, part: Arithmetic) -> str:
     return (
-        f"{_rate(answer.rate)} x {stage.probability:.4g} = {_rate(stage.rate)} a second; with all that uses the model "
-        f"{_rate(part.kind_rate)} come to this kind, of which it can count on {part.servers:.4g} partitions"
+        f"{_rate(answer.rate)} x {stage.probability:.4g} = {_rate(stage.rate)} per second; all uses of the model send "
+        f"{_rate(part.kind_rate)} to this kind, on {part.servers:.4g} partitions"
     )
 
 
@@ -194,8 +203,8 @@ def _busy(stage: StageAnswer, part: Arithmetic, full_ms: float) -> str:
 def _p99(stage: StageAnswer, part: Arithmetic) -> str:
     waits = f"fill {part.fill99_ms:.3f}, queue {part.queue99_ms:.3f}, running batch {part.running99_ms:.3f}"
     time = f"l({part.rows99}) {part.compute99_ms + part.hand_off_ms:.3f}"
-    beside = f" + stages beside it {part.beside99_ms:.3f}" if part.beside99_ms else ""
-    counted = "" if stage.counted else "; it does not count: too few requests come so far"
+    beside = f" + parallel stages {part.beside99_ms:.3f}" if part.beside99_ms else ""
+    counted = "" if stage.counted else "; not counted: too few requests reach it"
     return f"{time} + the longest of ({waits}){beside} = {_ms(stage.p99_ms)} ms{counted}"
 
 
@@ -212,14 +221,14 @@ def _budget(answer: PlanAnswer, stage: StageAnswer, part: Arithmetic) -> str:
     left = f"{answer.slo_ms:.3f} - {part.begin_ms:.3f} - {taken:.3f} = {part.left_ms:.3f} ms"
     row = stage.cost_per_1000_rows / PER * stage.probability
     if part.rest_cost is None:
-        return f"{left}; H: no time for what follows"
+        return f"{left}; H: no time for the later stages"
     return f"{left}; H({part.left_ms:.3f}) = {part.rest_cost:.4g}; C + H = {row + part.rest_cost:.4g}"
 
 
-def _sums(plan: Configuration) -> Iterator[str]:
+def _sums(plan: PlannedConfiguration) -> Iterator[str]:
     critical = [f"{stage.stage} {_ms(stage.p99_ms)}" for stage in plan.stages if stage.critical]
     costs = [_cost(stage.cost_per_1000_rows * stage.probability) for stage in plan.stages if stage.model]
-    yield f"longest way: {' + '.join(critical)} = {_ms(plan.p99_ms)} ms (stages are seldom all that late at once)"
+    yield f"critical path: {' + '.join(critical)} = {_ms(plan.p99_ms)} ms (stages are rarely all slow at once)"
     yield f"cost of 1000 requests: {' + '.join(costs)} = {_cost(plan.cost_per_1000)}"
 
 

@@ -22,11 +22,11 @@ def plot(
     lines: bool = True,
     steps: bool = False,
 ) -> str:
-    """A plot of several series, each with a mark of its own that a legend explains, as lines joined by newlines.
+    """Draw several series, each with its own mark and a legend.
 
-    `width` and `height` are those of the field in characters, without its axes. `lines` joins the points of a series in
-    the order given, with `steps` as a function that keeps its value up to the next point. On a logarithmic axis only
-    points above 0 are shown. Where marks meet, the later series is seen.
+    `width` and `height` are the size of the plot area in characters, without the axes. `lines` joins the points of a
+    series in order; `steps` draws a step function, which keeps its value up to the next point. A logarithmic axis shows
+    only points above 0. Where marks meet, the later series is shown.
     """
     shown = {
         name: [(x, y) for x, y in points if _finite(x, log_x) and _finite(y, log_y)] for name, points in series.items()
@@ -55,7 +55,7 @@ def plot(
 
 
 class _Axis:
-    """Values on one axis, spread over so many cells."""
+    """The values of one axis, mapped to a number of cells."""
 
     def __init__(self, values: Sequence[float], cells: int, logarithmic: bool) -> None:
         self.low, self.high = min(values), max(values)

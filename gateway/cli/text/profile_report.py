@@ -11,7 +11,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 def report(profile: ModelProfile, fingerprint: str, sha256: str) -> str:
-    """All entries as tables, with what is stale marked, and plots of those that can be used here."""
+    """Tables of all entries, with stale ones marked, and plots of the entries that are usable here."""
     parts = [_table(entry, _state(entry, fingerprint, sha256)) for entry in profile.entries]
     usable = [entry for entry in profile.entries if not _state(entry, fingerprint, sha256)]
     parts += [_latency_plot(entry) for entry in usable]
@@ -21,7 +21,7 @@ def report(profile: ModelProfile, fingerprint: str, sha256: str) -> str:
 
 
 def summary(entry: ProfileEntry) -> str:
-    """A line on an entry."""
+    """One line about an entry."""
     first, last = entry.cells[0], entry.cells[-1]
     medians = f"p50 {ns_to_ms(first.p50_ns):.3f} ms at batch {first.batch}"
     if last is not first:

@@ -1,4 +1,4 @@
-"""The batches in flight on one Triton server, each of them one call."""
+"""The batches in flight on one Triton server; each is one call."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
-from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.hang_detector import LATENCY_FACTOR
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
@@ -16,7 +16,7 @@ from sluice.gateway.executors.triton.models import TritonModels
 from sluice.gateway.executors.triton.wire import EncodedInfer, decode_batch, encode_for
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
-from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.backends.device_errors import is_out_of_memory
 from sluice.models.errors import BackendFailed, BadTensor, PartitionError
 from sluice.models.pipelines.confidence import confidence
@@ -28,11 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 class TritonBatches:
-    """Runs batches on one server and reports how they end; `verdicts` are what is asked of each model, by key.
+    """Runs batches on one server and reports how they end.
 
-    `lost` is told, in a sentence, of an end that says that the server is lost; `abandon` is to follow. A batch has
-    `timeout_s`, and 20 times its measured latency if that is more. Tensors go through `memory`, where there is one.
-    `answered` counts the calls that had an answer.
+    `confidence_specs` are the confidences that each model reports, by key. `lost` is called, with a sentence, when the
+    end of a batch shows that the server is lost; `abandon` follows. A batch has `timeout_s`, and 20 times its measured
+    latency if that is more. Tensors go through `memory`, if there is one. `answered` counts the calls that had an
+    answer.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class TritonBatches:
         client: TritonClient,
         memory: TritonMemory | None,
         models: TritonModels,
-        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
+        confidence_specs: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
         timeout_s: float,
         lost: Callable[[str], None],
@@ -49,7 +50,7 @@ class TritonBatches:
         self._client = client
         self._memory = memory
         self._models = models
-        self._verdicts = verdicts
+        self._confidence_specs = confidence_specs
         self._assembly = assembly
         self._timeout_s = timeout_s
         self._lost = lost
@@ -58,15 +59,15 @@ class TritonBatches:
         self._calls: set[asyncio.Task[None]] = set()
         self._free_ns = 0
         self.answered = 0
-        self._post: Post
+        self._report: EventSink
 
-    def start(self, post: Post) -> None:
-        """Send events to `post` from now on."""
-        self._post = post
+    def start(self, report: EventSink) -> None:
+        """Report events to `report` from now on."""
+        self._report = report
 
     @property
     def running(self) -> int:
-        """How many are in flight."""
+        """The number of batches in flight."""
         return len(self._running)
 
     def of(self, model: str) -> list[asyncio.Task[None]]:
@@ -74,7 +75,7 @@ class TritonBatches:
         return [task for batch, task, _ in self._running.values() if batch.model == model]
 
     async def drain(self) -> None:
-        """Give up what runs, without a word."""
+        """Cancel the calls in flight and report nothing."""
         calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -92,7 +93,7 @@ class TritonBatches:
         self._running.clear()
         for batch in running:
             self._assembly.abandon(batch)
-            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+            self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
 
     def run(self, batch: DispatchBatch) -> None:
         """Send a batch."""
@@ -112,11 +113,11 @@ class TritonBatches:
         if batch not in self._running or next(iter(self._running)) == batch:
             return
         _, task, sent = self._running.pop(batch)
-        # What is in memory runs all the same: the server writes there, unless it is known to have ended.
+        # A batch in shared memory keeps its call: the server writes there until the call has ended.
         if sent.slot is None:
             task.cancel()
         self._assembly.abandon(batch)
-        self._post(BatchRevoked(batch))
+        self._report(BatchRevoked(batch))
 
     async def _run(self, batch: DispatchBatch, sent: EncodedInfer) -> None:
         sent_ns = self._clock()
@@ -139,7 +140,7 @@ class TritonBatches:
             self._fail(batch, FailureCause.OUT_OF_MEMORY if is_memory else FailureCause.BACKEND, str(error))
         except PartitionError as error:
             self._fail(batch, FailureCause.RESOURCES, str(error))
-        except Exception as error:  # whatever it is, it ends this batch and nothing else
+        except Exception as error:  # any error ends this batch and nothing else
             logger.exception("batch %d of %s could not be completed", batch.batch, batch.model)
             self._fail(batch, FailureCause.BACKEND, str(error))
         finally:
@@ -147,23 +148,23 @@ class TritonBatches:
                 self._free(sent)
 
     def _complete(self, batch: DispatchBatch, sent_ns: int, answer: bytes, sent: EncodedInfer) -> None:
-        """Take an answer; raises BadTensor for one that makes no sense."""
+        """Take an answer; raises BadTensor for a malformed one."""
         ended_ns = self._clock()
         self.answered += 1
         spec = self._models.specs[batch.model]
         tensors = decode_batch(spec, batch.rows, answer, sent)
-        verdicts = tuple(_confidences(tensors, verdict) for verdict in self._verdicts.get(batch.model, ()))
+        confidences = tuple(_confidences(tensors, wanted) for wanted in self._confidence_specs.get(batch.model, ()))
         key = batch_key(
             (output.name, tensors[output.name].shape[int(spec.batchable) :])
             for output in spec.outputs
             if not output.fixed
         )
-        # The server may have begun only when it was done with the one before.
+        # The server may have begun only after the batch before.
         started_ns = max(sent_ns, self._free_ns)
         self._free_ns = ended_ns
         del self._running[batch.batch]
-        self._assembly.complete(batch.batch, Outputs(tensors, {}, lambda: self._free(sent)))
-        self._post(BatchCompleted(batch.batch, started_ns, ended_ns, verdicts, key))
+        self._assembly.complete(batch.batch, BatchOutputs(tensors, {}, lambda: self._free(sent)))
+        self._report(BatchCompleted(batch.batch, started_ns, ended_ns, confidences, key))
 
     def _free(self, sent: EncodedInfer) -> None:
         if self._memory is not None and sent.slot is not None:
@@ -172,10 +173,10 @@ class TritonBatches:
     def _fail(self, batch: DispatchBatch, cause: FailureCause, reason: str) -> None:
         if self._running.pop(batch.batch, None) is not None:
             self._assembly.abandon(batch.batch)
-            self._post(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
+            self._report(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
 
 
-def _confidences(tensors: Mapping[str, Tensor], verdict: ConfidenceSpec) -> tuple[float, ...]:
-    tensor = tensors[verdict.output]
+def _confidences(tensors: Mapping[str, Tensor], wanted: ConfidenceSpec) -> tuple[float, ...]:
+    tensor = tensors[wanted.output]
     assert not isinstance(tensor, WireBytes), "confidences are of numbers"
-    return tuple(confidence(tensor, verdict.confidence).tolist())
+    return tuple(confidence(tensor, wanted.confidence).tolist())

@@ -15,13 +15,13 @@ from sluice.models.spec import ModelSpec
 
 LOAD_TIMEOUT_S = 120.0
 PROBE_TIMEOUT_S = 5.0
-"""Time for a server to say how it is; a server that is gone is noticed at once."""
+"""Time for a server to answer a probe; a server that is gone is noticed at once."""
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # When to try again is for the circuit breaker to say.
+    # The circuit breaker decides when to try again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 100),
@@ -32,9 +32,9 @@ _T = TypeVar("_T")
 
 
 class TritonClient:
-    """Calls to the server at `url`, all of which raise ServerLost, ModelLost, BackendFailed or PartitionError.
+    """Calls to the server at `url`; each may raise ServerLost, ModelLost, BackendFailed or PartitionError.
 
-    `http` is the address of its HTTP service, by which batches go that lie in shared memory; "" for none.
+    `http` is the address of its HTTP service, to which batches in shared memory are sent; "" for none.
     """
 
     def __init__(self, url: str, http: str = "") -> None:
@@ -57,7 +57,7 @@ class TritonClient:
         return answer
 
     async def check_server(self) -> None:
-        """Raise ServerLost for a server that is not ready, whatever it says of that."""
+        """Raise ServerLost unless the server answers that it is ready."""
         try:
             answer = await _meant(self._service.ServerReady(service_pb2.ServerReadyRequest(), timeout=PROBE_TIMEOUT_S))
         except ServerLost:
@@ -68,7 +68,7 @@ class TritonClient:
             raise ServerLost("the server is not ready")
 
     async def is_ready(self, model: ModelSpec) -> bool:
-        """Whether the server says that it holds a model."""
+        """True if the server says that it holds a model."""
         request = service_pb2.ModelReadyRequest(name=model.name, version=str(model.version))
         try:
             answer = await _meant(self._service.ModelReady(request, timeout=PROBE_TIMEOUT_S))
@@ -77,17 +77,17 @@ class TritonClient:
         return bool(answer.ready)
 
     async def load(self, model: ModelSpec) -> None:
-        """Have the server load a model; raises BackendFailed when it cannot, or lets nobody order it."""
+        """Have the server load a model; raises BackendFailed when it cannot, or does not allow that."""
         request = service_pb2.RepositoryModelLoadRequest(model_name=model.name)
         await _changed(model, "load", self._service.RepositoryModelLoad(request, timeout=LOAD_TIMEOUT_S))
 
     async def unload(self, model: ModelSpec) -> None:
-        """As `load`."""
+        """Have the server unload a model; raises as `load`."""
         request = service_pb2.RepositoryModelUnloadRequest(model_name=model.name)
         await _changed(model, "unload", self._service.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S))
 
     async def statistics(self) -> dict[str, ModelCounts]:
-        """What the server has counted, by `name:version`."""
+        """The server's counts, by `name:version`."""
         answer = await _meant(
             self._service.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=PROBE_TIMEOUT_S)
         )
@@ -109,12 +109,12 @@ class TritonClient:
         await _allowed(self._service.SystemSharedMemoryRegister(request, timeout=PROBE_TIMEOUT_S))
 
     async def unregister_memory(self, name: str) -> None:
-        """Have the server forget it; as `register_memory`."""
+        """Have the server forget the shared memory object; raises as `register_memory`."""
         request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         await _allowed(self._service.SystemSharedMemoryUnregister(request, timeout=PROBE_TIMEOUT_S))
 
     async def memory_names(self) -> list[str]:
-        """What clients have registered; as `register_memory`."""
+        """The names of the shared memory objects that clients registered; raises as `register_memory`."""
         request = service_pb2.SystemSharedMemoryStatusRequest()
         answer = await _allowed(self._service.SystemSharedMemoryStatus(request, timeout=PROBE_TIMEOUT_S))
         return list(answer.regions)
@@ -141,7 +141,7 @@ async def _changed(model: ModelSpec, change: str, call: Awaitable[Any]) -> None:
 
 
 async def _allowed(call: Awaitable[_T]) -> _T:
-    """Make a call that the server need not serve."""
+    """Make a call that the server may refuse to serve."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:

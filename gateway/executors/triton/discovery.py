@@ -1,4 +1,4 @@
-"""What Triton servers hold when Sluice starts, asked of them once."""
+"""The models that Triton servers hold when Sluice starts; each server is asked once."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -37,14 +37,14 @@ class Discovery:
     unreachable: dict[str, str] = field(default_factory=dict)
 
     def may_hold(self, server: TritonSettings, specs: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-        """The models, of all that are served, for a server: what it holds, or what it should if it cannot be asked."""
+        """The models, of all that are served, that a server holds, or should hold if it cannot be asked."""
         keys = self.holds.get(server.name)
         if keys is None:
             keys = tuple(key for key, spec in specs.items() if spec.name in (server.models or ()))
         return {key: specs[key] for key in keys}
 
     def unknown(self, servers: Iterable[TritonSettings], known: Collection[str]) -> list[BrokenEntry]:
-        """The models that servers should hold of which nothing is known, but for those whose names are `known`."""
+        """The models that servers should hold and that nothing is known of, except those whose names are `known`."""
         broken = dict(self.broken)
         for server in servers:
             if (reason := self.unreachable.get(server.name)) is not None:
@@ -53,7 +53,7 @@ class Discovery:
 
 
 NOTHING = Discovery()
-"""Where there are no Triton servers."""
+"""The result without Triton servers."""
 
 
 def discover(
@@ -61,10 +61,10 @@ def discover(
     largest_batch: Callable[[str], int],
     processes: Mapping[str, TritonProcess] = {},
 ) -> Discovery:
-    """Ask the servers, all at once, for the specs of their models, waiting for those that start; blocks.
+    """Ask all servers at once for the specs of their models, and wait for those that start; blocks.
 
-    `largest_batch` is what Sluice allows a model, by name; `processes` are those of the servers that were launched.
-    Models that a server is to hold and does not are loaded.
+    `largest_batch` gives the batch size that Sluice allows a model, by name. `processes` are those of the servers that
+    were launched. Models that a server is to hold and does not are loaded.
     """
     asked = tuple(servers)
     found = Discovery()
@@ -78,7 +78,7 @@ def discover(
 
 
 def _ask(server: TritonSettings, largest_batch: Callable[[str], int], process: TritonProcess | None) -> Discovery:
-    """What one server holds."""
+    """The models that one server holds."""
     with grpc.insecure_channel(server.url, options=OPTIONS) as channel:
         service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
@@ -121,7 +121,7 @@ def _wait_ready(service: Any, timeout_s: float) -> bool:
             if service.ServerReady(service_pb2.ServerReadyRequest(), timeout=max(remaining, _PAUSE_S)).ready:
                 return True
         except grpc.RpcError as error:
-            # A server that is starting refuses connections: that is waited for as well.
+            # A server that is starting refuses connections, so that is waited for as well.
             if error.code() is not grpc.StatusCode.UNAVAILABLE or remaining <= 0:
                 raise
         if remaining <= 0:
@@ -173,8 +173,8 @@ def _unreachable(error: Exception) -> str:
     elif "Connection refused" in reason:
         reason = "connection refused"
     elif "SETTINGS frame" in reason:
-        reason = "what listens there does not speak gRPC"
-    return f"{reason}; expected the port of Triton's gRPC service (8001, if it was told no other)"
+        reason = "the server there does not speak gRPC"
+    return f"{reason}; expected the port of Triton's gRPC service (8001 by default)"
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What the errors of a Triton server mean."""
+"""The meaning of a Triton server's errors for the server, the model and the batch."""
 
 import grpc
 
@@ -6,7 +6,7 @@ from sluice.models.errors import BackendFailed, PartitionError
 
 
 class ServerLost(PartitionError):
-    """The server cannot be reached, hangs, or answers what makes no sense."""
+    """The server cannot be reached, hangs, or gives malformed answers."""
 
 
 class ModelLost(PartitionError):
@@ -14,10 +14,10 @@ class ModelLost(PartitionError):
 
 
 def meaning(code: grpc.StatusCode, details: str) -> ServerLost | ModelLost | BackendFailed | PartitionError:
-    """What a status says of the server, of the model or of the batch; Triton's words decide where a code does not."""
+    """The error that a status stands for; Triton's words decide where a code does not."""
     text = details.strip().splitlines()[0] if details.strip() else code.name
     match code:
-        case _ if "shared memory region" in details:  # one that a server which was started again does not know
+        case _ if "shared memory region" in details:  # a restarted server does not know it
             return ServerLost(text)
         case grpc.StatusCode.INTERNAL if "Stub process" in details:
             return ModelLost(text)

@@ -1,4 +1,4 @@
-"""Batches ordered from a Triton server over HTTP/1.1, whose tensors lie in shared memory."""
+"""Batches sent to a Triton server over HTTP/1.1, whose tensors lie in shared memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ _CODES = {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-"""What the statuses of Triton's HTTP server are over gRPC; all others say that the request was wrong."""
+"""The statuses of Triton's HTTP server as they are over gRPC; all others mean that the request was wrong."""
 
 
 class RegionRef(NamedTuple):
-    """Where a tensor lies in a region of shared memory."""
+    """The place of a tensor in a region of shared memory."""
 
     name: str
     offset: int
@@ -46,7 +46,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def encode_request(host: str, spec: ModelSpec, region: str, inputs: list[RegionRef], outputs: list[RegionRef]) -> bytes:
-    """A whole HTTP request for a batch whose tensors, inputs and outputs, all have their place in a region."""
+    """A whole HTTP request for a batch whose inputs and outputs all lie in regions of shared memory."""
 
     def parameters(place: RegionRef) -> Mapping[str, object]:
         size = {"shared_memory_byte_size": place.nbytes, "shared_memory_offset": place.offset}
@@ -59,7 +59,7 @@ def encode_request(host: str, spec: ModelSpec, region: str, inputs: list[RegionR
 
 
 def decode_answer(body: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The datatype and shape of each output. Raises BadTensor for an answer that makes no sense."""
+    """The datatype and shape of each output. Raises BadTensor for a malformed answer."""
     try:
         return {each.name: (each.datatype, each.shape) for each in _decode(body).outputs}
     except msgspec.MsgspecError as error:
@@ -67,7 +67,7 @@ def decode_answer(body: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 class TritonHttp:
-    """Connections to the HTTP service at `address`, a host and a port; as many as there are calls at a time."""
+    """Connections to the HTTP service at `address`, a host and a port; one for each call at a time."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -76,7 +76,7 @@ class TritonHttp:
         self._free: list[_Connection] = []
 
     async def infer(self, request: bytes, timeout_s: float) -> bytes:
-        """Send a request of `encode_request`; returns the body of the answer. Raises as `TritonClient.infer`."""
+        """Send a request made by `encode_request`; returns the body of the answer. Raises as `TritonClient.infer`."""
         try:
             async with asyncio.timeout(timeout_s):
                 status, body = await self._ask(request)
@@ -108,13 +108,13 @@ class TritonHttp:
         return connection
 
     def close(self) -> None:
-        """End the connections that no call uses."""
+        """Close the connections that no call uses."""
         for connection in list(self._free):
             connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    """Carries one request at a time; takes itself out of `free` when it is lost."""
+    """Carries one request at a time; removes itself from `free` when it is lost."""
 
     def __init__(self, free: list["_Connection"]) -> None:
         self._free = free
@@ -131,7 +131,7 @@ class _Connection(asyncio.Protocol):
         return await self._answer
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -139,7 +139,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what is asked."""
+        """Fail the request that is under way."""
         if self in self._free:
             self._free.remove(self)
         if self._answer is not None and not self._answer.done():
@@ -159,6 +159,6 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """Give the answer to who asked."""
+        """Give the answer to the caller."""
         if self._answer is not None and not self._answer.done():
             self._answer.set_result((self._parser.get_status_code(), b"".join(self._body)))

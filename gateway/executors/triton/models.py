@@ -21,9 +21,10 @@ TRIAL_TIMEOUT_S = 10.0
 
 
 class TritonModels:
-    """Keeps models running on a server. `specs` are all that it may hold, by key; `tables` those that it has held.
+    """Keeps models running on a server.
 
-    What is `broken` has died, and is loaded again before it is used.
+    `specs` are all models that it may hold, by key, and `tables` are the latency tables of those that it has held. A
+    model that is `broken` has died, and is loaded again before it is used.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class TritonModels:
         self._clock = clock
 
     async def bring_up(self, key: str) -> None:
-        """Have a model loaded, and run every batch size of its menu; the first time that makes its table.
+        """Load a model and run every batch size of its menu; the first time, that yields its latency table.
 
         Raises ServerLost, ModelLost, BackendFailed or PartitionError.
         """
@@ -57,12 +58,12 @@ class TritonModels:
             await self._warm(key)
 
     async def unload(self, key: str) -> None:
-        """Have the server forget a model; where it lets nobody order that, the model stays, unused."""
+        """Have the server unload a model; if it does not allow that, the model stays, unused."""
         with suppress(BackendFailed):
             await self._client.unload(self.specs[key])
 
     async def _reload(self, key: str) -> None:
-        """A model that died is not started again by Triton, unless it is unloaded first."""
+        """Unload and load a model that died: Triton does not restart it otherwise."""
         await self._client.unload(self.specs[key])
         await self._client.load(self.specs[key])
         self.broken.discard(key)
@@ -75,7 +76,7 @@ class TritonModels:
             times: list[int] = []
             while not known and len(times) < REPEATS and sum(times) < BUDGET_NS:
                 times.append(await self._run_ns(spec, rows))
-            if len(times) == 1:  # which may have been held up, and a cell far too high is never found out
+            if len(times) == 1:  # it may have been delayed, and a cell far too high is never corrected
                 times.append(warming_ns)
             if times:
                 cells.append((rows, median_low(times)))

@@ -1,17 +1,16 @@
-"""One Triton server as a partition: a circuit breaker around it, its models, and the batches that it runs."""
+"""One Triton server as a partition: a circuit breaker, its models, and the batches that it runs."""
 
 import asyncio
 import enum
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.gateway.executors.base import Post
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.triton.batches import TritonBatches
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.errors import ServerLost
@@ -19,74 +18,49 @@ from sluice.gateway.executors.triton.memory import TritonMemory
 from sluice.gateway.executors.triton.models import TritonModels
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import ModelCounts
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.models.errors import PartitionError, ServingError
 from sluice.models.spec import ModelSpec, public_key
 from sluice.mps.isolation.back_off import BackOff
 
 LAST_PROBE_S = 5.0
-"""The longest that a server which is lost is left alone."""
+"""The longest time between two tries of a lost server."""
 IDLE_S = 10.0
-"""How long a server may be sent nothing before it is asked whether it is still there."""
+"""A server that was sent nothing for this time is asked whether it is still there."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
-"""How long a model that could not be loaded is left alone; twice as long each time."""
+"""The first and the longest time between two tries to load a model; it doubles each time."""
 
 
 class Breaker(enum.StrEnum):
-    """Whether a server is given batches: `closed` as long as all is well, `half_open` while it is tried."""
+    """The state of a circuit breaker: `closed` lets batches through, and `half_open` tries the server."""
 
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
 
 
-class Watcher(Protocol):
-    """Is told how the servers are."""
-
-    def triton_ready(self, partition: str, url: str, loaded: Sequence[str], failed: Mapping[str, str]) -> None:
-        """A server takes batches; `failed` maps models that it does not run to the reasons."""
-        ...
-
-    def triton_lost(self, partition: str, url: str, reason: str) -> None:
-        """A server takes no batches, until `triton_ready`; also told when it could not be reached the first time."""
-        ...
-
-    def model_loaded(self, partition: str, model: str) -> None:
-        """A server that is up holds one more model."""
-        ...
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
-        """A server that is up could not load a model."""
-        ...
-
-    def model_unloaded(self, partition: str, model: str) -> None:
-        """A server that is up does not hold a model any more."""
-        ...
-
-
 class TritonPartition:
-    """Runs batches on one server, each as one call, and keeps it and its models going as far as that can be done.
+    """Runs batches on one server, each as one call, and keeps the server and its models running.
 
-    `specs` are the models that it may hold, and begins with, by key; `verdicts` what is asked of each; `process` is
-    that of a server which we run, and start again when it ends. A call that fails by more than its content opens the
-    breaker: the partition is lost with its batches. It is ready again when the server is, and has run a batch of every
-    size. What does not come up then is tried again beside the batches.
+    `specs` are the models that the server may hold, and begins with, by key. `confidence_specs` are the confidences
+    that each model reports. `process` belongs to a server that we run; it is started again when it ends. A call that
+    fails for more than its content opens the breaker: the partition is lost with its batches. It is ready again when
+    the server is, and has run a batch of every size. Models that do not load then are tried again beside the batches.
     """
 
     def __init__(
         self,
         settings: TritonSettings,
         specs: Mapping[str, ModelSpec],
-        verdicts: Mapping[str, Sequence[ConfidenceSpec]],
+        confidence_specs: Mapping[str, Sequence[ConfidenceSpec]],
         assembly: Assembly,
-        watcher: Watcher,
         clock: Callable[[], int],
         process: TritonProcess | None = None,
     ) -> None:
         self.breaker = Breaker.OPEN
         self._settings = settings
         self._name = settings.name
-        self._watcher = watcher
         self._process = process
         self._client = TritonClient(settings.url, settings.http_url)
         self._memory = (
@@ -94,23 +68,23 @@ class TritonPartition:
         )
         self._models = TritonModels(self._client, self._memory, specs, clock)
         self._batches = TritonBatches(
-            self._client, self._memory, self._models, verdicts, assembly, settings.timeout_s, self._open, clock
+            self._client, self._memory, self._models, confidence_specs, assembly, settings.timeout_s, self._open, clock
         )
         self._held: set[str] = set()
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
         self._lost = asyncio.Event()
         self._serving: asyncio.Task[None]
-        self._post: Post
+        self._report: EventSink
 
-    def start(self, post: Post) -> None:
-        """Connect, and report what the server holds once it is ready."""
-        self._post = post
-        self._batches.start(post)
+    def start(self, report: EventSink) -> None:
+        """Connect, and report the models that the server holds once it is ready."""
+        self._report = report
+        self._batches.start(report)
         self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     async def drain(self) -> None:
-        """Give up what runs; the server stays, and a process of ours is left to who launched it."""
+        """Cancel the calls in flight; the server stays, and a process of ours is left to its launcher."""
         if self._process is not None:
             self._process.unwatch()
         tasks = [self._serving, *self._changes]
@@ -130,7 +104,7 @@ class TritonPartition:
         self._batches.run(batch)
 
     async def counts(self) -> dict[str, ModelCounts]:
-        """What the server has counted of our models, by `name:version`; nothing while it is lost."""
+        """The server's counts of our models, by `name:version`; nothing while it is lost."""
         if self.breaker is not Breaker.CLOSED:
             return {}
         ours = {public_key(key) for key in self._models.specs}
@@ -157,7 +131,7 @@ class TritonPartition:
             await asyncio.sleep(min(back_off.lost(time.monotonic()), LAST_PROBE_S))
 
     async def _watch(self) -> None:
-        """Return when the server is lost; one that has answered nothing for long is asked how it is."""
+        """Return when the server is lost; after a long time without answers, ask whether it is there."""
         while True:
             answered = self._batches.answered
             with suppress(TimeoutError):
@@ -171,7 +145,7 @@ class TritonPartition:
                     self._open(str(error))
 
     async def _bring_up(self) -> dict[str, str]:
-        """Get the server and its models to run; returns the reasons why some do not.
+        """Bring up the server and its models; returns the reasons why some models do not run.
 
         Raises ServerLost, or OSError when its process cannot be started.
         """
@@ -198,19 +172,20 @@ class TritonPartition:
         self._lost.clear()
         self._held = self._models.specs.keys() - failed.keys()
         tables = {key: self._models.tables[key] for key in self._models.specs if key in self._held}
-        self._watcher.triton_ready(self._name, self._settings.url, list(tables), failed)
-        self._post(PartitionReady(self._name, tables))
+        self._report(PartitionReady(self._name, tables), ProcessDetails(url=self._settings.url, failed=failed))
         for key in failed:
             self._change(self._revive(key))
 
     def _open(self, reason: str) -> None:
-        """Open the breaker: the partition is lost with its batches. Told once, however often the server is tried."""
+        """Open the breaker: the partition is lost with its batches.
+
+        The loss is reported once, also of a server that could not be reached the first time.
+        """
         self.breaker = Breaker.OPEN
         if self._lost.is_set():
             return
         self._lost.set()
-        self._watcher.triton_lost(self._name, self._settings.url, reason)
-        self._post(PartitionLost(self._name, reason))
+        self._report(PartitionLost(self._name, reason), ProcessDetails(url=self._settings.url))
         for change in self._changes:
             if change is not asyncio.current_task():
                 change.cancel()
@@ -225,12 +200,12 @@ class TritonPartition:
     # -- models
 
     def load(self, key: str) -> None:
-        """Have the server hold one more model; nothing follows when the server is lost first."""
+        """Have the server load a model; no event follows when the server is lost first."""
         if self.breaker is Breaker.CLOSED:
             self._change(self._load(key))
 
     def unload(self, key: str) -> None:
-        """Have the server give up a model after its batches; as `load`."""
+        """Have the server unload a model after its batches; no event follows when the server is lost first."""
         if self.breaker is Breaker.CLOSED:
             self._change(self._unload(key))
 
@@ -240,7 +215,7 @@ class TritonPartition:
         task.add_done_callback(self._changes.discard)
 
     async def _carry_out(self, change: Coroutine[None, None, None]) -> None:
-        """Make a change; nothing is said of a model when the server is lost with it."""
+        """Make a change; a lost server is reported in place of the model."""
         try:
             await change
         except ServerLost as error:
@@ -248,11 +223,10 @@ class TritonPartition:
 
     async def _load(self, key: str) -> None:
         if (reason := await self._bring_up_one(key)) is not None:
-            self._watcher.model_load_failed(self._name, key, reason)
-            self._post(ModelLoadFailed(self._name, key, reason))
+            self._report(ModelLoadFailed(self._name, key, reason))
 
     async def _revive(self, key: str) -> None:
-        """Try a model that did not come up until it does."""
+        """Try to load a model that failed until it loads."""
         delay_s = FIRST_RETRY_S
         while key not in self._held:
             await asyncio.sleep(delay_s)
@@ -260,7 +234,7 @@ class TritonPartition:
             await self._bring_up_one(key)
 
     async def _bring_up_one(self, key: str) -> str | None:
-        """Load a model, one at a time, and report it; returns the reason when it does not load."""
+        """Load a model, one at a time, and report it; returns the reason if it does not load."""
         async with self._changing:
             try:
                 await self._models.bring_up(key)
@@ -269,8 +243,7 @@ class TritonPartition:
             except ServingError as error:
                 return str(error)
         self._held.add(key)
-        self._watcher.model_loaded(self._name, key)
-        self._post(ModelLoaded(self._name, key, self._models.tables[key]))
+        self._report(ModelLoaded(self._name, key, self._models.tables[key]))
         return None
 
     async def _unload(self, key: str) -> None:
@@ -279,5 +252,4 @@ class TritonPartition:
                 await asyncio.wait(batches)
             await self._models.unload(key)
         self._held.discard(key)
-        self._watcher.model_unloaded(self._name, key)
-        self._post(ModelUnloaded(self._name, key))
+        self._report(ModelUnloaded(self._name, key))

@@ -1,4 +1,4 @@
-"""A Triton server that Sluice runs itself: started in its partition, ended with everything that it started."""
+"""A Triton server that Sluice runs itself: it starts in its partition, and ends with all its children."""
 
 import asyncio
 import os
@@ -18,22 +18,22 @@ from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import CpuPartition
 
 STOP_TIMEOUT_S = 10.0
-"""Time for a server to end when it is told to; then it is killed."""
+"""Time for a server to end when it is asked to; then it is killed."""
 PAUSE_S = 0.1
 """Between two looks at a server that is starting."""
 
 _HEAD_LINES, _TAIL_LINES, _LINE_BYTES = 2, 6, 300
 _MARK = b"\n\0\n"
-"""Comes after the last output of a process that has ended; what has left its group may hold the pipe open."""
+"""Marks the end of the output of a process that has ended; processes that left its group may hold the pipe open."""
 _OUTPUT_TIMEOUT_S = 10.0
-"""Time to read what a process has said that has ended; the thread that does only has to get its turns."""
+"""Time to read the output of a process that has ended; the reading thread only needs its turns."""
 _KILL_TIMEOUT_S = 5.0
 
 
 class TritonProcess:
     """The process of `settings`, which must have a command; it can be started again when it has ended.
 
-    Of its output the first and the last lines are kept, to say why it ended.
+    The first and the last lines of its output are kept, to say why it ended.
     """
 
     def __init__(self, settings: TritonSettings) -> None:
@@ -47,11 +47,11 @@ class TritonProcess:
 
     @property
     def pid(self) -> int:
-        """The process, which leads a group of its own; 0 when there is none."""
+        """The process, which leads a group of its own; 0 without one."""
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
-        """Start it; there must be none."""
+        """Start the process; there must be none."""
         assert self._process is None
         self._head, self._tail = [], deque(maxlen=_TAIL_LINES)
         settings = self._settings
@@ -85,7 +85,7 @@ class TritonProcess:
         ).start()
 
     def ended(self) -> str | None:
-        """How the process ended, in a sentence, after which nothing is left of it; None while it runs."""
+        """The end of the process in a sentence, after which nothing is left of it; None while it runs."""
         if self._process is None:
             return "the process was ended"
         if not self._has_ended(0):
@@ -98,12 +98,12 @@ class TritonProcess:
         return f"the process {how}{said}"
 
     def terminate(self) -> None:
-        """Tell it to end."""
+        """Ask the process to end."""
         if self._process is not None:
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def end(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End it with its children, by force when it has not ended within `timeout_s`; blocks until then."""
+        """End the process with its children, by force when it has not ended within `timeout_s`; blocks until then."""
         if self._process is not None:
             self.terminate()
             self._has_ended(timeout_s)
@@ -111,12 +111,12 @@ class TritonProcess:
             self._reap()
 
     async def wait_ready(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Start it if it is not running, and wait until `check` does not raise ServerLost any more.
+        """Start the process if it is not running, and wait until `check` does not raise ServerLost any more.
 
-        Raises ServerLost when the process ends, or is not ready in its time; then it is ended. OSError when it cannot
-        be started.
+        Raises ServerLost when the process ends, or is not ready in time, in which case it is ended; and OSError when it
+        cannot be started.
         """
-        self.unwatch()  # a process that is waited for tells its end here
+        self.unwatch()  # `wait_ready` reads the end from here
         if self._process is None:
             self.start()
         deadline_s = time.monotonic() + self._settings.start_timeout_s
@@ -127,13 +127,13 @@ class TritonProcess:
                 if (reason := self.ended()) is not None:
                     raise ServerLost(reason) from error
                 if time.monotonic() >= deadline_s:
-                    # It was given its time already, so it gets none to end in.
+                    # It had its time to start already, so it gets none to end.
                     await asyncio.to_thread(self.end, 0)
                     raise ServerLost(f"not ready within {self._settings.start_timeout_s:g} s: {error}") from error
             await asyncio.sleep(PAUSE_S)
 
     def watch(self, ended: Callable[[], None]) -> None:
-        """Have `ended` called on the running loop once the process has ended, if it does before `unwatch`."""
+        """Have `ended` called on the running loop once the process has ended, until `unwatch`."""
         asyncio.get_running_loop().add_reader(self._pidfd, ended)
 
     def unwatch(self) -> None:
@@ -159,7 +159,7 @@ class TritonProcess:
         return bool(poll.poll(timeout_s * 1000))
 
     def _kill_group(self) -> None:
-        """Kill what is left; the process itself has not been waited for, so that the group is still its own."""
+        """Kill the rest of the group; the process itself was not waited for, so the group is still its own."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -167,7 +167,7 @@ class TritonProcess:
         assert self._process is not None
         try:
             status = self._process.wait(_KILL_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # a driver holds it; the kernel ends it when that lets go
+        except subprocess.TimeoutExpired:  # a driver holds it; the kernel ends it afterwards
             status = -signal.SIGKILL
         os.write(self._output, _MARK)
         os.close(self._output)
@@ -179,7 +179,7 @@ class TritonProcess:
 
 @contextmanager
 def launched(servers: Iterable[TritonSettings]) -> Iterator[Mapping[str, TritonProcess]]:
-    """Start the servers that have a command; they end with the block. Yields their processes by name."""
+    """Start the servers that have a command and yield their processes by name; they end with the context."""
     processes = {server.name: TritonProcess(server) for server in servers if server.command}
     try:
         for process in processes.values():

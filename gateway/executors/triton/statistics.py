@@ -1,4 +1,4 @@
-"""What Triton servers count themselves, beside what Sluice counts of the batches that it sends them."""
+"""The counts that Triton servers keep, beside Sluice's own counts of the batches that it sends them."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sluice.gateway.observability.metrics import Remote
+from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
 TIMEOUT_S = 0.25
-"""Time for all servers together; of one that does not answer in it the last counts stand."""
+"""Time for all servers together; a server that does not answer in it keeps its last counts."""
 
 
 class ModelCounts(NamedTuple):
-    """What a server has counted of a version of a model; a batch is an execution, a row an inference."""
+    """A server's counts of a version of a model; a batch is an execution, a row an inference."""
 
     inferences: int
     executions: int
@@ -34,8 +34,8 @@ class Counting(Protocol):
         ...
 
 
-class TritonStatistics(Remote):
-    """The counts of servers, by the name of each, as they were when they were last asked for."""
+class TritonStatistics(MetricsSource):
+    """The latest counts of servers, by the name of each."""
 
     def __init__(self, servers: Mapping[str, Counting]) -> None:
         self._servers = servers
@@ -53,11 +53,16 @@ class TritonStatistics(Remote):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        labels = ["partition", "model"]
-        inferences = CounterMetricFamily("sluice_triton_inferences", "Rows, as Triton counts them.", labels=labels)
-        executions = CounterMetricFamily("sluice_triton_executions", "Batches, as Triton counts them.", labels=labels)
+        inferences = CounterMetricFamily(
+            "sluice_triton_inferences", "Rows that the Triton server has run.", labels=["partition", "model"]
+        )
+        executions = CounterMetricFamily(
+            "sluice_triton_executions", "Batches that the Triton server has run.", labels=["partition", "model"]
+        )
         seconds = CounterMetricFamily(
-            "sluice_triton_seconds", "Time of batches inside of Triton.", labels=[*labels, "phase"]
+            "sluice_triton_seconds",
+            "Time of batches in the Triton server, by phase.",
+            labels=["partition", "model", "phase"],
         )
         for partition, models in self._counts.items():
             for model, counts in models.items():

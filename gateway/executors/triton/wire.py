@@ -1,4 +1,4 @@
-"""ModelInfer messages of a whole batch: rows go from where they lie into the message, or into memory, in one copy."""
+"""ModelInfer messages of a whole batch; rows are copied once, into the message or into shared memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,9 +23,10 @@ _RAW_TAG = bytes([service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER 
 
 
 class EncodedInfer(NamedTuple):
-    """A ModelInferRequest; with a `slot`, its inputs lie there, and of the outputs those that have `offsets` will.
+    """A ModelInferRequest, and the slot that its tensors lie in, if any.
 
-    `http` is the same as a request over HTTP, when that may be sent in its place.
+    With a `slot`, all inputs lie there, and those outputs will that have `offsets`. `http` is the same request over
+    HTTP, if it may be sent in its place.
     """
 
     message: bytes
@@ -44,7 +45,7 @@ def encode_batch(spec: ModelSpec, inputs: Sequence[BatchInput]) -> bytes:
 
 
 def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: Sequence[BatchInput]) -> EncodedInfer:
-    """A batch as it is sent: in shared memory when a slot of it is free that is large enough, else in the message."""
+    """A batch as it is sent: in a free slot of shared memory that is large enough, else in the message."""
     slot = None
     if memory is not None:
         sizes = [_nbytes(each) for each in inputs]
@@ -63,7 +64,7 @@ def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: 
 def _encode_in_memory(
     spec: ModelSpec, rows: int, inputs: Sequence[BatchInput], slot: MemorySlot, http: str
 ) -> EncodedInfer:
-    """Copy the inputs into a slot; outputs whose size is not known are to come by message."""
+    """Copy the inputs into a slot; outputs of unknown size are to come in the message."""
     offset, places = 0, []
     for each in inputs:
         nbytes = _nbytes(each)
@@ -121,9 +122,9 @@ def blank_inputs(spec: ModelSpec, rows: int) -> list[BatchInput]:
 
 
 def decode_batch(spec: ModelSpec, rows: int, data: bytes, sent: EncodedInfer | None = None) -> dict[str, Tensor]:
-    """The outputs of the spec, as views of an answer, a ModelInferResponse, and of the memory named in what was sent.
+    """The outputs of the spec, as views of a ModelInferResponse and of the slot named in the request.
 
-    Raises BadTensor for an answer that makes no sense.
+    Raises BadTensor for a malformed answer.
     """
     found = _found_in_message(data) if sent is None or not sent.http else _found_over_http(data)
     if sent is not None and sent.slot is not None:
@@ -173,7 +174,7 @@ def _tensor(spec: TensorSpec, rows: int | None, found: Mapping[str, _Found]) -> 
 
 
 def _head(spec: ModelSpec, inputs: Sequence[BatchInput]) -> Any:
-    """The message without contents."""
+    """The message without tensor contents."""
     head = service_pb2.ModelInferRequest(model_name=spec.name, model_version=str(spec.version))
     for each in inputs:
         head.inputs.add(name=each.spec.name, datatype=each.spec.datatype, shape=each.shape)
@@ -183,7 +184,7 @@ def _head(spec: ModelSpec, inputs: Sequence[BatchInput]) -> Any:
 
 
 def _place(tensor: Any, region: str, offset: int, nbytes: int) -> None:
-    """Say that a tensor lies in shared memory."""
+    """Add the place of a tensor in shared memory."""
     tensor.parameters["shared_memory_region"].string_param = region
     tensor.parameters["shared_memory_offset"].int64_param = offset
     tensor.parameters["shared_memory_byte_size"].int64_param = nbytes

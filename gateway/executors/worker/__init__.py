@@ -1,1 +1,1 @@
-"""TODO gateway/executors/worker."""
+"""The executor over pinned worker processes that share memory with the gateway."""

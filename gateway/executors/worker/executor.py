@@ -21,15 +21,16 @@ from sluice.batcher.interface.events import (
     PartitionReady,
     PartitionResized,
 )
-from sluice.gateway.executors.base import Combined, Post
-from sluice.gateway.executors.hang_detector import BATCH_TIMEOUT_S
-from sluice.gateway.executors.worker.callbacks import Watcher
+from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
+from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.worker.record import WorkerRecord
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
-from sluice.gateway.tensors.request_tensors import Outputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
@@ -56,14 +57,16 @@ from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSetti
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
+_RECYCLED = "the worker is being recycled to free memory"
+
 
 class WorkerExecutor:
     """Runs batches on worker processes that share memory with the gateway.
 
-    `plans` are the pipelines by `name:version`, `models` the specs by key; `input_bytes` is the size of the arena for
-    inputs. The workers start with `start` and end with `drain`, and hold any of the models of their specs. One that
-    does not end a batch within `batch_timeout_s` (more for a slow model, see `BatchWatch`) is killed.
-    `quarantine` and `controls` are for its `recovery` from faults, `cache` is for stages that are looked up.
+    `plans` are the pipelines by `name:version`, and `models` the specs by key; `input_bytes` is the size of the arena
+    for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
+    that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
+    `quarantine` and `controls` are for `recovery` from faults, and `cache` is for stages that use the response cache.
     """
 
     def __init__(
@@ -72,7 +75,6 @@ class WorkerExecutor:
         plans: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         input_bytes: int,
-        watcher: Watcher,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
         quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
@@ -83,7 +85,6 @@ class WorkerExecutor:
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
         self._assembly = Assembly(plans, models, self._slots, cache)
-        self._watcher = watcher
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, WorkerRecord] = {}
         self._replaced: dict[WorkerProcess, WorkerRecord] = {}
@@ -91,12 +92,12 @@ class WorkerExecutor:
         self._variable: dict[str, frozenset[str]] = {}
         self._first_dimension: dict[str, int] = {}
         self.add(plans, models, {})
-        self._post: Post
-        # Tensors are the assembly's business alone.
+        self._report: EventSink
+        # Only the assembly handles tensors.
         self.admit = self._assembly.admit
-        self.recall = self._assembly.recall
-        self.take = self._assembly.take
-        self.forget = self._assembly.forget
+        self.look_up_cache = self._assembly.look_up_cache
+        self.take_outputs = self._assembly.take_outputs
+        self.discard = self._assembly.discard
 
     def add(
         self,
@@ -104,7 +105,7 @@ class WorkerExecutor:
         models: Mapping[str, ModelSpec],
         files: Mapping[str, Mapping[str, ModelFile]],
     ) -> None:
-        """Know more pipelines and models; `files` are those of the models, by partition and key."""
+        """Add pipelines and models; `files` are the models' files, by partition and key."""
         self._assembly.add(plans, models)
         for key, spec in models.items():
             self._variable[key] = frozenset(output.name for output in spec.outputs if not output.fixed)
@@ -113,7 +114,7 @@ class WorkerExecutor:
             self._files[partition].update(given)
 
     def remove(self, pipelines: Iterable[str], models: Collection[str]) -> None:
-        """Know pipelines no more that get no requests, and models that no worker holds."""
+        """Remove pipelines that get no requests, and models that no worker holds."""
         self._assembly.remove(pipelines, models)
         for key in models:
             self._variable.pop(key, None)
@@ -123,49 +124,47 @@ class WorkerExecutor:
             self._supervisor.forget_model(key)
 
     def recycle(self, partition: str) -> None:
-        """Have a new worker take the place of that of a partition, which gives all its memory back to the system.
+        """Replace the worker of a partition, which returns all its memory to the system.
 
-        The loss is reported at once, so that nothing is sent there any more; the worker goes when it has done what it
-        was sent, which is bounded like all batches. Nothing happens when there is no worker.
+        The loss is reported at once, so that no more batches are sent there; the worker ends when it has run its
+        batches, which is bounded as for all batches. Without a worker, nothing happens.
         """
         worker = self._workers.get(partition)
-        if worker is None or worker.retired:
+        if worker is None or worker.on_drained:
             return
-        reason = "another one takes its place, so that its memory returns"
-        self._supervisor.cancel_replacement(partition, "the worker is given up, so that its memory returns")
-        self._watcher.worker_retired(partition, reason)
-        self._post(PartitionLost(partition, reason))
-        # After the scheduler has been told: until then it may send a batch.
+        self._supervisor.cancel_replacement(partition, _RECYCLED)
+        self._report(PartitionLost(partition, _RECYCLED), ProcessDetails(planned=True))
+        # Later, once the scheduler handled the event: until then it may send a batch.
         asyncio.get_running_loop().call_soon(self._retire, partition, worker)
 
     async def resize(
         self, partition: Partition, config: PartitionConfig, tables: Mapping[str, LatencyTable], timeout_s: float
     ) -> None:
-        """Have a worker on another share take the place of a partition's, which serves until that one is ready for it.
+        """Replace a partition's worker by one on another share; the old one serves until the new one is ready.
 
-        `config` is the partition as the scheduler is to know it then, `tables` are what is known of the speed of models
-        there. Raises PartitionError, and nothing has changed, when that cannot be.
+        `config` is the partition as the scheduler is to know it then, and `tables` are the latencies that are known for
+        models there. Raises PartitionError, and nothing has changed, when that fails.
         """
         name = partition.name
         worker = self._workers.get(name)
-        if name in self._resizing or (worker is not None and worker.retired is not None):
-            raise PartitionError(f"partition {name}: another worker takes the place of its own just now")
+        if name in self._resizing or (worker is not None and worker.on_drained is not None):
+            raise PartitionError(f"partition {name}: its worker is being replaced already")
         taken_over = self._supervisor.resize(partition, tables)
         self._resizing[name] = partition, config, tables
         try:
             await asyncio.wait((taken_over,), timeout=timeout_s)
         except asyncio.CancelledError:
-            taken_over.cancel()  # nobody is left to hear how it ends
+            taken_over.cancel()  # no caller waits for its end any more
             raise
         finally:
-            # Unless it is done, be it in this very moment.
+            # Unless it is done, possibly at this very moment.
             self._supervisor.cancel_replacement(name, f"the new worker did not take over within {timeout_s:g} s")
             del self._resizing[name]
         await taken_over
 
     @property
     def assembly(self) -> Assembly:
-        """The tensors of requests, for those who run batches elsewhere."""
+        """The tensors of requests, for executors that run batches elsewhere."""
         return self._assembly
 
     @property
@@ -173,20 +172,20 @@ class WorkerExecutor:
         """Bytes of the input arena in use."""
         return self._slots.used_bytes
 
-    def start(self, post: Post) -> None:
+    def start(self, report: EventSink) -> None:
         """Start the workers."""
-        self._post = post
+        self._report = report
         self._supervisor.start()
 
     async def drain(self, timeout_s: float = 5.0) -> None:
-        """End the workers and give all shared memory up."""
+        """End the workers and release all shared memory."""
         await self._supervisor.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:
         """Lay out the inputs and send the batch.
 
-        Raises PartitionError when there is no memory, no worker, or more to say of the batch than fits into a message;
-        nothing is kept of it then.
+        Raises PartitionError without memory, without a worker, or if the batch does not fit into a message; nothing of
+        the batch is kept then.
         """
         worker = self._workers.get(batch.partition)
         if worker is None:
@@ -200,7 +199,7 @@ class WorkerExecutor:
         worker.freed.clear()
         worker.batches[batch.batch] = batch
         if len(worker.batches) == 1:
-            worker.watch.restart()
+            worker.hang_detector.restart()
 
     def revoke(self, batch: int) -> None:
         """Ask the worker to take a batch back; too late is no error."""
@@ -209,14 +208,14 @@ class WorkerExecutor:
                 worker.process.send(WithdrawBatch(batch))
 
     def load(self, order: LoadModel) -> None:
-        """Have a worker load a model; to one that is gone nothing is sent, since its loss has been reported."""
+        """Have a worker load a model; a worker that is gone is not asked, since its loss was reported."""
         worker = self._workers.get(order.partition)
-        if worker is not None and worker.retired is None:
+        if worker is not None and worker.on_drained is None:
             worker.loading[order.model] = None
             self._supervisor.load(order.partition, self._files[order.partition][order.model])
 
     def unload(self, order: UnloadModel) -> None:
-        """Have a worker give up a model after the batches that it was sent; as `load`."""
+        """Have a worker unload a model after the batches that it was sent; not asked if it is gone."""
         if order.partition in self._workers:
             self._supervisor.unload(order.partition, order.model)
 
@@ -228,23 +227,27 @@ class WorkerExecutor:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
         self._workers[partition] = self._record(partition, worker, output_region, tables)
-        self._watcher.worker_ready(partition, ready)
-        self._post(PartitionReady(partition, tables, _memory(ready)))
+        details = ProcessDetails(
+            ready.pid,
+            ready.cores,
+            ready.evidence,
+            failed={model.key: model.error for model in ready.models if model.table is None},
+        )
+        self._report(PartitionReady(partition, tables, _memory(ready)), details)
 
     def worker_lost(self, partition: str, reason: str) -> None:
         """Report the loss, and the failure of each batch that the worker had, the running one first.
 
-        The model that it was to load just then may be the reason, so it has failed there; others may be tried again.
+        The model that it was loading may be the reason, so its load has failed there; other models may be tried again.
         """
         worker = self._workers.pop(partition, None)
-        if worker is None or worker.retired is None:
+        if worker is None or worker.on_drained is None:
+            failed = {}
             if worker is not None and worker.loading:
-                culprit = next(iter(worker.loading))
-                self._watcher.model_load_failed(partition, culprit, f"the worker of {partition} was lost: {reason}")
-            self._watcher.worker_lost(partition, reason)
-            self._post(PartitionLost(partition, reason))
+                failed[next(iter(worker.loading))] = f"the worker of {partition} was lost: {reason}"
+            self._report(PartitionLost(partition, reason), ProcessDetails(failed=failed))
         if worker is not None:  # it was ready
-            self._bury(worker, reason)
+            self._fail_batches(worker, reason)
 
     def worker_replaced(
         self,
@@ -254,60 +257,55 @@ class WorkerExecutor:
         output_region: int,
         tables: dict[str, LatencyTable],
     ) -> None:
-        """Send what comes to another worker; the one before ends what it has."""
+        """Send new batches to another worker; the old one ends the batches that it has."""
         share, config, stored = self._resizing[partition]
         before = self._workers[partition]
         self._workers[partition] = self._record(partition, worker, output_region, tables)
         self._files[partition] = {
             key: msgspec.structs.replace(file, table=stored.get(key)) for key, file in self._files[partition].items()
         }
-        self._watcher.worker_replaced(share, ready)
         resized = PartitionResized(
             partition, config.kind, config.price, config.share, tables, config.device, _memory(ready)
         )
-        self._post(resized)
+        self._report(resized, ProcessDetails(ready.pid, ready.cores, ready.evidence, share))
         self._replaced[before.process] = before
-        before.retired = lambda: self._supervisor.retire(before.process)
+        before.on_drained = lambda: self._supervisor.retire(before.process)
         if not before.batches:
-            before.retired()
+            before.on_drained()
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
-        """Report what a worker has not answered that another one has taken the place of."""
-        self._bury(self._replaced.pop(worker), reason)
+        """Report the batches that a replaced worker left unanswered."""
+        self._fail_batches(self._replaced.pop(worker), reason)
 
-    def _bury(self, worker: WorkerRecord, reason: str) -> None:
+    def _fail_batches(self, worker: WorkerRecord, reason: str) -> None:
         worker.lost = True
-        worker.watch.stop()
+        worker.hang_detector.stop()
         for batch in worker.batches:
             self._assembly.abandon(batch)
-            self._post(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+            self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
 
     def model_loaded(self, partition: str, model: LoadResult) -> None:
-        """Report that a worker loaded a model, or could not; of one that is retired there is nothing to report."""
+        """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
-        if worker.retired is not None:
+        if worker.on_drained is not None:
             return
         if worker.batches:
-            worker.watch.restart()
-        if model.evidence is not None:
-            self._watcher.partition_proved(partition, model.evidence)
+            worker.hang_detector.restart()
+        details = ProcessDetails(evidence=model.evidence)
         if model.table is None:
-            self._watcher.model_load_failed(partition, model.key, model.error)
-            self._post(ModelLoadFailed(partition, model.key, model.error))
+            self._report(ModelLoadFailed(partition, model.key, model.error), details)
         else:
             worker.tables[model.key] = model.table
-            self._watcher.model_loaded(partition, model.key)
-            self._post(ModelLoaded(partition, model.key, model.table, model.memory))
+            self._report(ModelLoaded(partition, model.key, model.table, model.memory), details)
 
     def model_unloaded(self, partition: str, key: str) -> None:
-        """Report that a worker gave a model up, as `model_loaded`."""
-        if self._workers[partition].retired is not None:
+        """Report that a worker unloaded a model; not for a retired worker."""
+        if self._workers[partition].on_drained is not None:
             return
-        self._watcher.model_unloaded(partition, key)
-        self._post(ModelUnloaded(partition, key))
+        self._report(ModelUnloaded(partition, key))
 
     def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
         """Take a worker's answer."""
@@ -319,36 +317,37 @@ class WorkerExecutor:
             return
         batch = worker.batches.pop(message.batch)
         if worker.batches:
-            worker.watch.restart()
-        elif worker.retired is not None:
-            worker.retired()
+            worker.hang_detector.restart()
+        elif worker.on_drained is not None:
+            worker.on_drained()
         match message:
             case BatchFinished():
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
-                self._assembly.complete(batch.batch, Outputs(tensors, located, self._free(worker, message)))
+                self._assembly.complete(batch.batch, BatchOutputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
-                self._post(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.confidences, key))
+                self._report(
+                    BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.confidences, key)
+                )
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
                 cause = FailureCause.OUT_OF_MEMORY if message.fault is BatchFault.MEMORY else FailureCause.BACKEND
-                self._post(BatchFailed(batch.batch, cause, message.message))
+                self._report(BatchFailed(batch.batch, cause, message.message))
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
-                self._post(BatchRevoked(batch.batch))
+                self._report(BatchRevoked(batch.batch))
 
     def _context_lost(self, partition: str, process: WorkerProcess, reason: str) -> None:
-        """Have a worker ended, whose batches are lost with it; tell at once of those that go along.
+        """End a worker whose batches are lost; report at once the others that are lost with it.
 
-        Otherwise what is tried again might be so on another of them, whose context is lost as well.
+        Otherwise a batch might be retried on one of them, whose context is lost as well.
         """
         for name, why in self.recovery.context_lost(partition, process, reason).items():
             worker = self._workers.get(name)
-            if worker is not None and worker.retired is None:
-                worker.retired = lambda: None
+            if worker is not None and worker.on_drained is None:
+                worker.on_drained = lambda: None
                 self._supervisor.cancel_replacement(name, why)
-                self._watcher.worker_lost(name, why)
-                self._post(PartitionLost(name, why))
+                self._report(PartitionLost(name, why))
 
     def _record(
         self, partition: str, worker: WorkerProcess, region: int, tables: Mapping[str, LatencyTable]
@@ -357,9 +356,9 @@ class WorkerExecutor:
         return WorkerRecord(worker, region, tables, self._batch_timeout_s, overdue)
 
     def _retire(self, partition: str, worker: WorkerRecord) -> None:
-        worker.retired = lambda: self._supervisor.recycle(partition)
+        worker.on_drained = lambda: self._supervisor.recycle(partition)
         if not worker.batches:
-            worker.retired()
+            worker.on_drained()
 
     def _view(self, output: OutputTensor) -> Tensor:
         memory = self._supervisor.region(output.region).view
@@ -369,14 +368,14 @@ class WorkerExecutor:
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
     def _free(self, worker: WorkerRecord, done: BatchFinished) -> Callable[[], None]:
-        """What gives the memory of a batch's outputs back: it is told to the worker with the next batch."""
+        """A function that returns the memory of a batch's outputs: the worker hears of it with its next batch."""
         if done.slot < 0:
             region = done.outputs[0].region
             return lambda: self._supervisor.drop_region(region)
-        return worker.hold(done.slot, self._supervisor.drop_region)
+        return worker.keep_slot(done.slot, self._supervisor.drop_region)
 
     def _output_key(self, model: str, outputs: Sequence[OutputTensor]) -> str:
-        """Tells apart outputs whose variable dimensions differ; "" when all are fixed."""
+        """Distinguishes outputs whose variable dimensions differ; "" when all are fixed."""
         variable = self._variable[model]
         if not variable:
             return ""
@@ -385,5 +384,5 @@ class WorkerExecutor:
 
 
 def _memory(ready: WorkerReady) -> dict[str, ModelMemory]:
-    """What the models that a worker began with take, as far as it could tell."""
+    """The memory that models took when a worker began with them, as far as it could measure that."""
     return {model.key: model.memory for model in ready.models if model.memory is not None}

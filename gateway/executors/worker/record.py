@@ -1,19 +1,19 @@
-"""What the executor over worker processes knows of one of them."""
+"""The executor's record of one worker."""
 
 from collections.abc import Callable, Mapping
 
 from sluice.batcher.interface.decisions import DispatchBatch
-from sluice.gateway.executors.hang_detector import BatchWatch
+from sluice.gateway.executors.hang_detector import HangDetector
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.supervisor.process import WorkerProcess
 
 
 class WorkerRecord:
-    """A worker that is, or was, up: what it runs, in order of dispatch, and which of its output slots are in use.
+    """A worker that is, or was, up: its batches in order of dispatch, and the number of its output slots in use.
 
-    `tables` are of all models that it has held, `loading` those that are on their way in, in order. One that is
-    `retired` gets nothing any more, and what that holds is to be called when it has answered all. `overdue` is told of
-    a batch that does not end, as by `BatchWatch`.
+    `tables` are of all models that it has held, and `loading` are those that are being loaded, in order. A worker with
+    `on_drained` is retired: it gets nothing more, and `on_drained` is called when it has answered all batches.
+    `overdue` is called for a batch that does not end (see `HangDetector`).
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class WorkerRecord:
         self.batches: dict[int, DispatchBatch] = {}
         self.tables = dict(tables)
         self.loading: dict[str, None] = {}
-        self.watch = BatchWatch(
+        self.hang_detector = HangDetector(
             self.batches, self.tables, self.loading, batch_timeout_s, process.deliver_pending, overdue
         )
         self.slots_in_use = 0
         self.freed: list[int] = []
-        self.retired: Callable[[], None] | None = None
+        self.on_drained: Callable[[], None] | None = None
         self.lost = False
 
-    def hold(self, slot: int, drop_region: Callable[[int], None]) -> Callable[[], None]:
-        """Keep an output slot until the result is called: with the next batch the worker is told that it is free.
+    def keep_slot(self, slot: int, drop_region: Callable[[int], None]) -> Callable[[], None]:
+        """Keep an output slot until the result is called; the worker hears with its next batch that the slot is free.
 
-        With the last slot of a lost worker the region goes that they are in.
+        The last slot of a lost worker releases the region that they are in.
         """
         self.slots_in_use += 1
 

@@ -1,4 +1,4 @@
-"""One call that a gRPC server has taken, as the handlers of grpc.aio know it."""
+"""One call of a gRPC server, with the interface of grpc.aio for its handlers."""
 
 import asyncio
 import time
@@ -14,23 +14,23 @@ Metadata = Iterable[tuple[str, str]]
 _T = TypeVar("_T")
 
 _NO_DEADLINE_S = 5e9
-"""In the year 2128: later than a client can mean."""
-# Nothing of one call is kept in these two, so they serve all.
+"""The year 2128: later than any deadline of a client."""
+# These two operations hold no state of a call and are shared by all calls.
 _HEADERS = cygrpc.SendInitialMetadataOperation(None, 0)
 _UNHEARD_CLOSE = cygrpc.ReceiveCloseOnServerOperation(0)
 
 
 class Aborted(Exception):
-    """A handler ends its call: with a status, details and trailing metadata."""
+    """Raised by a handler to end its call with a status, details and trailing metadata."""
 
 
 class ServerCall:
-    """The context of a call: what of grpc.aio's our handlers use, and the steps of the call for the server.
+    """The context of a call: the methods of grpc.aio that the handlers use, and the steps of the call for the server.
 
-    `on_cancelled` is called when the client cancels the call, has waited for too long or is gone, unless it has ended;
-    nothing is heard of that before `watch`. What is done with a call that is `cancelled` or has ended has no effect:
-    the core aborts when its server may be stopped by then. One is `interrupted` when the server has taken no more of
-    its messages, though there may have been more.
+    `on_cancelled` is called when the client cancels the call, its deadline passes or its connection is lost, unless the
+    call has ended. Cancellation is only noticed after `watch`. Operations on a call that is `cancelled` or has ended
+    have no effect, because the core aborts if its server may be stopped by then. A call is `interrupted` when the
+    server has stopped reading its messages, though there may be more.
     """
 
     __slots__ = (
@@ -67,15 +67,15 @@ class ServerCall:
     # -- for handlers
 
     def invocation_metadata(self) -> Any:
-        """What the client sent with the call: pairs of name and value."""
+        """The client's metadata: pairs of name and value."""
         return self._metadata
 
     def time_remaining(self) -> float | None:
-        """Seconds until the client's deadline, None when it has none."""
+        """Seconds until the client's deadline; None without one."""
         return None if self._deadline_s > _NO_DEADLINE_S else max(self._deadline_s - time.time(), 0.0)
 
     def set_trailing_metadata(self, metadata: Metadata) -> None:
-        """Have this sent with the status."""
+        """Set the metadata that is sent with the status."""
         self._trailing = metadata
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Metadata = ()) -> NoReturn:
@@ -83,7 +83,7 @@ class ServerCall:
         raise Aborted(code, details, trailing_metadata)
 
     async def write(self, message: Any) -> None:
-        """Send one of many messages; what a client that is gone does not take is nobody's error."""
+        """Send one of several messages; does nothing once the client is gone."""
         if self.cancelled or self._ended:
             return
         sent = self._message(message)
@@ -94,17 +94,17 @@ class ServerCall:
     # -- for the server
 
     def watch(self) -> None:
-        """Find out from now on when the client does not wait for the call any more."""
+        """Notice from now on when the client no longer waits for the call."""
         if not self._watched and not self._ended:
             self._watched = True
             self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
 
     def receive(self, then: Callable[[Any], object]) -> None:
-        """Have an event handed over whose `message_of` is the next message, when there is one or none any more."""
+        """Request the next message; `then` gets an event for `message_of` when there is one, or none is left."""
         self._start((cygrpc.ReceiveMessageOperation(0),), then)
 
     async def requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
-        """All messages, or those until it is interrupted."""
+        """All messages, or those until the call is interrupted."""
         while not self.interrupted:
             if self.cancelled or self._ended:
                 return
@@ -116,7 +116,7 @@ class ServerCall:
             yield message if deserializer is None else deserializer(message)
 
     def interrupt(self) -> None:
-        """Let `requests` end unless it has, so that the handler can end when it has answered what came."""
+        """End `requests` early, so that the handler ends when it has answered the messages it has."""
         self.interrupted = not self._all_read
         if self._awaited is not None:
             _settle(self._awaited, None)
@@ -138,11 +138,11 @@ class ServerCall:
         if self._ended:
             return
         if not self.cancelled:
-            if not self._watched:  # the core takes a call for given up whose close was not asked for
+            if not self._watched:  # the core treats a call without a pending close operation as abandoned
                 operations.append(_UNHEARD_CLOSE)
             self._send(operations, _ignore)
         self._ended = True
-        self._call = self.on_cancelled = None  # the core's part of the call goes with its last event
+        self._call = self.on_cancelled = None  # lets the core free its part of the call after the last event
 
     def _send(self, operations: list[Any], then: Callable[[Any], object]) -> None:
         if not self._sent:
@@ -152,7 +152,7 @@ class ServerCall:
 
     def _start(self, operations: Sequence[Any], then: Callable[[Any], object]) -> None:
         if self._call.start_server_batch(operations, then) != cygrpc.CallError.ok:
-            raise RuntimeError(f"gRPC does not take {operations}")
+            raise RuntimeError(f"gRPC refused the operations {operations}")
 
     def _closed(self, event: Any) -> None:
         if event.batch_operations[0].cancelled() and not self._ended:
@@ -162,7 +162,7 @@ class ServerCall:
 
 
 def message_of(event: Any) -> bytes | None:
-    """The message that was received; None when there is none any more, or when the client has gone."""
+    """The received message; None if none is left or the client has gone."""
     message: bytes | None = event.batch_operations[0].message()
     return message
 

@@ -1,17 +1,20 @@
-"""Finds out whether the clients of calls still wait, for those calls that last."""
+"""Notices cancelled calls, for calls that last long enough."""
 
 import asyncio
 
 from sluice.gateway.grpc.transport.call import ServerCall
 
 UNWATCHED_S = 0.05
-"""How long a call is not watched: that takes about a tenth of its processor time, and most are over by then."""
+"""The time for which a call is not watched.
+
+Watching takes about a tenth of a call's processor time, and most calls end sooner.
+"""
 
 
-class LateWatch:
-    """Watches each call that is still open when it has been for `UNWATCHED_S`, or for up to twice as long.
+class CancellationWatch:
+    """Watches every call that is open for longer than `UNWATCHED_S`, or up to twice as long.
 
-    There is one timer, which runs while there are calls.
+    One timer serves all calls and runs while there are any.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -21,13 +24,13 @@ class LateWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, call: ServerCall) -> None:
-        """Watch a call that has just come, if it lasts."""
+        """Watch a new call if it lasts."""
         self._new.append(call)
         if self._timer is None:
             self._timer = self._loop.call_later(UNWATCHED_S, self._turn)
 
     def stop(self) -> None:
-        """Watch all that are open at once."""
+        """Watch all open calls at once."""
         if self._timer is not None:
             self._timer.cancel()
         for call in (*self._older, *self._new):
@@ -37,5 +40,5 @@ class LateWatch:
     def _turn(self) -> None:
         due, self._older, self._new = self._older, self._new, []
         self._timer = self._loop.call_later(UNWATCHED_S, self._turn) if self._older else None
-        for call in due:  # last of all: should one of them fail, the next turn comes all the same
+        for call in due:  # last: if one of them fails, the next turn is scheduled already
             call.watch()

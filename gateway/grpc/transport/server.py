@@ -1,4 +1,4 @@
-"""A gRPC server on the running event loop, made of the same core as `grpc.server`."""
+"""A gRPC server on the running event loop, on the same core as `grpc.server`."""
 
 import asyncio
 import contextlib
@@ -12,34 +12,37 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from sluice.gateway.grpc.errors import status_of
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
-from sluice.gateway.grpc.transport.cancellation import LateWatch
-from sluice.models.errors import RejectedError
+from sluice.gateway.grpc.transport.cancellation import CancellationWatch
 
 logger = logging.getLogger(__name__)
 
-ACCEPTING = 64
-"""Calls that are taken at once, at most."""
+PENDING_ACCEPTS = 64
+"""Calls that the core may accept at once."""
 MAX_EVENTS = 256
-"""Events taken in one turn before other callbacks of the loop get theirs."""
+"""Events handled in one turn before other callbacks of the loop run."""
 LAST_CALLS_S = 0.3
-"""How long calls are still taken by a server that stops: clients that get their last answers ask again at once."""
+"""The time in which a stopping server still accepts calls.
 
+Clients send the next call as soon as they have an answer.
+"""
+
+_STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", (("retry-after", "1"),)
+"""The status of a call that a stopping server refuses, as the runtime rejects requests then."""
 _HAPPENED = cygrpc.CompletionType.operation_complete
 
 Refusal = Callable[[str, Metadata], str]
-"""refusal(method, metadata): why a call is not served, "" when it is."""
+"""refusal(method, metadata): why a call is refused, "" if it is served."""
 
 
 class GrpcServer:
-    """Serves asynchronous handlers as `grpc.aio.server` does, at a third of its processor time a call.
+    """Serves asynchronous handlers like `grpc.aio.server`, with a third of its processor time per call.
 
-    grpc.aio brings each step of each call from a thread of its own to the loop, and takes one call after the other: on
-    a busy machine they come in too slowly to form batches. Here the loop takes all that has happened at once; a thread
-    only waits for the first event of those. A handler of one message for one that is a plain function costs no task: it
-    ends its call itself, then or later, and what it sets as the call's `on_cancelled` is called when it is not to. For
-    a call without a deadline that may be a tenth of a second after its client has gone.
+    grpc.aio passes each step of each call from its own thread to the loop and accepts one call after the other. On a
+    busy machine the calls arrive too slowly to form batches. Here the loop handles all pending events at once, and a
+    thread only waits for the first of them. A unary handler that is a plain function needs no task. It ends its call
+    itself, at once or later, and sets `on_cancelled` of the call to be notified of a cancellation. For a call without a
+    deadline that may take a tenth of a second.
     """
 
     def __init__(self, options: Iterable[tuple[str, Any]], refusal: Refusal | None = None) -> None:
@@ -55,7 +58,7 @@ class GrpcServer:
         self._taken = threading.Lock()
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
-        self._watch: LateWatch
+        self._watch: CancellationWatch
         self._ended: asyncio.Event
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
@@ -67,10 +70,10 @@ class GrpcServer:
                 self._direct[method] = handler.unary_unary
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
-        """Nothing: what generated code adds by this as well is served already."""
+        """Does nothing: generated code calls it for methods that are registered already."""
 
     def add_port(self, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Listen, with TLS if there are credentials; returns the port. Raises RuntimeError when that cannot be."""
+        """Listen, with TLS if there are credentials; returns the port. Raises RuntimeError if it cannot be bound."""
         secret = () if credentials is None else (credentials._credentials,)  # type: ignore[attr-defined]
         port: int = self._server.add_http2_port(address.encode(), *secret)
         if not port:
@@ -78,29 +81,30 @@ class GrpcServer:
         return port
 
     async def start(self) -> None:
-        """Take calls from now on."""
+        """Start accepting calls."""
         self._loop = asyncio.get_running_loop()
-        self._watch = LateWatch(self._loop)
+        self._watch = CancellationWatch(self._loop)
         self._ended = asyncio.Event()
         self._server.start()
         self._serving = True
-        for _ in range(ACCEPTING):
+        for _ in range(PENDING_ACCEPTS):
             self._accept()
         self._taken.acquire()
         threading.Thread(target=self._wait, name="grpc", daemon=True).start()
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse calls, interrupt streams, and cancel what has not ended after `grace` seconds.
+        """Refuse new calls, interrupt streams, and cancel calls that are still open after `grace` seconds.
 
-        A call that comes when the core has shut down would be cancelled. So calls are taken a while longer, and
-        refused only when the core has told all clients to go: none that waits for the answer sends one too late.
+        The core cancels calls that arrive after its shutdown. So the server accepts calls for a while longer and
+        refuses them once the core has asked all clients to disconnect. No client that waits for its refusal sends
+        another call too late.
         """
         if not self._serving or self._late is not None:
             return
         late = self._late = []
         for stream in self._streams:
             stream.interrupt()
-        self._watch.stop()  # what is cancelled from now on has to be known to be
+        self._watch.stop()  # from now on every cancellation must be noticed
         await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
         self._serving = False
         stopped = asyncio.Event()
@@ -119,10 +123,10 @@ class GrpcServer:
     # -- events
 
     def _wait(self) -> None:
-        """Wait for something to happen, in a thread, and then for the loop to have taken it and what came after it."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed without a stop: nobody is left to tell
+        """Wait in a thread for an event, and then until the loop has handled it and its successors."""
+        with contextlib.suppress(RuntimeError):  # the loop was closed without a stop
             try:
-                while (event := self._queue.poll()).completion_type == _HAPPENED:  # else there will not be more
+                while (event := self._queue.poll()).completion_type == _HAPPENED:  # otherwise the queue has shut down
                     self._loop.call_soon_threadsafe(self._take, event)
                     del event  # it keeps its call alive
                     self._taken.acquire()
@@ -130,7 +134,7 @@ class GrpcServer:
                 self._loop.call_soon_threadsafe(self._ended.set)
 
     def _take(self, event: Any) -> None:
-        """Handle an event and those that have happened since, each of which leaves the queue by that."""
+        """Handle an event and all later ones that are pending."""
         poll = self._queue.poll
         try:
             for taken in range(MAX_EVENTS):
@@ -140,7 +144,7 @@ class GrpcServer:
                         return
                 try:
                     event.tag(event)
-                except Exception:  # whatever it is, it is one call's
+                except Exception:  # an error of one call must not stop the others
                     logger.exception("an event of a gRPC call could not be handled")
         finally:
             self._taken.release()
@@ -179,10 +183,10 @@ class GrpcServer:
 
     def _received(self, call: ServerCall, handler: Any, event: Any) -> None:
         message = message_of(event)
-        if message is None:  # or the client has gone, which then does not hear of this
+        if message is None:  # the client sent none, or has gone and does not get this status
             call.end(grpc.StatusCode.UNIMPLEMENTED, f"{call.method} requires exactly one request message")
             return
-        if call.cancelled:  # already: what its handler would set as `on_cancelled` is not called any more
+        if call.cancelled:  # already: `on_cancelled`, which the handler would set, would not be called
             call.end(grpc.StatusCode.CANCELLED)
             return
         begin = self._direct.get(call.method)
@@ -232,4 +236,4 @@ class GrpcServer:
 
 
 def _refuse(call: ServerCall) -> None:
-    call.end(*status_of(RejectedError("the server is stopping")))
+    call.end(*_STOPPING)

@@ -14,7 +14,6 @@ _SAVED = re.compile(r"[Ss]ave \w+(?: \w+)? as `([^`]+)`")
 _PLACE = re.compile(rf"(?P<path>(?:{'|'.join(_FOLDERS)})/[\w./-]*)(?::(?P<name>[A-Za-z_][\w.]*))?")
 HISTORY = {ROOT / "CHANGELOG.md"}
 """Pages that may name what is gone."""
-OUTDATED = {ROOT / "docs/configuration.md"}
 
 
 def _places(page: Path) -> list[tuple[str, str, str]]:
@@ -31,7 +30,7 @@ def _exists(path: str, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in pages() if page not in HISTORY | OUTDATED], ids=lambda page: str(page.relative_to(ROOT))
+    "page", [page for page in pages() if page not in HISTORY], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_folders_files_and_functions_exist(page: Path) -> None:
     assert [span for span, path, name in _places(page) if not _exists(path, name)] == []

@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from sluice.batcher.drivers.journal import JournalStep, JournalWriter, decode_spec, decode_step, replay
-from sluice.batcher.interface.config import Limits, SchedulerSpec
+from sluice.batcher.interface.config import Limits, PriorityLevels, SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CombineOutputs,
@@ -25,9 +27,10 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,
@@ -41,7 +44,7 @@ from tests.support.scheduling import (
 )
 
 SPEC = spec_of(
-    [model("m:1", verdicts=(CERTAINTY,)), model("n:1", 4, TimeoutConfig((2, 4), 5 * MS))],
+    [model("m:1", confidences=(CERTAINTY,)), model("n:1", 4, TimeoutConfig((2, 4), 5 * MS))],
     [single("m:1", Late.EVICT), cascade("m:1", "n:1"), ensemble("m:1", "n:1")],
     limits=Limits(queue_requests=3),
 )
@@ -153,3 +156,21 @@ def test_text_that_is_not_utf8_is_named_as_well() -> None:
 def test_an_empty_journal_is_no_journal() -> None:
     with pytest.raises(ConfigError, match=r"^journal line 1: expected the scheduler's spec, the journal is empty$"):
         replay([])
+
+
+def test_a_journal_from_before_classes_and_fields_were_renamed_is_read() -> None:
+    """It has a cascade, a combiner and the response cache, whose names were others when it was written."""
+    lines = Path(__file__).with_name("journal_before_renaming.jsonl").read_bytes().splitlines()
+    written = b"".join(lines)
+    for name in (b"RecallOutputs", b"OutputsRecalled", b"OutputsUnknown", b'"verdicts"', b'"verdict"', b'"recalls"'):
+        assert name in written
+    assert replay(lines) is None
+
+
+def test_priority_levels_survive_the_journal() -> None:
+    """Their numbers are keys, which JSON has as strings."""
+    levels = PriorityLevels(2, 2, policies={1: QueuePolicy(max_queue_size=1)})
+    spec = spec_of([model("m:1", 4, TimeoutConfig(levels=levels))])
+    lines: list[bytes] = []
+    JournalWriter(lines.append, spec)
+    assert decode_spec(lines[0]) == spec

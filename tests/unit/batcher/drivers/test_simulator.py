@@ -4,12 +4,13 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import repeat
 
-from sluice.batcher.drivers.simulator import Host, Simulator, Verdicts
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch
+from sluice.batcher.drivers.simulator import Host, Simulator
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived, RequestCancelled
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import MS, ONE, US, S, arrival, model, spec_of
+from tests.support.scheduling.builders import MS, ONE, US, S, arrival, model, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 HOST = Host(
     send_ns=1 * US,
@@ -27,17 +28,11 @@ HOST = Host(
 )
 
 
-class OneMillisecond:
+class OneMillisecond(WithoutConfidences):
     """Every batch takes 1 ms."""
 
     def batch_ns(self, batch: DispatchBatch) -> int:
         return MS
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
 
 
 class Run:

@@ -30,7 +30,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, arrival, completed, dispatch, model, serving, spec_of, step
+from tests.support.scheduling.builders import MS, S, arrival, completed, dispatch, model, serving, spec_of, step
 
 FLAT = LatencyTable.from_ms({1: 1, 2: 1.1, 4: 1.2, 8: 1.3})
 FULL, RETRY = ReleaseReason.FULL, ReleaseReason.RETRY
@@ -73,7 +73,7 @@ def test_a_batch_that_ran_out_of_memory_is_retried_in_halves_and_the_next_are_no
     step(scheduler, 3 * MS, completed(3, 2 * MS, 3 * MS))
     assert drive(scheduler, burst(scheduler, 4 * MS, 8), 4 * MS, 4)[0] == [4, 4]
     # Another kind of partition has memory of its own.
-    assert {kind: each.rows for kind, each in scheduler.dispatcher.models["m:1"].ceilings.items()} == {"cpu1": 4}
+    assert {kind: each.rows for kind, each in scheduler.dispatcher.models["m:1"].batch_limits.items()} == {"cpu1": 4}
 
 
 def test_one_row_without_memory_fails_alone_and_says_so() -> None:
@@ -114,7 +114,7 @@ def test_larger_batches_are_tried_again_after_a_minute_and_then_after_twice_as_l
         in_vain += [round(now_ns / S)] * sum(rows > 4 for rows in ran)
         number += 8
         now_ns = max(ended_ns, now_ns + S)
-    # The ceiling is looked at every 16 batches: 8 s here.
+    # The limit is looked at every 16 batches: 8 s here.
     assert len(in_vain) == 4
     waits = [later - sooner for sooner, later in pairwise(in_vain)]
     assert waits == sorted(waits)
@@ -123,11 +123,11 @@ def test_larger_batches_are_tried_again_after_a_minute_and_then_after_twice_as_l
     assert 240 <= waits[2] < 250
 
 
-def test_with_memory_again_batches_are_as_large_as_ever_and_the_ceiling_is_forgotten() -> None:
+def test_with_memory_again_batches_are_as_large_as_ever_and_the_limit_is_forgotten() -> None:
     scheduler = serving(spec_of([model("m:1")]), FLAT)
     _, now_ns = drive(scheduler, burst(scheduler, 0, 0), 0, 2)
-    ceilings = scheduler.dispatcher.models["m:1"].ceilings
-    assert ceilings["cpu1"].rows == 2
+    limits = scheduler.dispatcher.models["m:1"].batch_limits
+    assert limits["cpu1"].rows == 2
     largest = {}
     for number in range(8, 8 * 250, 8):
         ran, _ = drive(scheduler, burst(scheduler, now_ns, number), now_ns, 8)
@@ -135,10 +135,10 @@ def test_with_memory_again_batches_are_as_large_as_ever_and_the_ceiling_is_forgo
         now_ns += S
     assert sorted(set(largest.values())) == [2, 4, 8]
     assert list(largest.values()) == sorted(largest.values())
-    assert ceilings == {}
+    assert limits == {}
 
 
-def test_a_worker_that_comes_back_keeps_to_the_ceiling() -> None:
+def test_a_worker_that_comes_back_keeps_to_the_limit() -> None:
     scheduler = serving(spec_of([model("m:1")]), FLAT)
     _, now_ns = drive(scheduler, burst(scheduler, 0, 0), 0, 4)
     slower = LatencyTable.from_ms({1: 0.5, 8: 0.9})
@@ -146,7 +146,7 @@ def test_a_worker_that_comes_back_keeps_to_the_ceiling() -> None:
     assert drive(scheduler, burst(scheduler, now_ns, 8), now_ns, 4)[0] == [4, 4]
 
 
-def test_a_ceiling_holds_when_partitions_are_of_its_kind_again() -> None:
+def test_a_limit_holds_when_partitions_are_of_its_kind_again() -> None:
     known = msgspec.structs.replace(model("m:1"), footprints={"cpu1": Footprint(1, table=FLAT)})
     scheduler = serving(spec_of([known]), FLAT)
     _, now_ns = drive(scheduler, burst(scheduler, 0, 0), 0, 4)
@@ -157,7 +157,7 @@ def test_a_ceiling_holds_when_partitions_are_of_its_kind_again() -> None:
     assert drive(scheduler, burst(scheduler, now_ns, 8), now_ns, 4)[0] == [4, 4]
 
 
-def test_the_ceiling_is_of_one_kind_of_partition() -> None:
+def test_the_limit_is_of_one_kind_of_partition() -> None:
     partitions = (PartitionConfig("small", "cpu1"), PartitionConfig("big", "cpu4"))
     scheduler = serving(spec_of([model("m:1")], partitions=partitions), FLAT)
     first = burst(scheduler, 0, 0, 16)
@@ -199,28 +199,28 @@ def test_what_is_left_to_another_kind_runs_here_when_that_is_lost() -> None:
     ]
 
 
-def test_what_failed_above_the_ceiling_says_nothing_new() -> None:
-    ceiling = BatchLimit(64)
-    assert ceiling.ran_out(64, 0)
-    assert ceiling.rows == 32
-    assert not ceiling.ran_out(64, 5)
-    assert not ceiling.held(60 * S - 1)
-    assert ceiling.held(60 * S)
-    assert (ceiling.rows, ceiling.lapsed) == (64, False)
-    assert ceiling.ran_out(64, 61 * S)
-    assert not ceiling.held(61 * S + 120 * S - 1)
-    assert ceiling.held(61 * S + 120 * S)
+def test_what_failed_above_the_limit_says_nothing_new() -> None:
+    limit = BatchLimit(64)
+    assert limit.ran_out(64, 0)
+    assert limit.rows == 32
+    assert not limit.ran_out(64, 5)
+    assert not limit.held(60 * S - 1)
+    assert limit.held(60 * S)
+    assert (limit.rows, limit.lapsed) == (64, False)
+    assert limit.ran_out(64, 61 * S)
+    assert not limit.held(61 * S + 120 * S - 1)
+    assert limit.held(61 * S + 120 * S)
 
 
-def test_a_ceiling_is_at_least_one_row_and_waits_an_hour_at_most() -> None:
-    ceiling = BatchLimit(1)
+def test_a_limit_is_at_least_one_row_and_waits_an_hour_at_most() -> None:
+    limit = BatchLimit(1)
     now_ns = 0
     for _ in range(20):
-        assert ceiling.ran_out(1, now_ns)
-        assert (ceiling.rows, ceiling.room) == (1, 0)
+        assert limit.ran_out(1, now_ns)
+        assert (limit.rows, limit.room) == (1, 0)
         now_ns += 3600 * S
-        assert ceiling.held(now_ns)
-        assert (ceiling.rows, ceiling.room) == (1, 1)
+        assert limit.held(now_ns)
+        assert (limit.rows, limit.room) == (1, 1)
 
 
 def test_one_row_that_has_no_memory_anywhere_is_tried_once_on_each_kind() -> None:

@@ -3,7 +3,7 @@ import pytest
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import Limits
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import GAINING, MS, ONE, US, S, arrival, completed, model, serving, spec_of, step
+from tests.support.scheduling.builders import GAINING, MS, ONE, US, S, arrival, completed, model, serving, spec_of, step
 
 HAND_OFF_NS = Limits().hand_off_ns
 MLP = LatencyTable.from_ms({1: 0.67, 2: 0.8, 4: 1.03, 8: 1.66, 16: 2.46, 32: 3.81, 64: 6.01})

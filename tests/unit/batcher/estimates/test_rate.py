@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.batcher.estimates.rate import RateEstimate
-from tests.support.scheduling import S
+from tests.support.scheduling.builders import S
 
 
 def taken(*rows: int, elapsed_ns: int = S) -> list[float]:

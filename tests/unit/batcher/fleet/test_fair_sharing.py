@@ -9,10 +9,10 @@ from sluice.batcher.interface.config import DeviceShare, Limits, PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, RejectRequest, RevokeBatch
 from sluice.batcher.interface.events import BatchRevoked, PartitionReady, PartitionResized
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state.model import PartitionState
+from sluice.batcher.state import PartitionState
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, arrival, completed, model, single, spec_of, step
+from tests.support.scheduling.builders import MS, S, arrival, completed, model, single, spec_of, step
 
 TEN_MS = LatencyTable.from_ms({1: 10})
 SMALL = DeviceShare("gpu", 0.2, 1.0)
@@ -142,14 +142,14 @@ def test_reserved_work_waits_for_its_place_and_no_longer() -> None:
 
 
 def test_work_is_predicted_to_take_as_long_as_it_did_when_it_was_held_back() -> None:
-    stake = DeviceAccount(SharedDevice(), PartitionState(0, PartitionConfig("small", "s", device=SMALL), 0), SMALL)
+    account = DeviceAccount(SharedDevice(), PartitionState(0, "small", "s", 1.0, 0, 0), SMALL)
     for cycle in range(20):
-        stake.wait(cycle * 50 * MS)
-        stake.go_on(cycle * 50 * MS + 30 * MS)
-        stake.ran(20 * MS, 10 * MS, (cycle + 1) * 50 * MS)
-    assert stake.paced_ns(100 * MS) == 100 * MS
-    stake.contended = True
-    assert stake.paced_ns(100 * MS) == pytest.approx(500 * MS, rel=0.01)
+        account.wait(cycle * 50 * MS)
+        account.go_on(cycle * 50 * MS + 30 * MS)
+        account.ran(20 * MS, 10 * MS, (cycle + 1) * 50 * MS)
+    assert account.present_slowdown == 1
+    account.contended = True
+    assert account.present_slowdown == pytest.approx(5, rel=0.01)
 
 
 def test_a_partition_that_is_resized_has_its_new_share() -> None:

@@ -1,11 +1,12 @@
-"""Partitions come up, are lost and change their models; equal ones share a pool."""
+"""Partitions come up, are lost and change their models; equal ones share a group."""
 
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.partition_group import first_idle, start_ns
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady
-from sluice.batcher.state.pipeline import PipelineState
+from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import GAINING, MS, ONE, S, model, single, spec_of
+from tests.support.scheduling.builders import GAINING, MS, ONE, S, model, single, spec_of
 
 THREE = LatencyTable.from_ms({1: 3})
 SPEC = spec_of(
@@ -24,28 +25,27 @@ def fleet_of(spec: SchedulerSpec = SPEC, **tables: dict[str, LatencyTable]) -> F
     """A fleet whose partitions are up since 0 ns, with both models unless `tables` says otherwise."""
     fleet = Fleet(spec)
     for partition in spec.partitions:
-        fleet.ready(PartitionReady(partition.name, tables.get(partition.name, BOTH)), 0)
+        fleet.ready(PartitionReady(partition.name, tables.get(partition.name, BOTH)))
     return fleet
 
 
-def pools(fleet: Fleet) -> list[tuple[list[str], list[str]]]:
-    """The partitions of each pool, and its models."""
-    return [([each.name for each in pool.partitions.values()], sorted(pool.models)) for pool in fleet.pools]
+def groups(fleet: Fleet) -> list[tuple[list[str], list[str]]]:
+    """The partitions of each group, and its models."""
+    return [([each.name for each in group.partitions.values()], sorted(group.models)) for group in fleet.groups]
 
 
 def hosts(fleet: Fleet, key: str) -> list[str]:
     state = fleet.models[key]
-    assert state.hosts == len(state.partitions)
     return [partition.name for partition in state.partitions]
 
 
-def test_partitions_of_one_kind_and_price_with_the_same_models_share_a_pool() -> None:
-    assert pools(fleet_of()) == [(["a", "b"], ["m:1", "n:1"]), (["c"], ["m:1", "n:1"]), (["d"], ["m:1", "n:1"])]
+def test_partitions_of_one_kind_and_price_with_the_same_models_share_a_group() -> None:
+    assert groups(fleet_of()) == [(["a", "b"], ["m:1", "n:1"]), (["c"], ["m:1", "n:1"]), (["d"], ["m:1", "n:1"])]
 
 
 def test_partitions_with_other_models_are_no_equals() -> None:
     fleet = fleet_of(b={"m:1": ONE})
-    assert pools(fleet)[:2] == [(["a"], ["m:1", "n:1"]), (["b"], ["m:1"])]
+    assert groups(fleet)[:2] == [(["a"], ["m:1", "n:1"]), (["b"], ["m:1"])]
     assert hosts(fleet, "m:1") == ["a", "b", "c", "d"]
     assert hosts(fleet, "n:1") == ["a", "c", "d"]
 
@@ -53,34 +53,34 @@ def test_partitions_with_other_models_are_no_equals() -> None:
 def test_one_that_comes_to_hold_the_same_models_joins_its_equals() -> None:
     fleet = fleet_of(b={"m:1": ONE})
     fleet.move(fleet.partitions["b"], frozenset(BOTH))
-    assert pools(fleet) == [(["a", "b"], ["m:1", "n:1"]), (["c"], ["m:1", "n:1"]), (["d"], ["m:1", "n:1"])]
+    assert groups(fleet) == [(["a", "b"], ["m:1", "n:1"]), (["c"], ["m:1", "n:1"]), (["d"], ["m:1", "n:1"])]
     assert hosts(fleet, "n:1") == ["a", "b", "c", "d"]
 
 
-def test_a_partition_that_is_lost_and_comes_back_stays_in_its_pool() -> None:
+def test_a_partition_that_is_lost_and_comes_back_stays_in_its_group() -> None:
     fleet = fleet_of()
-    pool = fleet.partitions["b"].pool
-    assert pool is not None
+    group = fleet.partitions["b"].group
+    assert group is not None
     fleet.lost("b", MS)
-    assert (pool.ready_count, list(pool.partitions)) == (1, [0, 1])
+    assert (group.ready_count, list(group.partitions)) == (1, [0, 1])
     fleet.lost("a", 2 * MS)
-    assert pool.ready_count == 0
-    assert pool.idle() is None
+    assert group.ready_count == 0
+    assert first_idle(group) is None
     # It is taken to be back after a second.
-    assert pool.start_ns(3 * MS) == S + MS
-    fleet.ready(PartitionReady("b", BOTH), 4 * MS)
-    assert fleet.partitions["b"].pool is pool
-    assert pool.ready_count == 1
-    assert pool.idle() is fleet.partitions["b"]
-    assert pool.start_ns(5 * MS) == 5 * MS
+    assert start_ns(group, 3 * MS) == S + MS
+    fleet.ready(PartitionReady("b", BOTH))
+    assert fleet.partitions["b"].group is group
+    assert group.ready_count == 1
+    assert first_idle(group) is fleet.partitions["b"]
+    assert start_ns(group, 5 * MS) == 5 * MS
 
 
-def test_one_that_comes_back_with_other_models_goes_to_another_pool() -> None:
+def test_one_that_comes_back_with_other_models_goes_to_another_group() -> None:
     fleet = fleet_of()
     fleet.lost("a", MS)
-    fleet.ready(PartitionReady("a", {"n:1": ONE}), 2 * MS)
-    assert pools(fleet)[0] == (["b"], ["m:1", "n:1"])
-    assert pools(fleet)[-1] == (["a"], ["n:1"])
+    fleet.ready(PartitionReady("a", {"n:1": ONE}))
+    assert groups(fleet)[0] == (["b"], ["m:1", "n:1"])
+    assert groups(fleet)[-1] == (["a"], ["n:1"])
     assert hosts(fleet, "m:1") == ["b", "c", "d"]
 
 
@@ -89,10 +89,10 @@ def test_a_model_is_served_while_a_partition_that_holds_it_is_up() -> None:
     assert fleet.models["n:1"].served
     fleet.lost("d", MS)
     assert [key for key, state in fleet.models.items() if not state.served] == ["n:1"]
-    fleet.ready(PartitionReady("d", {}), 2 * MS)
-    assert fleet.models["n:1"].pools == []
+    fleet.ready(PartitionReady("d", {}))
+    assert fleet.models["n:1"].groups == []
     assert [key for key, state in fleet.models.items() if not state.served] == ["n:1"]
-    fleet.ready(PartitionReady("c", BOTH), 3 * MS)
+    fleet.ready(PartitionReady("c", BOTH))
     assert all(state.served for state in fleet.models.values())
 
 
@@ -117,12 +117,13 @@ def test_a_table_with_other_sizes_replaces_the_one_before() -> None:
 
 def test_a_pipeline_is_degraded_while_a_partition_that_it_could_use_is_away() -> None:
     fleet = Fleet(SPEC)
-    pipeline = PipelineState(0, PipelineConfig("m:1", single("m:1").stages), fleet.models)
+    pipeline = new_pipeline(0, PipelineConfig("m:1", single("m:1").stages), fleet.models)
+    fleet.models["m:1"].pipelines.append(pipeline)
     assert pipeline.degraded
     for name in "abcd":
-        fleet.ready(PartitionReady(name, BOTH), 0)
+        fleet.ready(PartitionReady(name, BOTH))
         assert not pipeline.degraded  # those that have never been up are not missed
     fleet.lost("d", MS)
     assert pipeline.degraded
-    fleet.ready(PartitionReady("d", {"n:1": ONE}), 2 * MS)
+    fleet.ready(PartitionReady("d", {"n:1": ONE}))
     assert not pipeline.degraded

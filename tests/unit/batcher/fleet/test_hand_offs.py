@@ -3,7 +3,7 @@
 from sluice.batcher.interface.decisions import RejectRequest
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import MS, ONE, US, S, arrival, completed, model, serving, single, spec_of, step
+from tests.support.scheduling.builders import MS, ONE, US, S, arrival, completed, model, serving, single, spec_of, step
 
 
 def hard() -> Scheduler:

@@ -13,7 +13,7 @@ from sluice.batcher.interface.plan_data import CostToGo, Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     ONE,
     US,

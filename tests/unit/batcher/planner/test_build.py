@@ -9,7 +9,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S, cascade, chain, model, single, spec_of
+from tests.support.scheduling.builders import MS, S, cascade, chain, model, single, spec_of
 
 HALVING = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
 SLOWER = LatencyTable.from_ms({1: 30, 2: 30, 4: 30})

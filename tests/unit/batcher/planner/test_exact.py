@@ -8,7 +8,7 @@ from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.problem import Path, Problem, StageProblem
 from sluice.models.errors import ConfigError
-from tests.support.planning import chain, directed_acyclic, longest_ns, random_problem, realistic_problem
+from tests.support.scheduling.planning import chain, directed_acyclic, longest_ns, random_problem, realistic_problem
 
 DIAMOND = ((), (0,), (0,), (1, 2))
 NOTHING = CostToGo((0,), (0.0,))

@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.batcher.planner.graph import Parallel, Residual, Series, Shape, Sources, ancestors, decompose, tangle
-from tests.support.planning import chain
+from tests.support.scheduling.planning import chain
 
 N: Sources = ((), (), (0, 1), (1,))
 """2 after 0 and 1, 3 after 1: the smallest order that is not series-parallel."""

@@ -4,7 +4,7 @@ import pytest
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.live import StageRanker
-from tests.support.planning import chain, realistic_problem
+from tests.support.scheduling.planning import chain, realistic_problem
 
 LATENCY_NS = np.array([1, 4, 6, 4])
 COST = np.array([9.0, 3.0, 1.0, 4.0])

@@ -6,7 +6,7 @@ import pytest
 from sluice.batcher.planner.exact import plan_exact
 from sluice.batcher.planner.registry import DEFAULT, path_planner, path_planners, planner_named
 from sluice.models.errors import ConfigError
-from tests.support.planning import chain, realistic_problem
+from tests.support.scheduling.planning import chain, realistic_problem
 
 DOCUMENT = (Path(__file__).parents[4] / "docs" / "operate" / "planning.md").read_text(encoding="utf-8")
 SEVEN = ["aquatope", "brute_force", "esg", "exact", "fast_gshare", "infless", "orion"]

@@ -8,7 +8,7 @@ from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, R
 from sluice.batcher.planner.splits import MAX_STEPS, Split, best_step, judge
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.balance import LoadChange
-from tests.support.scheduling import MS, cascade, model, single, spec_of
+from tests.support.scheduling.builders import MS, cascade, model, single, spec_of
 
 TABLES = {
     "m": {

@@ -10,7 +10,7 @@ import pytest
 from sluice.batcher.planner.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import LONGEST_WAIT_NS, StageLatency, stage_latency
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, S
+from tests.support.scheduling.builders import MS, S
 
 
 def constant(rows: int) -> int:

@@ -24,7 +24,7 @@ from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, cascade, chain, ensemble, model, spec_of
+from tests.support.scheduling.builders import MS, cascade, chain, ensemble, model, spec_of
 
 NO_HAND_OFF = Limits(hand_off_ns=0)
 FLAT = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})

@@ -4,7 +4,7 @@ from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseR
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     ONE,

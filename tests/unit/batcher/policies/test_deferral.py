@@ -7,7 +7,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,
@@ -29,7 +29,7 @@ FULL, IDLE, DEADLINE = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DEA
 
 
 def frugal(key: str, max_batch: int = 8) -> ScheduledModel:
-    return model(key, max_batch, DeadlineSettings(Objective.COST), verdicts=(CERTAINTY,))
+    return model(key, max_batch, DeadlineSettings(Objective.COST), confidences=(CERTAINTY,))
 
 
 def one_model(partitions: tuple[str, ...] = ("cpu0",), late: Late = Late.SERVE) -> Scheduler:

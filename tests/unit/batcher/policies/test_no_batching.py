@@ -1,6 +1,18 @@
 from sluice.batcher.interface.decisions import Member
 from sluice.batcher.policies.no_batching import NoBatchingSettings
-from tests.support.scheduling import GAINING, MS, US, S, arrival, completed, dispatch, model, serving, spec_of, step
+from tests.support.scheduling.builders import (
+    GAINING,
+    MS,
+    US,
+    S,
+    arrival,
+    completed,
+    dispatch,
+    model,
+    serving,
+    spec_of,
+    step,
+)
 
 
 def test_every_request_is_a_batch_of_its_own_in_order_of_arrival() -> None:

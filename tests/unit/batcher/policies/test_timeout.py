@@ -8,7 +8,19 @@ from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, M
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import MS, ONE, S, arrival, completed, dispatch, model, serving, single, spec_of, step
+from tests.support.scheduling.builders import (
+    MS,
+    ONE,
+    S,
+    arrival,
+    completed,
+    dispatch,
+    model,
+    serving,
+    single,
+    spec_of,
+    step,
+)
 
 NEVER = 3600 * S
 FULL, DELAY = ReleaseReason.FULL, ReleaseReason.DELAY

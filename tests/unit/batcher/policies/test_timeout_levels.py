@@ -1,6 +1,6 @@
 """What levels of priority, bounds of queues and answers in order mean beside everything else that the core does."""
 
-from sluice.batcher.interface.config import LevelsConfig, PolicyConfig
+from sluice.batcher.interface.config import PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import (
     CompleteRequest,
     DispatchBatch,
@@ -15,7 +15,7 @@ from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     ONE,
     S,
@@ -31,7 +31,7 @@ from tests.support.scheduling import (
 
 NEVER = 3600 * S
 FULL = ReleaseReason.FULL
-TWO_LEVELS = TimeoutConfig(levels=LevelsConfig(2, 2))
+TWO_LEVELS = TimeoutConfig(levels=PriorityLevels(2, 2))
 IN_ORDER = TimeoutConfig(preserve_ordering=True)
 
 
@@ -61,7 +61,7 @@ def test_levels_have_their_batches_closed_only_for_an_idle_partition() -> None:
 
 
 def test_a_request_without_room_is_told_how_many_wait() -> None:
-    bounded = TimeoutConfig(levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
+    bounded = TimeoutConfig(levels=PriorityLevels(policy=QueuePolicy(max_queue_size=1)))
     scheduler = serving(spec_of([model("m:1", 1, bounded)]), ONE)
     step(scheduler, 0, arrival(1, NEVER))
     assert step(scheduler, 0, arrival(2, NEVER)) == []
@@ -108,7 +108,7 @@ def test_what_has_a_place_reserved_shares_no_batch_with_another_shape() -> None:
 
 
 def test_what_was_admitted_with_a_bound_of_cost_waits_on_without_its_place_although_the_queue_is_full() -> None:
-    bounded = TimeoutConfig((), 10 * S, levels=LevelsConfig(policy=QueuePolicy(max_queue_size=1)))
+    bounded = TimeoutConfig((), 10 * S, levels=PriorityLevels(policy=QueuePolicy(max_queue_size=1)))
     scheduler = Scheduler(spec_of([model("m:1", 8, bounded)]))
     step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}), arrival(1, S, rows=8))
     placed = [RequestArrived(number, "m:1", 1, 4 * MS, max_cost=1.0) for number in (3, 4)]

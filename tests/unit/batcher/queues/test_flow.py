@@ -8,8 +8,21 @@ from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state.request import Entry, Request
-from tests.support.scheduling import MS, ONE, US, S, arrival, completed, dispatch, model, serving, single, spec_of, step
+from sluice.batcher.state import Entry, Request
+from tests.support.scheduling.builders import (
+    MS,
+    ONE,
+    US,
+    S,
+    arrival,
+    completed,
+    dispatch,
+    model,
+    serving,
+    single,
+    spec_of,
+    step,
+)
 
 NOBODY = cast("Request", None)
 
@@ -22,10 +35,10 @@ class Shared(Queue):
         self.pushed = 0
 
     def add(
-        self, lane: int, order_ns: int, *, rows: int = 1, stage: int = 0, weight: float = 1.0, times: int = 1
+        self, flow: int, order_ns: int, *, rows: int = 1, stage: int = 0, weight: float = 1.0, times: int = 1
     ) -> None:
         for _ in range(times):
-            entry = Entry(NOBODY, stage, rows, None, self, order_ns, 0, self.pushed, lane)
+            entry = Entry(NOBODY, stage, rows, None, self.key, order_ns, 0, self.pushed, flow)
             self.push(entry, order_ns, weight)
             self.pushed += 1
 
@@ -33,11 +46,11 @@ class Shared(Queue):
         return [entry.sequence for entry in self.take(max_rows, from_ns)]
 
     def rows_of(self, batches: int, max_rows: int = 8) -> dict[int, int]:
-        """How many rows of each lane so many batches have."""
+        """How many rows of each flow so many batches have."""
         rows: dict[int, int] = {}
         for _ in range(batches):
             for entry in self.take(max_rows):
-                rows[entry.lane] = rows.get(entry.lane, 0) + entry.rows
+                rows[entry.flow] = rows.get(entry.flow, 0) + entry.rows
         return rows
 
 
@@ -80,8 +93,8 @@ def test_rows_count_and_not_requests() -> None:
 
 def test_many_pipelines_with_tight_deadlines_do_not_starve_one_with_far_ones() -> None:
     queue = Shared()
-    for lane in range(9):
-        queue.add(lane, 10, times=100)
+    for flow in range(9):
+        queue.add(flow, 10, times=100)
     queue.add(9, 1_000_000, times=100)
     assert queue.rows_of(50)[9] == 40
 
@@ -90,8 +103,8 @@ def test_a_pipeline_that_was_away_has_not_saved_up_a_right_to_more() -> None:
     queue = Shared()
     queue.add(0, 10, times=1_000)
     queue.add(1, 10, times=8)
-    queue.rows_of(2)  # by order: lane 0 is served alone for the rest of the time
-    while queue._lanes[1].live:
+    queue.rows_of(2)  # by order: flow 0 is served alone for the rest of the time
+    while queue._flows[1].live:
         queue.take(8)
     queue.rows_of(50)
     queue.add(1, 10, times=300)
@@ -112,15 +125,15 @@ def test_within_a_pipeline_the_earliest_deadline_comes_first_also_when_much_wait
         queue.add(0, order_ns)
         queue.add(1, order_ns)
     taken = queue.take(8)
-    for lane in (0, 1):
-        assert [entry.stage_deadline_ns for entry in taken if entry.lane == lane] == [1, 2, 3, 4]
+    for flow in (0, 1):
+        assert [entry.stage_deadline_ns for entry in taken if entry.flow == flow] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_no_batch_has_more_rows_than_it_may_unless_one_request_has(lanes: int) -> None:
+@pytest.mark.parametrize("flows", [1, 2, 3])
+def test_no_batch_has_more_rows_than_it_may_unless_one_request_has(flows: int) -> None:
     queue = Shared()
     for number in range(90):
-        queue.add(number % lanes, number, rows=1 + number * 7 % 5)
+        queue.add(number % flows, number, rows=1 + number * 7 % 5)
     queue.expire(20)
     sizes = []
     while queue:
@@ -204,7 +217,7 @@ def test_an_entry_that_comes_when_only_late_ones_wait_is_the_first() -> None:
     queue = Shared()
     queue.add(0, 10)
     queue.expire(20)
-    entry = Entry(NOBODY, 0, 1, None, queue, 30, 0, 7)
+    entry = Entry(NOBODY, 0, 1, None, queue.key, 30, 0, 7)
     assert queue.push(entry, 30)
     assert queue.head() is entry
 

@@ -3,7 +3,7 @@ from sluice.batcher.interface.decisions import CombineOutputs, CompleteRequest, 
 from sluice.batcher.interface.events import BatchCompleted, OutputsCombined
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     GAINING,
     MS,
@@ -119,7 +119,7 @@ def test_a_condition_on_a_combiner() -> None:
     stages = (
         StageConfig("a", "a:1"),
         StageConfig("b", "b:1"),
-        StageConfig("vote", None, (0, 1), verdicts=(CERTAINTY,)),
+        StageConfig("vote", None, (0, 1), confidences=(CERTAINTY,)),
         StageConfig("large", "large:1", when=WhenConfig(2, 0, 0.9)),
     )
     scheduler = serving_pipeline(PipelineConfig("p:1", stages), "a:1", "b:1", "large:1", partitions=("cpu0", "cpu1"))

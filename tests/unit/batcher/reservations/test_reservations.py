@@ -1,11 +1,11 @@
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.reservations.assignments import ALTERNATIVES, Assignments
+from sluice.batcher.reservations.assignments import MAX_ASSIGNMENTS, Assignments
 from sluice.batcher.reservations.reservations import Reservations, ReservedBatch
 from sluice.batcher.reservations.search import ReservationRefusal
-from sluice.batcher.reservations.slots import Precedence, QueueKey, Reservation
-from sluice.batcher.reservations.timeline import Part
+from sluice.batcher.reservations.timeline import Part, Reservation
+from sluice.batcher.state import Precedence, QueueKey
 
 SECOND = 1_000_000_000
 A, B = ("a", ""), ("b", "")
@@ -37,8 +37,8 @@ def two_kinds() -> Reservations:
 def slots(reservations: Reservations) -> list[Interval]:
     return [
         (name, slot.start_ns, slot.end_ns, tuple((held.request, stage) for held, stage in slot.members))
-        for name, ledger in reservations.ledgers.items()
-        for slot in ledger.slots
+        for name, timeline in reservations.timelines.items()
+        for slot in timeline.slots
     ]
 
 
@@ -166,8 +166,8 @@ def test_placements_are_bounded_and_keep_the_cheapest_and_the_quickest() -> None
         reservations.ready(kind, ["a"], 0)
     precedence = Precedence(((), *((stage,) for stage in range(9))), (True,) * 10)
     reservation = Reservation(1, precedence, (A,) * 10, (None,) * 10, 1, 10_000)
-    found = Assignments(reservations.ledgers.values(), reservation)
-    assert len(found.by_cost) <= ALTERNATIVES
+    found = Assignments(reservations.timelines.values(), reservation)
+    assert len(found.by_cost) <= MAX_ASSIGNMENTS
     assert found.by_cost[0].cost == pytest.approx(10 * 60 / SECOND)
     assert found.least_ns == 10 * 20
 
@@ -179,7 +179,7 @@ def test_a_slot_starts_as_soon_as_its_members_wait() -> None:
     reservations = one_partition(a=(10, 12))
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
     assert reservations.runnable("p", 0, lambda request, stage: 0) is None
-    assert reservations.ledgers["p"].due_ns() == 90
+    assert reservations.timelines["p"].due_ns() == 90
     assert reservations.runnable("p", 5, everything) == ReservedBatch(((1, 0),), 1, 100)
     reservations.started("p", [(1, 0)], end_ns=15)
     assert slots(reservations) == []
@@ -210,9 +210,9 @@ def test_members_that_leave_early_shorten_their_slot() -> None:
     reservations = one_partition(a=(10, 16))
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
     reservations.reserve(2, SINGLE, (A,), 1, deadline_ns=100, now_ns=0)
-    assert reservations.ledgers["p"].due_ns() == 84
-    assert reservations.ledgers["p"].due_ns({(1, 0)}) == 90
-    assert reservations.ledgers["p"].due_ns({(1, 0), (2, 0)}) is None
+    assert reservations.timelines["p"].due_ns() == 84
+    assert reservations.timelines["p"].due_ns({(1, 0)}) == 90
+    assert reservations.timelines["p"].due_ns({(1, 0), (2, 0)}) is None
     reservations.forget(1)
     assert slots(reservations) == [("p", 90, 100, ((2, 0),))]
 

@@ -16,7 +16,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     ONE,
@@ -150,7 +150,7 @@ def test_no_place_can_be_had_of_a_worker_that_is_about_to_come_back() -> None:
     scheduler = hard()
     step(scheduler, 0, PartitionLost("cpu0", "killed"))
     assert step(scheduler, MS, arrival(1, 10 * S)) == [
-        RejectRequest(1, Outcome.REJECTED_UNAVAILABLE, "no partition that is up holds one of its models", S)
+        RejectRequest(1, Outcome.REJECTED_UNAVAILABLE, "no running partition holds one of its models", S)
     ]
     assert step(scheduler, S, PartitionReady("cpu0", {"m:1": ONE}), arrival(2, 10 * S)) == [dispatch(1, [2], FULL)]
 

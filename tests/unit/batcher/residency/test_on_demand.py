@@ -26,9 +26,10 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.residency_config import Eviction, Footprint, Loading, Prewarm, ResidencyConfig
 from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     ONE,
@@ -61,7 +62,7 @@ def demanded(
     """Models of one byte each that take 10 ms to load and 1 ms to run, on partitions with room for `memory` of them."""
     models = [
         msgspec.structs.replace(
-            model(key, 1, verdicts=(CERTAINTY,)),
+            model(key, 1, confidences=(CERTAINTY,)),
             memory_bytes=1,
             footprints={"cpu1": Footprint(1, load_ns=LOAD_MS * MS, table=ONE)},
             pinned=key in pinned,
@@ -120,7 +121,7 @@ def test_what_cannot_be_in_time_with_the_load_is_refused_at_once() -> None:
         run(scheduler, key, 10 + number, 1 + number, 2 * number * MS)
     assert reason(step(scheduler, 10 * MS, arrival(1, 21 * MS, "c"))) == (
         Outcome.REJECTED_DEADLINE,
-        "model c is not loaded: with that predicted to complete in 11.2 ms, 11.0 ms are left",
+        "model c is not loaded: predicted to complete in 11.2 ms with its load, 11.0 ms are left",
     )
     # Nothing was loaded for it, and one with more time has it loaded.
     assert step(scheduler, 11 * MS, arrival(2, 23 * MS, "c")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "c")]
@@ -149,7 +150,7 @@ def test_pinned_models_stay_and_less_important_ones_go_first() -> None:
     scheduler = up(demanded("a", "b", "c", "d", pinned="a", priorities={"b": 1, "c": 1}), cpu0="ab")
     assert reason(step(scheduler, 0, arrival(1, S, "d"))) == (
         Outcome.REJECTED_UNAVAILABLE,
-        "model d is not loaded: all that partitions hold is in use, or stays in their memory",
+        "model d is not loaded: every loaded model is in use or pinned",
     )
     assert step(scheduler, MS, arrival(2, S, "c")) == [UnloadModel("cpu0", "b"), LoadModel("cpu0", "c")]
 
@@ -179,7 +180,7 @@ def test_what_waits_for_room_is_admitted_if_it_is_in_time_once_the_others_may_go
     # b is there after 10 ms and may have to stay for 5 ms, then a takes 10 ms and runs for 1.15 ms.
     assert reason(step(scheduler, MS, arrival(2, 26 * MS, "a"))) == (
         Outcome.REJECTED_DEADLINE,
-        "model a is not loaded: with that predicted to complete in 25.1 ms, 25.0 ms are left",
+        "model a is not loaded: predicted to complete in 25.1 ms with its load, 25.0 ms are left",
     )
     assert step(scheduler, MS, arrival(3, 27 * MS, "a")) == []
     # What comes now waits for that too: a has to come and stay as well.
@@ -192,7 +193,7 @@ def test_a_later_stage_without_room_is_predicted_to_take_the_load_that_is_known(
     # a runs for 1.15 ms, and then b is loaded in 10 ms in its place.
     assert reason(step(scheduler, 0, arrival(1, 12 * MS, "chain:1"))) == (
         Outcome.REJECTED_DEADLINE,
-        "model b is not loaded: with that predicted to complete in 12.3 ms, 12.0 ms are left",
+        "model b is not loaded: predicted to complete in 12.3 ms with its load, 12.0 ms are left",
     )
     assert step(scheduler, 0, arrival(2, 13 * MS, "chain:1")) == [dispatch(1, [2], FULL, model="a")]
 
@@ -206,7 +207,7 @@ def test_what_is_not_in_use_is_loaded_side_by_side_up_to_a_bound() -> None:
     # d waits for both, 20 ms, and then until one of them may go, 5 ms.
     assert reason(step(scheduler, MS, arrival(3, 36 * MS, "d"))) == (
         Outcome.REJECTED_DEADLINE,
-        "model d is not loaded: with that predicted to complete in 35.1 ms, 35.0 ms are left",
+        "model d is not loaded: predicted to complete in 35.1 ms with its load, 35.0 ms are left",
     )
     assert step(scheduler, MS, arrival(4, S, "d")) == []
 
@@ -225,7 +226,7 @@ def test_without_eviction_a_full_partition_stays_as_it_is() -> None:
 
 
 def test_a_later_stage_whose_model_never_gets_room_is_not_waited_for() -> None:
-    in_use = "all that partitions hold is in use, or stays in their memory"
+    in_use = "every loaded model is in use or pinned"
     for pinned, eviction in (("", Eviction.NONE), ("a", Eviction.LRU)):
         pipelines = (chain("a", "b"), cascade("a", "b"))
         spec = demanded("a", "b", memory=1, pipelines=pipelines, pinned=pinned, eviction=eviction)
@@ -233,7 +234,7 @@ def test_a_later_stage_whose_model_never_gets_room_is_not_waited_for() -> None:
         # All rows of the chain come to b, but maybe none of the cascade.
         refused = Outcome.REJECTED_UNAVAILABLE, f"model b is not loaded: {in_use}"
         assert reason(step(scheduler, 0, arrival(1, 100 * S, "chain:1"))) == refused
-        scheduler.pipelines["cascade:1"].stages[1].probability = 0.3
+        scheduler.pipelines["cascade:1"].stages[1].run_probability = 0.3
         assert step(scheduler, 0, arrival(2, 100 * S, "cascade:1")) == [dispatch(1, [2], FULL, model="a")]
         failed = Outcome.FAILED_UNAVAILABLE, f"model b is not loaded: {in_use}"
         assert reason(step(scheduler, MS, completed(1, 0, MS, 0.5))) == failed
@@ -381,14 +382,14 @@ def test_a_model_that_many_requests_want_later_is_loaded_once_and_counted_once()
     assert LoadModel("cpu0", "b") in step(scheduler, 0, *(arrival(number, S, "chain:1") for number in range(3)))
     assert LoadModel("cpu1", "c") in step(scheduler, 1150 * US)
     step(scheduler, 5 * MS)
-    cold_starts = scheduler.served.cold_starts
-    assert cold_starts is not None
-    assert (cold_starts.loads, cold_starts.prewarms) == (2, 2)
+    loader = scheduler.served.loader
+    assert isinstance(loader, OnDemandLoader)
+    assert (loader.loads, loader.prewarms) == (2, 2)
 
 
 def test_a_later_stage_that_is_not_likely_is_loaded_when_rows_come_to_it() -> None:
     scheduler = up(demanded("a", "b", pipelines=(cascade("a", "b"),)), cpu0="a")
-    scheduler.pipelines["cascade:1"].stages[1].probability = 0.3
+    scheduler.pipelines["cascade:1"].stages[1].run_probability = 0.3
     assert step(scheduler, 0, arrival(1, S, "cascade:1")) == [dispatch(1, [1], FULL, model="a")]
     assert step(scheduler, MS, completed(1, 0, MS, 0.5)) == [LoadModel("cpu0", "b")]
 

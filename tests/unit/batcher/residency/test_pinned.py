@@ -12,7 +12,7 @@ from sluice.batcher.interface.events import (
     ServingChanged,
 )
 from sluice.batcher.interface.residency_config import Eviction
-from tests.support.scheduling import MS, ONE, S, arrival, completed, step
+from tests.support.scheduling.builders import MS, ONE, S, arrival, completed, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up, wake
 
 

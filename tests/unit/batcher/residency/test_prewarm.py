@@ -2,13 +2,14 @@
 
 import pytest
 
+from sluice.batcher.fleet.fleet import new_model
 from sluice.batcher.interface.config import PipelineConfig, StageConfig, WhenConfig
 from sluice.batcher.interface.residency_config import Likelihood
 from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.residency.prewarm import Branches, likely_stages, most_likely_path
-from sluice.batcher.state.model import ModelState
-from sluice.batcher.state.pipeline import PipelineState
-from tests.support.scheduling import cascade, ensemble, model, spec_of
+from sluice.batcher.scheduler.pipelines import new_pipeline
+from sluice.batcher.state import PipelineState
+from tests.support.scheduling.builders import cascade, ensemble, model, spec_of
 
 DIVIDED: Branches[str] = {
     "root": [("A", 0.6), ("B", 0.4)],
@@ -38,10 +39,10 @@ def test_a_path_ends_where_that_is_likelier_than_to_go_on() -> None:
 def pipeline_of(config: PipelineConfig, *probabilities: float) -> PipelineState:
     keys = {stage.model for stage in config.stages if stage.model is not None}
     spec = spec_of([model(key) for key in sorted(keys)])
-    models = {each.key: ModelState(each, select_policy(each.policy, spec.limits)) for each in spec.models}
-    pipeline = PipelineState(0, config, models)
+    models = {each.key: new_model(each, select_policy(each.policy, spec.limits)) for each in spec.models}
+    pipeline = new_pipeline(0, config, models)
     for stage, probability in zip(pipeline.stages, probabilities, strict=True):
-        stage.probability = probability
+        stage.run_probability = probability
     return pipeline
 
 

@@ -29,7 +29,19 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import MS, ONE, US, S, arrival, completed, dispatch, model, serving, spec_of, step
+from tests.support.scheduling.builders import (
+    MS,
+    ONE,
+    US,
+    S,
+    arrival,
+    completed,
+    dispatch,
+    model,
+    serving,
+    spec_of,
+    step,
+)
 
 FULL = ReleaseReason.FULL
 

@@ -1,11 +1,10 @@
 """Models come to be held again where it is needed: after a partition is lost for good, and when they are asked for."""
 
-from sluice.batcher.drivers.simulator import Verdicts
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
-    CombineOutputs,
     CompleteRequest,
     DispatchBatch,
     LoadModel,
@@ -18,12 +17,13 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import MS, ONE, FaultySimulator, S, arrival, spec_of
+from tests.support.scheduling.builders import MS, ONE, FaultySimulator, S, arrival, spec_of
+from tests.support.scheduling.services import WithoutConfidences
 
 TOO_LARGE = "z"
 
 
-class Run:
+class Run(WithoutConfidences):
     """A run in virtual time on partitions that hold models of one unit of memory each, with plans as they are made."""
 
     def __init__(self, rooms: dict[str, int], held: dict[str, str], models: str = "kmn") -> None:
@@ -58,14 +58,8 @@ class Run:
     def batch_ns(self, batch: DispatchBatch) -> int:
         return MS
 
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
-
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.scheduler.check()
+        check_invariants(self.scheduler)
         for decision in decisions:
             match decision:
                 case LoadModel():

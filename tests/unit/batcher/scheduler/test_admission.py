@@ -1,11 +1,12 @@
 import pytest
 
+from sluice.batcher.fleet.speed import outdate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import CompleteRequest, RejectRequest, ReleaseReason
 from sluice.batcher.interface.events import DrainStarted, PartitionLost, PartitionReady, RequestCancelled
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     ONE,
@@ -129,17 +130,17 @@ def test_a_later_stage_s_partition_that_is_behind_counts() -> None:
 
 def test_a_row_that_is_known_to_go_on_counts_as_one() -> None:
     """One row in ten went on before, and then both do."""
-    models = [model("small:1", 1, verdicts=(CERTAINTY,)), model("large:1", 1)]
+    models = [model("small:1", 1, confidences=(CERTAINTY,)), model("large:1", 1)]
     scheduler = serving(spec_of(models, [cascade("small:1", "large:1")], partitions=("cpu0", "cpu1")), ONE)
     pipeline = scheduler.pipelines["cascade:1"]
-    pipeline.stages[1].probability = 0.1
-    pipeline.stale = True
+    pipeline.stages[1].run_probability = 0.1
+    outdate(pipeline)
     step(scheduler, 0, *(arrival(number, S, "cascade:1") for number in (1, 2, 3, 4)))
-    backlog_ns = sum(pool.backlog_ns for pool in scheduler.dispatcher.fleet.pools)
+    backlog_ns = sum(group.backlog_ns for group in scheduler.dispatcher.fleet.groups)
     assert backlog_ns == 2 * 1150 * US + 4 * 115 * US
     step(scheduler, MS, completed(1, 0, MS, 0.0), completed(2, 0, MS, 0.0))
     # The other two are in their first stage, and those that go on wait with a whole row each, and not with a tenth.
-    backlog_ns = sum(pool.backlog_ns for pool in scheduler.dispatcher.fleet.pools)
+    backlog_ns = sum(group.backlog_ns for group in scheduler.dispatcher.fleet.groups)
     assert backlog_ns == 2 * 1150 * US + 2 * 115 * US
 
 
@@ -178,7 +179,7 @@ def test_memory_is_reserved_at_admission_and_given_back_at_the_end() -> None:
     step(scheduler, 0, arrival(1, S, memory_bytes=60))
     assert step(scheduler, 0, arrival(2, S, memory_bytes=41)) == [
         RejectRequest(
-            2, Outcome.REJECTED_MEMORY, "its tensors need 41 bytes, and of 100 bytes 40 are free", retry_after_ns=0
+            2, Outcome.REJECTED_MEMORY, "needs 41 bytes of tensor memory; 40 of 100 are free", retry_after_ns=0
         )
     ]
     assert step(scheduler, 0, arrival(3, S, memory_bytes=40)) == []

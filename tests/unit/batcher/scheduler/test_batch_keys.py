@@ -9,7 +9,7 @@ from sluice.batcher.settings.spec_builder import build_spec
 from sluice.models.pipelines.pipeline import Late, Pipeline, Stage, TensorSource
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     US,
@@ -33,7 +33,7 @@ def keyed() -> Scheduler:
 
 
 def queues(scheduler: Scheduler) -> set[str]:
-    return set(scheduler.dispatcher.models["m:1"].queues)
+    return set(scheduler.dispatcher.fleet.queues.by_model["m:1"]) - {""}
 
 
 def test_requests_of_different_shapes_never_share_a_batch() -> None:

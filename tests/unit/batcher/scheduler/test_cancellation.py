@@ -2,7 +2,7 @@ from sluice.batcher.interface.decisions import CancelRequest, CompleteRequest, R
 from sluice.batcher.interface.events import BatchRevoked, OutputsCombined, RequestCancelled
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     ONE,

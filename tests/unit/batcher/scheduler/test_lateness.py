@@ -1,7 +1,7 @@
 from sluice.batcher.interface.decisions import CompleteRequest, EvictRequest, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     GAINING,
     MS,
     ONE,

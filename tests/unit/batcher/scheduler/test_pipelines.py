@@ -31,7 +31,7 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     ONE,
     US,
@@ -211,20 +211,20 @@ def test_nothing_is_left_of_revisions_that_were_served_before() -> None:
         assert isinstance(batch, DispatchBatch)
         step(scheduler, now_ns + MS, ModelUnloaded("cpu0", before), completed(batch.batch, now_ns, now_ns + MS))
         before = key
-    booked = scheduler.dispatcher.booked
-    assert booked is not None
+    reserved = scheduler.dispatcher.reserved
+    assert reserved is not None
     assert scheduler.spec.partitions[0].models == ("m:1@3",)
-    assert list(booked.ledgers["cpu0"].lengths) == ["m:1@3"]
+    assert list(reserved.timelines["cpu0"].lengths) == ["m:1@3"]
 
 
-def test_a_model_that_stays_keeps_no_lanes_of_pipelines_that_went() -> None:
+def test_a_model_that_stays_keeps_no_flows_of_pipelines_that_went() -> None:
     scheduler = serving(spec_of([model("m:1", 1)]), ONE)
     for number in range(1, 4):
         now_ns, name = number * 10 * MS, f"other:{number}"
         step(scheduler, now_ns, ServingChanged(pipelines=(single("m:1", name=name),)))
         step(scheduler, now_ns, arrival(number, S, name), ServingChanged(retired=(name,)))
         step(scheduler, now_ns + MS, completed(number, now_ns, now_ns + MS))
-    assert scheduler.dispatcher.models["m:1"].queues[""].lanes == {}
+    assert scheduler.dispatcher.fleet.queues.by_model["m:1"][""].flows == {}
     now_ns = 50 * MS
     assert step(scheduler, now_ns, arrival(9, S)) == [dispatch(4, [9], FULL)]
 

@@ -6,6 +6,7 @@ from itertools import accumulate
 import msgspec
 import pytest
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.interface.config import PipelineConfig, StageConfig, WhenConfig
@@ -24,11 +25,11 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.batcher.scheduler.replanner import Replanner
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state.pipeline import PipelineState
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     CERTAINTY,
     MS,
     ONE,
@@ -50,7 +51,7 @@ CASCADE = PipelineConfig(
     (StageConfig("first", "m:1"), StageConfig("second", "n:1", (), WhenConfig(0, 0, 0.5))),
     slo_ns=20 * MS,
 )
-SPEC = spec_of([model("m:1", verdicts=(CERTAINTY,)), model("n:1")], [single("m:1"), CASCADE])
+SPEC = spec_of([model("m:1", confidences=(CERTAINTY,)), model("n:1")], [single("m:1"), CASCADE])
 TABLES = {"cpu1": {"m:1": ONE, "n:1": ONE}}
 
 
@@ -97,10 +98,9 @@ class Watched:
     def __init__(self, rows: int = 10_000) -> None:
         """A plan was made after a second with so many rows."""
         self.fleet = Fleet(SPEC)
-        self.fleet.ready(PartitionReady("cpu0", TABLES["cpu1"]), 0)
+        self.fleet.ready(PartitionReady("cpu0", TABLES["cpu1"]))
         self.pipelines = {
-            config.name: PipelineState(number, config, self.fleet.models)
-            for number, config in enumerate(SPEC.pipelines)
+            config.name: new_pipeline(number, config, self.fleet.models) for number, config in enumerate(SPEC.pipelines)
         }
         self.replanner = Replanner(self.fleet, self.pipelines)
         self.build = 0
@@ -169,7 +169,7 @@ def test_between_two_looks_there_is_a_second() -> None:
 @pytest.mark.parametrize(("probability", "asked"), [(0.951, False), (0.949, True), (0.0, True)])
 def test_a_probability_that_moves_by_more_than_a_twentieth_calls_for_a_plan(probability: float, asked: bool) -> None:
     watched = Watched()
-    watched.pipelines["cascade:1"].stages[1].probability = probability
+    watched.pipelines["cascade:1"].stages[1].run_probability = probability
     found = [order.observed.probabilities for order in watched.look(2 * S)]
     assert found == ([{"cascade:1": (1.0, probability)}] if asked else [])
 
@@ -285,7 +285,7 @@ def test_a_plan_that_could_not_be_built_changes_nothing_and_is_not_asked_for_aga
     step(scheduler, S + MS, completed(1, S, S + MS), PlanBuilt(order.build, None))
     stage = scheduler.pipelines["either:1"].stages[0]
     assert stage.model is scheduler.dispatcher.models["n:1"]
-    assert stage.rest is not None
+    assert stage.cost_to_go is not None
     assert orders(step(scheduler, S + 2 * MS, arrival(2, 2 * S, "either:1"))) == []
 
 
@@ -296,7 +296,9 @@ def test_what_follows_costs_a_row_that_comes_to_a_stage_more_than_one_that_may_n
         StageConfig("b", "m:1", (), WhenConfig(0, 0, 0.5)),
         StageConfig("c", "n:1", (), WhenConfig(1, 0, 0.5)),
     )
-    spec = spec_of([model("m:1", 1, verdicts=(CERTAINTY,)), model("n:1", 1)], [PipelineConfig("p:1", stages, slo_ns=S)])
+    spec = spec_of(
+        [model("m:1", 1, confidences=(CERTAINTY,)), model("n:1", 1)], [PipelineConfig("p:1", stages, slo_ns=S)]
+    )
     plan = build_plan(spec, Observed(SEEN, {"p:1": 10.0}, {"p:1": (1.0, 0.5, 0.5)}))
     (pipeline,) = plan.pipelines
     costs = [stage.rest.cost[-1] for stage in pipeline.stages]
@@ -338,7 +340,7 @@ def journal() -> tuple[list[bytes], list[AnyDecision]]:
     writer = JournalWriter(lines.append, spec)
     for now_ns, event in STEPS:
         decisions = scheduler.handle_wakeup(now_ns) if event is None else scheduler.handle(event, now_ns)
-        scheduler.check()
+        check_invariants(scheduler)
         writer.record(now_ns, event, decisions)
         decided += decisions
     return lines, decided

@@ -11,7 +11,7 @@ from sluice.batcher.interface.residency_config import Footprint
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import (
+from tests.support.scheduling.builders import (
     MS,
     US,
     S,
@@ -122,10 +122,10 @@ def test_places_are_sought_anew_on_a_smaller_share_while_what_runs_runs_on() -> 
     step(scheduler, 0, GROWN)
     assert step(scheduler, 0, arrival(1, 3 * MS)) == [dispatch(1, [1])]
     assert step(scheduler, 0, arrival(2, 8 * MS, rows=8), arrival(3, 30 * MS)) == []
-    booked = scheduler.dispatcher.booked
-    assert booked is not None
+    reserved = scheduler.dispatcher.reserved
+    assert reserved is not None
     step(scheduler, MS, SHRUNK)
-    assert [booked.slot(request, 0) is None for request in (2, 3)] == [True, False]
+    assert [reserved.slot(request, 0) is None for request in (2, 3)] == [True, False]
     assert step(scheduler, 3 * MS, completed(1, 0, 3 * MS))[0] == CompleteRequest(1, Outcome.COMPLETED)
 
 

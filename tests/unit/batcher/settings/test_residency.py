@@ -8,7 +8,7 @@ from sluice.batcher.settings.residency import ResidencySettings
 from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
-from tests.support.scheduling import ONE, cascade, model, single, spec_of
+from tests.support.scheduling.builders import ONE, cascade, model, single, spec_of
 
 
 def settings(**keys: object) -> ResidencySettings:

@@ -1,4 +1,4 @@
-from sluice.batcher.interface.config import LevelsConfig
+from sluice.batcher.interface.config import PriorityLevels
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings
@@ -23,7 +23,7 @@ def test_levels_and_bounds_of_queues_reach_the_scheduler() -> None:
         priority_levels=2, default_priority_level=1, default_queue_policy=usual, priority_queue_policy={2: bounded}
     )
     policies = ServingSettings().policies([ModelSpec("m", 1, (), (), 8, dynamic_batching=batching)])
-    levels = LevelsConfig(2, 1, usual, {2: bounded})
+    levels = PriorityLevels(2, 1, usual, {2: bounded})
     assert policies == {"m:1": TimeoutConfig(levels=levels)}
     ordered = ModelSpec("m", 1, (), (), 8, dynamic_batching=DynamicBatching(preserve_ordering=True))
     assert ServingSettings().policies([ordered]) == {"m:1": TimeoutConfig(preserve_ordering=True)}

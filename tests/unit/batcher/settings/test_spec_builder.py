@@ -1,3 +1,4 @@
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
     Limits,
@@ -50,7 +51,7 @@ def test_models_alone() -> None:
         (CPU0,),
         Limits(),
     )
-    Scheduler(spec).check()
+    check_invariants(Scheduler(spec))
 
 
 def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
@@ -166,7 +167,7 @@ def test_variants_report_the_same_verdicts_in_the_same_order() -> None:
         stage("second", "fixed:1", when=When("first", "probs", 0.5, Confidence.MARGIN), x="request.x"),
     )
     spec = build_spec([SMALL, LARGE, third, FIXED], [cascade, other], [CPU0])
-    assert {config.key: config.verdicts for config in spec.models} == {
+    assert {config.key: config.confidences for config in spec.models} == {
         "small:1": (MAX, MARGIN),
         "large:2": (MAX, MARGIN),
         "third:1": (MAX, MARGIN),

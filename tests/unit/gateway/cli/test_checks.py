@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from sluice.gateway.cli import checks as doctor
-from sluice.gateway.cli import running_server as doctor_server
+from sluice.gateway.cli import http_client
 from sluice.gateway.cli.checks import Severity
+from sluice.gateway.cli.doctor import partition_findings
 from sluice.gateway.cli.main import main
-from sluice.gateway.partitions.states import Enforcement, PartitionStatus
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 UUID = "5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
 MIG = MigPartition("mig0", f"MIG-{UUID}", "2g.20gb")
@@ -49,39 +50,39 @@ def install(directory: Path, *names: str) -> list[PathDistribution]:
 def test_two_runtimes_in_one_place_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = install(tmp_path, "numpy", "onnxruntime", "onnxruntime-gpu")
     monkeypatch.setattr(doctor, "distributions", lambda: found)
-    (finding,) = doctor.packages()
+    (finding,) = doctor.check_packages()
     assert (finding.verdict, finding.text) == (
         Severity.WRONG,
-        "onnxruntime 1.30.0, onnxruntime-gpu 1.30.0 are installed into the same place, in part each; uninstall all and "
-        "install one of them",
+        "onnxruntime 1.30.0, onnxruntime-gpu 1.30.0 are installed into the same directory; "
+        "uninstall all of them and install one",
     )
     monkeypatch.setattr(doctor, "distributions", lambda: found[:2])
-    assert [(each.verdict, each.text) for each in doctor.packages()] == [(Severity.OK, "onnxruntime 1.30.0")]
+    assert [(each.verdict, each.text) for each in doctor.check_packages()] == [(Severity.OK, "onnxruntime 1.30.0")]
 
 
 def test_a_partition_of_a_gpu_needs_a_runtime_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "sluice.models.backends.onnxruntime.available_providers", lambda: ("1.30.0", ("CPUExecutionProvider",))
     )
-    assert [(each.verdict, each.text) for each in doctor.providers([CpuPartition("a", (0,)), MIG])] == [
+    assert [(each.verdict, each.text) for each in doctor.check_providers([CpuPartition("a", (0,)), MIG])] == [
         (Severity.OK, "ONNX Runtime 1.30.0: CPUExecutionProvider"),
-        (Severity.WRONG, "partition mig0 is of a GPU, and this ONNX Runtime has no CUDAExecutionProvider"),
+        (Severity.WRONG, "partition mig0 needs a GPU, but this ONNX Runtime has no CUDAExecutionProvider"),
     ]
 
 
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver_only_partitions_of_gpus_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert [each.verdict for each in doctor.drivers([CpuPartition("a", (0,))])] == [Severity.NOTE]
-    missing, program = doctor.drivers([MPS])
+    assert [each.verdict for each in doctor.check_drivers([CpuPartition("a", (0,))])] == [Severity.NOTE]
+    missing, program = doctor.check_drivers([MPS])
     assert missing.verdict is program.verdict is Severity.WRONG
     assert missing.text.startswith("partition mps0 needs a GPU: no NVIDIA driver answers on this machine")
-    assert program.text == "partition mps0 needs MPS, and there is no nvidia-cuda-mps-control"
+    assert program.text == "partition mps0 needs MPS, but nvidia-cuda-mps-control is not installed"
 
 
 def test_gpus_are_listed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    (finding,) = doctor.drivers([MIG])
+    (finding,) = doctor.check_drivers([MIG])
     assert finding.verdict is Severity.OK
     assert gpu.uuid in finding.text
 
@@ -89,30 +90,30 @@ def test_gpus_are_listed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_that_is_lost_is_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     gpu.lost = True
-    (finding,) = doctor.drivers([])
-    assert (finding.verdict, finding.text) == (Severity.WRONG, "GPU 0: it is lost (NVML: GPU is lost)")
+    (finding,) = doctor.check_drivers([])
+    assert (finding.verdict, finding.text) == (Severity.WRONG, "GPU 0: lost (NVML: GPU is lost)")
 
 
 def test_few_open_files_are_wrong_under_mps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 8192))
-    text = "open files: 1024, expected at least {} (ulimit -n; at most 8192 are allowed here)"
-    finding = next(iter(doctor.limits([])))
+    text = "open files: 1024, expected at least {} (ulimit -n; the hard limit is 8192)"
+    finding = next(iter(doctor.check_limits([])))
     assert (finding.verdict, finding.text) == (Severity.NOTE, text.format(4096))
-    finding = next(iter(doctor.limits([MPS])))
+    finding = next(iter(doctor.check_limits([MPS])))
     assert (finding.verdict, finding.text) == (Severity.WRONG, text.format(16384))
 
 
 def test_less_time_than_cores_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available_cores", lambda: (0, 1))
     monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    wrong = [each.text for each in doctor.limits([]) if each.text.startswith("cores")]
-    assert wrong == ["cores: 2, but the cgroup gives the time of 1.5: batches will be held up when it is used up"]
+    wrong = [each.text for each in doctor.check_limits([]) if each.text.startswith("cores")]
+    assert wrong == ["cores: 2, but the cgroup allows the time of 1.5: batches stall when it is used"]
 
 
 def test_time_for_the_cores_that_are_used_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available_cores", lambda: (0, 1))
     monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    finding = next(each for each in doctor.limits([CpuPartition("a", (1,))]) if each.text.startswith("cores"))
+    finding = next(each for each in doctor.check_limits([CpuPartition("a", (1,))]) if each.text.startswith("cores"))
     assert (finding.verdict, finding.text) == (Severity.OK, "cores: 1")
 
 
@@ -124,18 +125,18 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
         PartitionStatus(CpuPartition("d", (3,)), "cpu1", lost="the worker exited with status 1"),
     ]
     body = msgspec.json.encode({"partitions": states})
-    monkeypatch.setattr(doctor_server, "open_url", lambda url, timeout: io.BytesIO(body))
-    assert [(each.verdict, each.text) for each in doctor_server.served("http://127.0.0.1:8000")] == [
+    monkeypatch.setattr(http_client, "_open_url", lambda message, timeout: io.BytesIO(body))
+    assert [(each.verdict, each.text) for each in partition_findings("http://127.0.0.1:8000")] == [
         (Severity.OK, "a: enforced (worker 4242)"),
         (Severity.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
-        (Severity.NOTE, "c: unknown (no worker is up)"),
-        (Severity.WRONG, "d: unknown; the worker exited with status 1 (no worker is up)"),
+        (Severity.NOTE, "c: unknown (no running worker)"),
+        (Severity.WRONG, "d: unknown; the worker exited with status 1 (no running worker)"),
     ]
 
 
 def test_a_partition_of_cores_is_tried_out() -> None:
     partition = CpuPartition("cpu0", (CORE,), hard_memory_mb=256)
-    (finding,) = doctor.layout([partition])
+    (finding,) = doctor.check_layout([partition])
     assert (finding.verdict, finding.text) == (Severity.OK, f"cpu0: core {CORE}, 256 MiB at most: enforced")
 
 

@@ -67,7 +67,7 @@ def test_what_another_server_answers_is_told_as_such(
 ) -> None:
     with answering(answer) as url:
         assert main(["model", *command, "--url", url]) == 2
-    assert capsys.readouterr().err == f"sluice: {url}: not an answer of Sluice\n"
+    assert capsys.readouterr().err.startswith(f"sluice: {url}: not a Sluice server: ")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_file_that_is_no_kind_of_model_is_not_sent(tmp_path: Path, capsys: pyt
     file.write_bytes(b"")
     with answering(b"{}") as url:
         assert main(["model", "register", "m", "--file", str(file), "--url", url]) == 2
-    said = f"sluice: --file {file}: expected a model, whose name ends in one of .onnx, .timed.json, .py\n"
+    said = f"sluice: --file {file}: expected a model file that ends in one of .onnx, .timed.json, .py\n"
     assert capsys.readouterr().err == said
 
 
@@ -158,6 +158,6 @@ def test_the_port_of_grpc_is_told_as_such(capsys: pytest.CaptureFixture[str]) ->
             assert main([*command, "--url", f"http://127.0.0.1:{port}"]) == 2
     finally:
         server.stop(None).wait()
-    sentence = f"sluice: http://127.0.0.1:{port}: this is a port of gRPC; expected the server's port of HTTP"
+    sentence = f"sluice: http://127.0.0.1:{port}: this is a gRPC port; expected the server's HTTP port"
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith(sentence) for line in lines] == [True, True]

@@ -43,7 +43,7 @@ def test_what_has_no_place_is_told_why(file: str, capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "best_fit: 3 of 4 models on 2 devices"
     assert lines[-3:] == [
-        "no place for vgg19:",
+        "vgg19 fits on no device:",
         "  gpu0: takes 8192 MiB, and 0 of 16384 are not reserved",
         "  gpu1: takes 8192 MiB, and 0 of 16384 are not reserved",
     ]
@@ -107,7 +107,7 @@ def test_a_device_that_can_run_out_of_memory_is_told(tmp_path: Path, capsys: pyt
     path.write_text(f"{{devices: {{gpu: 1000}}, models: {models}}}", encoding="utf-8")
     assert main(["partitions", "pack", str(path), "--policy", "best_fit"]) == 0
     told = capsys.readouterr().out.splitlines()[-1]
-    assert told == "gpu can run out of memory: by what was measured, its models come to 1300 MiB"
+    assert told == "gpu can run out of memory: the measured peaks of its models add up to 1300 MiB"
 
 
 def test_the_policy_of_the_file_has_its_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

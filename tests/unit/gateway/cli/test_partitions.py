@@ -8,7 +8,7 @@ from sluice.gateway.cli.main import main
 from sluice.mps.mig.geometry import GEOMETRIES
 from sluice.mps.mig.placements import parse_placement
 from sluice.mps.nvidia.nvml import open_nvml
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]
 
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_lost_is_told_and_the_others_are_there(
         lost.lost = True
         assert main(["partitions", "list"]) == 0
         assert told(capsys)[2:4] == [
-            "GPU 0: it is lost (NVML: GPU is lost)",
+            "GPU 0: lost (NVML: GPU is lost)",
             f"GPU 1: NVIDIA H100 80GB HBM3, 81152 MiB, {sound.uuid}, MIG on",
         ]
         assert main(["partitions", "plan", write(tmp_path, "gpus: [{device: 1, instances: [1g@0]}]")]) == 0
@@ -124,10 +124,10 @@ def test_whoever_is_not_root_sees_the_names_of_instances(
     fake.root = False
     assert main(["partitions", "list"]) == 0
     assert told(capsys)[3:] == [
-        "MIG-00000001-0000-0000-0000-000000000000, whose profile and place the driver tells to root only"
+        "MIG-00000001-0000-0000-0000-000000000000, whose profile and placement are readable by root only"
     ]
     assert main(["partitions", "plan", write(tmp_path, "gpus: [{instances: [1g]}]")]) == 2
-    assert "the driver tells the layout of GPU 0, NVIDIA H100 80GB HBM3, to root only" in capsys.readouterr().err
+    assert "the layout of GPU 0, NVIDIA H100 80GB HBM3, is readable by root only" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("no_driver")
@@ -262,7 +262,7 @@ def test_the_present_of_this_machine_is_planned_from(
 def test_nothing_is_applied_without_leave(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, "gpus: [{instances: [3g, 3g]}]")
     assert main(["partitions", "apply", file]) == 2
-    assert capsys.readouterr().err == "sluice: nothing is changed without --allow-mig\n"
+    assert capsys.readouterr().err == "sluice: changes need --allow-mig\n"
     assert gpu.layout == frozenset()
 
 
@@ -359,7 +359,7 @@ def test_a_layout_for_another_model_of_gpu_is_refused(tmp_path: Path, capsys: py
 def test_one_gpu_under_two_names_is_told(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, f"gpus: [{{device: 0}}, {{device: {gpu.uuid}}}]")
     assert main(["partitions", "plan", file]) == 2
-    assert "gpus.1.device: GPU 0 is there twice" in capsys.readouterr().err
+    assert "gpus.1.device: GPU 0 is listed twice" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fake")
@@ -392,7 +392,7 @@ def test_a_watch_tells_what_leaves_the_layout_and_puts_it_right(
     monkeypatch.setattr("sluice.gateway.cli.partitions.time.sleep", between_looks)
     assert main(["partitions", "watch", file, "--every", "5", "--allow-mig"]) == 0
     assert told(capsys) == [
-        f"all as in {file}",
+        f"all GPUs are as in {file}",
         f"GPU 0 is not as in {file}: create 3g.40gb@4",
         "done: create 3g.40gb@4: MIG-00000002-0000-0000-0000-000000000000",
         "",

@@ -8,7 +8,7 @@ from threading import Thread
 import msgspec
 import pytest
 
-from sluice.gateway.cli import why as why_command
+from sluice.gateway.cli import http_client
 from sluice.gateway.cli.why import fetch
 from sluice.gateway.observability.explanation import Explanation
 from sluice.models.errors import NotFoundError, ServingError
@@ -65,12 +65,12 @@ def test_a_request_that_is_not_known_is_not_found() -> None:
 
 def test_a_server_that_fails_is_said_to_fail() -> None:
     answer = http("503 Service Unavailable", b'{"error": "the server is stopping"}')
-    assert told(answer) == "it answered 503 Service Unavailable: the server is stopping"
+    assert told(answer) == "the server is stopping"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"detail": "Not Found"}', b""])
 def test_another_server_that_has_no_such_page_is_no_server_of_ours(body: bytes) -> None:
-    assert told(http("404 Not Found", body)) == "it answered 404 Not Found, and not as a server of ours"
+    assert told(http("404 Not Found", body)) == "not a Sluice server: it answered 404 Not Found"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_another_server_that_has_no_such_page_is_no_server_of_ours(body: bytes) 
     ],
 )
 def test_an_answer_that_is_no_explanation_is_no_answer_of_ours(body: bytes, reason: str) -> None:
-    assert told(http("200 OK", body)) == f"it answered, but not as a server of ours: {reason}"
+    assert told(http("200 OK", body)) == f"not a Sluice server: {reason}"
 
 
 def test_what_does_not_speak_http_is_said_so() -> None:
-    assert told(b"220 mail.example.org ESMTP\r\n") == "expected an answer in HTTP: 220 mail.example.org ESMTP"
+    assert told(b"220 mail.example.org ESMTP\r\n") == "expected an answer in HTTP, got 220 mail.example.org ESMTP"
 
 
 def test_a_server_that_is_not_there_cannot_be_reached() -> None:
@@ -97,8 +97,8 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
 
 
 def test_a_server_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(why_command, "TIMEOUT_S", 0.05)
-    assert told(None) == "it did not answer within 0.05 s"
+    monkeypatch.setattr(http_client, "TIMEOUT_S", 0.05)
+    assert told(None) == "no answer within 0.05 s"
 
 
 def test_another_url_is_refused() -> None:

@@ -11,12 +11,12 @@ from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.policies.registry import RegisteredPolicy, batch_policies
 from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutSettings
 from sluice.batcher.settings.scheduling import PriceSettings
-from sluice.gateway.config.server_config import ServerConfig, ServerLimits, read_config
+from sluice.gateway.config.server_config import ServerConfig, ServerLimits, check_arenas, read_config
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 
-DOCUMENT = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
 
 
 GPU = "GPU-5d1f7b7a-9c1d-4b52-8b2a-0123456789ab"
@@ -150,11 +150,11 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ),
         (
             "restricted: [{groups: [trace], header: a, value: v}, {groups: [trace], header: b, value: v}]",
-            "group trace is restricted twice",
+            "group trace has two keys, expected one",
         ),
         ("restricted: [{groups: [trace], header: A B, value: v}]", "restricted[0]: expected at least one group"),
         ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
-        ("cache_bytes: -1", "expected a cache_bytes of at least 0"),
+        ("cache_bytes: -1", "cache_bytes: expected at least 0, got -1"),
         ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),
         (
             "models: {mlp: {policy: {delay: 1}}}",
@@ -222,8 +222,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ),
         (
             f"partitions: [{{kind: mig, name: a, uuid: 'MIG-{GPU}/13/0', profile: 1g}}]",
-            "partition a: expected the UUID of its instance, MIG-…, which drivers tell since 470, "
-            f"got 'MIG-{GPU}/13/0'; sluice partitions list has it",
+            "partition a: expected the UUID of its instance, MIG-…, as drivers report it since version 470, "
+            f"got 'MIG-{GPU}/13/0'; `sluice partitions list` prints it",
         ),
         (
             "partitions: [{kind: mps, name: a, uuid: GPU-5d1f, share_percent: 10}]",
@@ -251,16 +251,19 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("triton: [{name: t, url: 'a:1', timeout_s: 0}]", "triton[0]: triton t: expected a finite timeout_s above 0"),
         ("models: {mlp: {max_batch_size: 0}}", "models[...]: max_batch_size: expected at least 1, got 0"),
         ("max_batch_size: 0", "max_batch_size: expected at least 1, got 0"),
-        ("max_body_bytes: 0", "expected a max_body_bytes of at least 1"),
+        ("max_body_bytes: 0", "max_body_bytes: expected at least 1, got 0"),
         ("limits: {input_arena_mb: -1}", "limits: input_arena_mb: expected at least 1, got -1"),
         ("limits: {output_arena_mb: 0}", "limits: output_arena_mb: expected at least 1, got 0"),
         ("http_port: 70000", "http_port: expected a port from 0 (any free one) to 65535, got 70000"),
         ("default_slo_ms: .nan", "default_slo_ms: expected a finite number above 0, got nan"),
         ("default_slo_ms: 0", "default_slo_ms: expected a finite number above 0, got 0"),
-        ("trace_requests: -1", "expected trace_requests from 0 to 1000000"),
+        ("trace_requests: -1", "trace_requests: expected 0 to 1000000, got -1"),
         ("prices: {core_hour: -3}", "prices: core_hour: expected a finite price of at least 0, got -3"),
         ("prices: {gpu_hour: .inf}", "prices: gpu_hour: expected a finite price of at least 0, got inf"),
-        ("drain_timeout_s: -1", "expected a finite drain_timeout_s of at least 0"),
+        (
+            "drain_timeout_s: -1",
+            "drain_timeout_s: expected a finite number of at least 0, got -1",
+        ),
         ("host: [", "cannot be read: while parsing"),
     ],
 )
@@ -281,3 +284,19 @@ def test_who_asks_for_cores_is_a_setting(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read: No such file or directory$"):
         read_config(tmp_path / "absent.yaml")
+
+
+def test_arenas_that_the_machine_has_memory_for_are_right() -> None:
+    check_arenas(ServerLimits(input_arena_mb=1, output_arena_mb=1))
+
+
+@pytest.mark.parametrize("name", ["input_arena_mb", "output_arena_mb"])
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    # More than 47 bits of addresses, and more than 63 bits.
+    [(1 << 28, "Cannot allocate memory"), (1 << 44, "beyond the address space")],
+)
+def test_an_arena_that_there_is_no_memory_for_is_named(name: str, size: int, reason: str) -> None:
+    said = f"^limits: {name}: too large for the memory of this machine, got {size}: {reason}$"
+    with pytest.raises(ConfigError, match=said):
+        check_arenas(ServerLimits(**{name: size}))

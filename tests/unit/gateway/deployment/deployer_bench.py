@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
+from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
 from sluice.batcher.interface.events import BatchCompleted, ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionReady
@@ -23,18 +24,18 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
-from sluice.gateway.deployment.rollout import Deployment
-from sluice.gateway.executors.base import Combined, Post
-from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.deployment.rollout import Rollout
+from sluice.gateway.executors.base import EventSink
+from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.management.repository_api import IndexEntry, RepositoryApi
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory, ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.server.server import PartitionWatch
+from sluice.gateway.tensors.combiner import Combined
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import Repository, Selection
-from sluice.mps.ipc.messages import WorkerReady
+from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition
 from tests.unit.gateway.deployment.test_deployer import save
 
@@ -48,8 +49,7 @@ class InstantExecutor:
     One that is `slow` does not load anything for now.
     """
 
-    def __init__(self, watch: PartitionWatch, partitions: Sequence[str]) -> None:
-        self.watch = watch
+    def __init__(self, partitions: Sequence[str]) -> None:
         self.partitions = partitions
         self.orders: list[str] = []
         self.ordered = asyncio.Event()
@@ -58,13 +58,12 @@ class InstantExecutor:
         self.slow = False
         self.hold = False
         self.held: list[DispatchBatch] = []
-        self.post: Post
+        self.report: EventSink
 
-    def start(self, post: Post) -> None:
-        self.post = post
+    def start(self, report: EventSink) -> None:
+        self.report = report
         for partition in self.partitions:
-            self.watch.worker_ready(partition, WorkerReady(1, (0,), 1, ()))
-            post(PartitionReady(partition, {}))
+            report(PartitionReady(partition, {}), ProcessDetails(1, (0,), Evidence()))
 
     def add(self, plans: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
         self.known |= plans.keys() | models.keys()
@@ -88,7 +87,7 @@ class InstantExecutor:
 
     def finish(self) -> None:
         while self.held:
-            self.post(BatchCompleted(self.held.pop(0).batch, 0, 1))
+            self.report(BatchCompleted(self.held.pop(0).batch, 0, 1))
 
     def revoke(self, batch: int) -> None: ...
 
@@ -96,30 +95,27 @@ class InstantExecutor:
         self.orders.append(f"load {order.model}")
         self.ordered.set()
         if order.model.partition(":")[0] in self.broken:
-            self.watch.model_load_failed(order.partition, order.model, "it is broken")
-            self.post(ModelLoadFailed(order.partition, order.model, "it is broken"))
+            self.report(ModelLoadFailed(order.partition, order.model, "it is broken"))
         elif not self.slow:
             asyncio.get_running_loop().call_soon(self._loaded, order)
 
     def _loaded(self, order: LoadModel) -> None:
-        self.watch.model_loaded(order.partition, order.model)
-        self.post(ModelLoaded(order.partition, order.model, TABLE))
+        self.report(ModelLoaded(order.partition, order.model, TABLE))
 
     def unload(self, order: UnloadModel) -> None:
         self.orders.append(f"unload {order.model}")
-        self.watch.model_unloaded(order.partition, order.model)
-        self.post(ModelUnloaded(order.partition, order.model))
+        self.report(ModelUnloaded(order.partition, order.model))
 
     def combine(self, member: Member) -> Combined:
         raise NotImplementedError
 
-    def recall(self, member: Member) -> str | None:
+    def look_up_cache(self, member: Member) -> str | None:
         raise NotImplementedError
 
-    def take(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
+    def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         return {}, lambda: None
 
-    def forget(self, request: int) -> None: ...
+    def discard(self, request: int) -> None: ...
 
 
 class NoTimer:
@@ -146,31 +142,32 @@ class Served:
         loading = Loading.DEMAND if config.residency.loading is LoadingMode.DEMAND else Loading.PLAN
         spec = msgspec.structs.replace(build_spec([], [], configs), residency=config.residency.config(loading))
         self.scheduler = Scheduler(spec, LivePlanner())
-        self.catalogue = ModelRegistry("1", [], (), names)
+        self.inventory = Inventory(partitions)
+        self.registry = ModelRegistry("1", [], (), self.inventory)
         metrics = ServerMetrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
-        loads = LoadWaiter()
-        self.states = PartitionStates(partitions)
-        self.executor = InstantExecutor(PartitionWatch(self.catalogue, metrics, loads, self.states), names)
+        loads = LoadWaiter(self.inventory)
+        self.executor = InstantExecutor(names)
         self.runtime = Runtime(
             self.scheduler,
             self.executor,
             clock=lambda: round(asyncio.get_running_loop().time() * 1e9),
             timer=NoTimer(),
             metrics=metrics,
+            inventory=self.inventory,
             build_plan=build_plan,
         )
-        executor = cast(WorkerExecutor, self.executor)
-        deployment = Deployment(
-            config, {}, self.states, self.scheduler, self.runtime, executor, self.catalogue, metrics, loads
+        executor = cast(MixedExecutor, self.executor)
+        rollout = Rollout(
+            config, {}, self.inventory, self.scheduler, self.runtime, executor, self.registry, metrics, loads
         )
         empty = Repository.scan(repositories, selection=Selection(()))
         deployed = DependencyGraph(deployed_from(empty, source))
-        self.lifecycle = Deployer(source, deployed, self.catalogue, deployment, loads, recycle=False)
+        self.deployer = Deployer(source, deployed, self.registry, rollout, loads, self.inventory, recycle=False)
         self.runtime.start()
 
     @property
     def index(self) -> list[tuple[str, str, str]]:
-        entries: list[IndexEntry] = RepositoryApi(self.catalogue).index("", ready_only=False)
+        entries: list[IndexEntry] = RepositoryApi(self.registry).index("", ready_only=False)
         return [(f"{each.name}:{each.version}", each.state, each.reason) for each in entries]
 
     @property
@@ -180,7 +177,7 @@ class Served:
     async def settle(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
-        self.scheduler.check()
+        check_invariants(self.scheduler)
 
 
 def served(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -198,7 +195,7 @@ def served(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None
             try:
                 await test(gateway, tmp_path)
             finally:
-                gateway.lifecycle.close()
+                gateway.deployer.close()
                 gateway.runtime.close()
 
         asyncio.run(whole())

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sluice.gateway.config.server_config import Control
+from sluice.gateway.config.server_config import ModelControlMode
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.management.repository_api import RepositoryApi
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import ModelNotFound, RejectedError, RequestError, ServingError, UnsupportedRequest
-from tests.support.processes import until
+from tests.support.gateway.processes import until
 from tests.unit.gateway.deployment.deployer_bench import Served, served
 from tests.unit.gateway.deployment.test_deployer import save
 
@@ -26,32 +27,32 @@ outputs: {y: {from: [large.y, small.y]}}
 
 async def busy(gateway: Served) -> Submission:
     """Load m, and have a request to it run until the executor is to finish."""
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     await gateway.settle()
     gateway.executor.hold = True
-    due_ns = round(asyncio.get_running_loop().time() * 1e9) + 10**10
-    submission = gateway.runtime.submit("m:1@1", {}, 1, "", due_ns, 0)
+    now_ns = round(asyncio.get_running_loop().time() * 1e9)
+    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10), now_ns)
     await gateway.settle()
     return submission
 
 
 @served
 async def test_a_model_is_served_from_its_load_to_its_unload(gateway: Served, repository: Path) -> None:
-    await gateway.lifecycle.load("m")
-    assert gateway.catalogue.pipeline("m", "").key == "m:1@1"
+    await gateway.deployer.load("m")
+    assert gateway.registry.pipeline("m", "").key == "m:1@1"
     assert gateway.index == [("m:1", "READY", "")]
-    await gateway.lifecycle.load("m")  # it has not changed
+    await gateway.deployer.load("m")  # it has not changed
     assert gateway.executor.orders == ["load m:1@1"]
-    await gateway.lifecycle.unload("m")
+    await gateway.deployer.unload("m")
     await gateway.settle()
     assert gateway.executor.orders == ["load m:1@1", "unload m:1@1"]
     assert gateway.index == [("m:1", "UNAVAILABLE", "unloaded")]
     with pytest.raises(ModelNotFound, match="'m' has no available versions"):
-        gateway.catalogue.pipeline("m", "")
+        gateway.registry.pipeline("m", "")
     assert (gateway.scheduler.dispatcher.models, gateway.executor.known) == ({}, set())
-    await gateway.lifecycle.unload("m")
+    await gateway.deployer.unload("m")
     with pytest.raises(ModelNotFound, match="failed to load 'x', failed to poll from model repository"):
-        await gateway.lifecycle.load("x")
+        await gateway.deployer.load("x")
 
 
 @served
@@ -60,31 +61,31 @@ async def test_a_model_of_a_kind_that_is_not_served_is_told_as_such(gateway: Ser
     config = repository / "many" / "config.pbtxt"
     config.write_text('backend: "timed" model_transaction_policy { decoupled: true }')
     with pytest.raises(RequestError, match=r"load failed for model 'many': .*decoupled: not supported"):
-        await gateway.lifecycle.load("many")
+        await gateway.deployer.load("many")
     with pytest.raises(UnsupportedRequest, match="a request has exactly one answer"):
-        gateway.catalogue.pipeline("many", "")
+        gateway.registry.pipeline("many", "")
     config.unlink()
-    await gateway.lifecycle.load("many")
-    assert gateway.catalogue.pipeline("many", "").key.startswith("many:1")
+    await gateway.deployer.load("many")
+    assert gateway.registry.pipeline("many", "").key.startswith("many:1")
 
 
 @served
 async def test_what_did_not_load_is_known_until_it_is_unloaded(gateway: Served, repository: Path) -> None:
     gateway.executor.broken.add("m")
     with pytest.raises(RequestError, match="load failed for model 'm': "):
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     ((name, state, _),) = gateway.index
     assert (name, state) == ("m:", "UNAVAILABLE")
-    await gateway.lifecycle.unload("m")
+    await gateway.deployer.unload("m")
     assert gateway.index == []
     with pytest.raises(ModelNotFound, match="'m' is not found"):
-        gateway.catalogue.pipeline("m", "")
+        gateway.registry.pipeline("m", "")
     gateway.executor.broken.clear()
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     gateway.executor.broken.add("m")
     save(repository, "m", latency_ms=2.5)
     with pytest.raises(RequestError, match="load failed for model 'm': "):
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     assert gateway.index == [("m:1", "READY", "")]
 
 
@@ -92,9 +93,9 @@ async def test_what_did_not_load_is_known_until_it_is_unloaded(gateway: Served, 
 async def test_the_revision_before_is_unloaded_when_its_last_request_is_done(gateway: Served, repository: Path) -> None:
     submission = await busy(gateway)
     save(repository, "m", latency_ms=2.5)
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     await gateway.settle()
-    assert gateway.catalogue.pipeline("m", "").key == "m:1@2"
+    assert gateway.registry.pipeline("m", "").key == "m:1@2"
     assert gateway.executor.orders == ["load m:1@1", "load m:1@2"]
     gateway.executor.finish()
     assert (await submission.future).outcome.answered
@@ -105,39 +106,39 @@ async def test_the_revision_before_is_unloaded_when_its_last_request_is_done(gat
 
 @served
 async def test_what_does_not_load_leaves_everything_as_it_was(gateway: Served, repository: Path) -> None:
-    await gateway.lifecycle.load("p")
+    await gateway.deployer.load("p")
     save(repository, "m", latency_ms=2.5)
     gateway.executor.broken.add("m")
     with pytest.raises(RequestError, match="load failed for model 'm': it is broken"):
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     await gateway.settle()
     assert gateway.keys == ["m:1@1", "p:1@1"]
     assert gateway.executor.known == {"m:1@1", "p:1@1"}
     gateway.executor.broken.clear()
     save(repository, "m", output="z")
     with pytest.raises(RequestError, match=r"load failed for model 'm': .*pipeline\.yaml: outputs\.y"):
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     assert gateway.index == [("m:1", "READY", ""), ("p:1", "READY", "")]
     (repository / "n" / "1" / "model.timed.json").write_text("[]")
     with pytest.raises(RequestError, match="load failed for model 'n'"):
-        await gateway.lifecycle.load("n")
+        await gateway.deployer.load("n")
     assert gateway.index[1][:2] == ("n:", "UNAVAILABLE")
 
 
 @served
 async def test_a_pipeline_goes_with_its_model_and_returns_with_it(gateway: Served, repository: Path) -> None:
-    await gateway.lifecycle.load("p")
+    await gateway.deployer.load("p")
     assert gateway.index == [("m:1", "READY", ""), ("p:1", "READY", "")]
-    await gateway.lifecycle.unload("m")
+    await gateway.deployer.unload("m")
     await gateway.settle()
     assert gateway.index == [
         ("m:1", "UNAVAILABLE", "unloaded"),
         ("p:1", "UNAVAILABLE", "model 'm', which it needs, was unloaded"),
     ]
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     await gateway.settle()
     assert gateway.keys == ["m:1@2", "p:1@2"]
-    await gateway.lifecycle.unload("p", with_needs=True)
+    await gateway.deployer.unload("p", with_dependencies=True)
     await gateway.settle()
     assert [state for _, state, _ in gateway.index] == ["UNAVAILABLE", "UNAVAILABLE"]
 
@@ -146,11 +147,11 @@ async def test_a_pipeline_goes_with_its_model_and_returns_with_it(gateway: Serve
 async def test_a_model_that_is_to_report_more_is_loaded_anew_with_what_needs_it(
     gateway: Served, repository: Path
 ) -> None:
-    await gateway.lifecycle.load("p")
-    await gateway.lifecycle.load("n")
+    await gateway.deployer.load("p")
+    await gateway.deployer.load("n")
     (repository / "cascade").mkdir()
     (repository / "cascade" / "pipeline.yaml").write_text(CASCADE)
-    await gateway.lifecycle.load("cascade")
+    await gateway.deployer.load("cascade")
     await gateway.settle()
     assert gateway.keys == ["cascade:1@3", "m:1@3", "n:1@2", "p:1@3"]
     assert gateway.executor.orders == ["load m:1@1", "load n:1@2", "load m:1@3", "unload m:1@1"]
@@ -158,29 +159,29 @@ async def test_a_model_that_is_to_report_more_is_loaded_anew_with_what_needs_it(
 
 @served
 async def test_an_override_is_in_force_until_the_next_load(gateway: Served, repository: Path) -> None:
-    await gateway.lifecycle.load("m", read_override({"config": json.dumps({"max_batch_size": 2})}))
-    assert gateway.catalogue.pipeline("m", "").max_batch_size == 2
-    await gateway.lifecycle.load("m")
-    assert gateway.catalogue.pipeline("m", "").max_batch_size == 4
+    await gateway.deployer.load("m", read_override({"config": json.dumps({"max_batch_size": 2})}))
+    assert gateway.registry.pipeline("m", "").max_batch_size == 2
+    await gateway.deployer.load("m")
+    assert gateway.registry.pipeline("m", "").max_batch_size == 4
     content = (repository / "m" / "1" / "model.timed.json").read_bytes()
-    await gateway.lifecycle.load("given", read_override({"config": "{}", "file:1/model.timed.json": content}))
-    assert gateway.catalogue.pipeline("given", "1").key == "given:1@3"
-    await gateway.lifecycle.load("given")  # it has not changed
-    assert gateway.catalogue.pipeline("given", "1").key == "given:1@3"
-    override = gateway.lifecycle.names.served["given"].override
+    await gateway.deployer.load("given", read_override({"config": "{}", "file:1/model.timed.json": content}))
+    assert gateway.registry.pipeline("given", "1").key == "given:1@3"
+    await gateway.deployer.load("given")  # it has not changed
+    assert gateway.registry.pipeline("given", "1").key == "given:1@3"
+    override = gateway.deployer.dependencies.served["given"].override
     assert override is not None
     assert override.entry is not None
-    await gateway.lifecycle.unload("given")
+    await gateway.deployer.unload("given")
     await gateway.settle()
     entry = override.entry
     await asyncio.to_thread(until, lambda: not entry.exists())  # a thread removes it
     with pytest.raises(ModelNotFound, match="failed to load 'given', failed to poll from model repository"):
-        await gateway.lifecycle.load("given")
+        await gateway.deployer.load("given")
 
 
 @served
 async def test_changes_of_names_that_have_to_do_with_each_other_take_turns(gateway: Served, repository: Path) -> None:
-    await asyncio.gather(*(gateway.lifecycle.load(name) for name in ("p", "m", "n", "p", "m")))
+    await asyncio.gather(*(gateway.deployer.load(name) for name in ("p", "m", "n", "p", "m")))
     await gateway.settle()
     assert sorted(gateway.executor.orders) == ["load m:1@1", "load n:1@2"]
     assert [name for name, _, _ in gateway.index] == ["m:1", "n:1", "p:1"]
@@ -192,45 +193,45 @@ async def test_a_reload_that_there_is_no_room_for_beside_what_is_served_is_refus
 ) -> None:
     tight = Served(repository, memory_bytes=3000)
     save(repository, "m", size=2000)
-    await tight.lifecycle.load("m")
+    await tight.deployer.load("m")
     save(repository, "m", latency_ms=2.5, size=2000)
     reason = "no partition has room for the 0.00191 MiB of m:1@2 beside what is served: 0.000954 MiB of 0.00286 MiB are"
     with pytest.raises(RejectedError, match=f"^load failed for model 'm': {re.escape(reason)} free$"):
-        await tight.lifecycle.load("m")
+        await tight.deployer.load("m")
     assert tight.index == [("m:1", "READY", "")]
     save(repository, "n", size=4000)
     with pytest.raises(
         RequestError, match=r"no partition has room for the 0\.00381 MiB that n:1@3 takes, only for 0\.00286"
     ):
-        await tight.lifecycle.load("n")
+        await tight.deployer.load("n")
 
 
 @served
 async def test_what_a_stopping_server_was_asked_for_is_refused(gateway: Served, repository: Path) -> None:
     gateway.executor.slow = True
-    waiting = [asyncio.create_task(gateway.lifecycle.load(name)) for name in ("m", "m", "n")]
+    waiting = [asyncio.create_task(gateway.deployer.load(name)) for name in ("m", "m", "n")]
     await gateway.executor.ordered.wait()
-    gateway.lifecycle.close()
+    gateway.deployer.close()
     for each in waiting:
         with pytest.raises(RejectedError, match="the server is stopping"):
             await each
     with pytest.raises(RejectedError, match="the server is stopping"):
-        await gateway.lifecycle.unload("m")
+        await gateway.deployer.unload("m")
 
 
 @served
 async def test_a_load_that_is_given_up_leaves_nothing_behind(gateway: Served, repository: Path) -> None:
     gateway.executor.slow = True
-    waiting = asyncio.create_task(gateway.lifecycle.load("m"))
+    waiting = asyncio.create_task(gateway.deployer.load("m"))
     await gateway.executor.ordered.wait()
     assert gateway.index == [("m:1", "LOADING", "")]
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert gateway.index == [("m:", "UNAVAILABLE", "its load was given up")]
+    assert gateway.index == [("m:", "UNAVAILABLE", "loading was cancelled")]
     gateway.executor.slow = False
-    await gateway.lifecycle.load("n")
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("n")
+    await gateway.deployer.load("m")
     assert gateway.index == [("m:1", "READY", ""), ("n:1", "READY", "")]
 
 
@@ -239,10 +240,10 @@ async def test_a_load_that_cannot_even_begin_leaves_nothing_behind(gateway: Serv
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gateway.executor, "add", broken)
         with pytest.raises(RuntimeError, match="out of order"):
-            await gateway.lifecycle.load("p")
+            await gateway.deployer.load("p")
     await gateway.settle()
     assert gateway.index == [("p:", "UNAVAILABLE", "out of order")]
-    await gateway.lifecycle.load("p")
+    await gateway.deployer.load("p")
     assert gateway.index == [("m:1", "READY", ""), ("p:1", "READY", "")]
 
 
@@ -253,7 +254,7 @@ def broken(*arguments: object) -> None:
 @served
 async def test_an_unload_that_nobody_waits_for_any_more_still_ends(gateway: Served, repository: Path) -> None:
     await busy(gateway)
-    waiting = asyncio.create_task(gateway.lifecycle.unload("m", recycle=True))
+    waiting = asyncio.create_task(gateway.deployer.unload("m", recycle=True))
     await gateway.settle()
     assert gateway.index == [("m:1", "UNLOADING", "")]
     waiting.cancel()
@@ -270,8 +271,8 @@ async def test_memory_that_does_not_return_in_time_is_told_and_returns_later(gat
     await busy(gateway)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice.gateway.deployment.deployer.RECYCLE_TIMEOUT_S", 0)
-        with pytest.raises(ServingError, match="'m' is unloaded, but its memory was not given back within 0 s"):
-            await gateway.lifecycle.unload("m", recycle=True)
+        with pytest.raises(ServingError, match="'m' is unloaded, but its memory was not freed within 0 s"):
+            await gateway.deployer.unload("m", recycle=True)
     gateway.executor.finish()
     await gateway.settle()
     assert gateway.index == [("m:1", "UNAVAILABLE", "unloaded")]
@@ -281,9 +282,9 @@ async def test_memory_that_does_not_return_in_time_is_told_and_returns_later(gat
 @served
 async def test_who_waits_for_an_unload_is_told_that_the_server_stops(gateway: Served, repository: Path) -> None:
     await busy(gateway)
-    waiting = asyncio.create_task(gateway.lifecycle.unload("m", recycle=True))
+    waiting = asyncio.create_task(gateway.deployer.unload("m", recycle=True))
     await gateway.settle()
-    gateway.lifecycle.close()
+    gateway.deployer.close()
     with pytest.raises(RejectedError, match="the server is stopping"):
         await waiting
 
@@ -295,9 +296,9 @@ async def test_a_model_is_held_by_as_many_partitions_as_it_asks_for(gateway: Ser
         save(repository, name, size=1000)
     (repository / "m" / "config.pbtxt").write_text("instance_group [ { count: 2 kind: KIND_CPU } ]")
     for name in ("k", "n"):
-        await two.lifecycle.load(name)
+        await two.deployer.load(name)
         await two.settle()
-    await two.lifecycle.load("m")
+    await two.deployer.load("m")
     assert two.executor.orders.count("load m:1@3") == 2
 
 
@@ -309,9 +310,9 @@ def test_what_no_model_can_be_named_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (["1/" + "f" * 300], "the files of 'm' cannot be kept: .*File name too long"),
-        (["1", "1/model.py"], "the files of 'm' cannot be kept: .*File exists"),
-        (["1/model.py", "1"], "the files of 'm' cannot be kept: .*Is a directory"),
+        (["1/" + "f" * 300], "the files of 'm' cannot be stored: .*File name too long"),
+        (["1", "1/model.py"], "the files of 'm' cannot be stored: .*File exists"),
+        (["1/model.py", "1"], "the files of 'm' cannot be stored: .*Is a directory"),
     ],
 )
 def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) -> None:
@@ -321,10 +322,10 @@ def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) ->
 def refused(name: str, parameters: dict[str, object], reason: str) -> None:
     async def main() -> None:
         gateway = Served()
-        api = RepositoryApi(gateway.catalogue, gateway.lifecycle, Control.EXPLICIT)
+        api = RepositoryApi(gateway.registry, gateway.deployer, ModelControlMode.EXPLICIT)
         with pytest.raises(RequestError, match=reason):
             await api.load("", name, parameters)
-        gateway.lifecycle.close()
+        gateway.deployer.close()
         gateway.runtime.close()
 
     asyncio.run(main())

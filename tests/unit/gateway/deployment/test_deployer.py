@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from sluice.gateway.deployment.dependencies import DependencyGraph
-from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override, read_override
 from sluice.gateway.deployment.revision import Deployed, RevisionSource, read_revision
-from sluice.models.errors import RejectedError, RequestError
+from sluice.models.errors import RequestError
 
 PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: only.y}\n"
 
@@ -157,7 +156,7 @@ def deployed(*needs: str, override: Override | None = None) -> Deployed:
 def test_what_needs_a_name_goes_with_it_and_returns_with_it() -> None:
     names = DependencyGraph({"m": deployed(), "n": deployed(), "family": deployed("m"), "p": deployed("family", "n")})
     assert names.dependents({"m"}) == {"family", "p"}
-    taken, stranded = names.take("m", with_needs=False)
+    taken, stranded = names.remove("m", with_dependencies=False)
     assert (set(taken), stranded) == ({"m", "family", "p"}, {"family", "p"})
     assert set(names.served) == {"n"}
     assert names.returning({"n"}) == set()
@@ -166,81 +165,7 @@ def test_what_needs_a_name_goes_with_it_and_returns_with_it() -> None:
 
 def test_what_only_a_name_needs_goes_with_it_when_that_is_asked_for() -> None:
     served = {"m": deployed(), "n": deployed(), "k": deployed(), "p": deployed("m", "n"), "q": deployed("n")}
-    taken, stranded = DependencyGraph(served).take("p", with_needs=True)
+    taken, stranded = DependencyGraph(served).remove("p", with_dependencies=True)
     assert (set(taken), stranded) == ({"p", "m"}, set())
-    taken, stranded = DependencyGraph(served).take("unknown", with_needs=True)
+    taken, stranded = DependencyGraph(served).remove("unknown", with_dependencies=True)
     assert (taken, stranded) == ({}, set())
-
-
-@in_loop
-async def test_a_model_has_come_when_all_partitions_have_told_and_one_holds_it() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", [], {})
-    loads.partition_ready("b", [], {})
-    coming = loads.come("m", ["a", "b", "down"])
-    await asyncio.sleep(0)
-    loads.model_load_failed("a", "m", "no memory")
-    await asyncio.sleep(0)
-    assert not coming.done()
-    loads.model_loaded("b", "m")
-    assert await coming == ""
-    assert loads.holders("m") == ["b"]
-
-
-@in_loop
-async def test_a_model_has_not_come_when_it_failed_wherever_a_worker_is_left() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", [], {})
-    loads.partition_ready("b", [], {})
-    coming = loads.come("m", ["a", "b"])
-    loads.partition_lost("b", "killed by signal 11")
-    loads.model_load_failed("a", "m", "no memory")
-    assert await coming == "no memory"
-
-
-@in_loop
-async def test_where_a_worker_is_lost_before_its_turn_the_next_one_loads_a_model() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", [], {})
-    coming = loads.come("m", ["a"])
-    loads.partition_lost("a", "killed by signal 11")
-    loads.partition_ready("a", [], {})
-    assert not coming.done()
-    loads.model_loaded("a", "m")
-    assert await coming == ""
-
-
-@in_loop
-async def test_a_model_is_not_waited_for_over_more_than_three_workers() -> None:
-    loads = LoadWaiter()
-    coming = loads.come("m", ["down"])
-    for _ in range(3):
-        loads.partition_lost("down", "killed by signal 11")
-    assert await coming == "down lost 3 workers before they had loaded it: killed by signal 11"
-
-
-@in_loop
-async def test_nobody_waits_for_models_and_workers_of_a_server_that_stops() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", ["n"], {})
-    leaving = [asyncio.create_task(loads.go("n")), asyncio.create_task(loads.back("a"))]
-    waiting: list[asyncio.Future[Any]] = [loads.come("m", ["a"]), *leaving]
-    await asyncio.sleep(0)
-    loads.close()
-    for each in waiting:
-        with pytest.raises(RejectedError, match="the server is stopping"):
-            await each
-
-
-@in_loop
-async def test_a_model_has_gone_when_nobody_holds_it() -> None:
-    loads = LoadWaiter()
-    loads.partition_ready("a", ["m"], {})
-    loads.partition_ready("b", ["m"], {})
-    going = asyncio.create_task(loads.go("m"))
-    await asyncio.sleep(0)
-    loads.model_unloaded("a", "m")
-    await asyncio.sleep(0)
-    assert not going.done()
-    loads.partition_lost("b", "killed")
-    await going

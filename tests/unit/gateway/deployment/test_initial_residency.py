@@ -12,7 +12,8 @@ from sluice.models.errors import BackendUnavailable
 from sluice.models.pipelines.check import single_model
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.scheduling import model, spec_of
+from tests.support.gateway.inventory import PlayedInventory
+from tests.support.scheduling.builders import model, spec_of
 
 
 def spec(memory: int, **models: dict[str, object]) -> SchedulerSpec:
@@ -23,10 +24,10 @@ def spec(memory: int, **models: dict[str, object]) -> SchedulerSpec:
     return spec_of(configs, partitions=[PartitionConfig("only", "cpu1", memory_bytes=memory)])
 
 
-def catalogue(*names: str) -> ModelRegistry:
+def registry(*names: str, inventory: PlayedInventory | None = None) -> ModelRegistry:
     tensor = TensorSpec("x", DataType.FP32, (4,))
     pipelines = [single_model(ModelSpec(name, 1, (tensor,), (tensor,), 4)) for name in names]
-    return ModelRegistry("1", pipelines, [], ["only"])
+    return ModelRegistry("1", pipelines, [], inventory or PlayedInventory("only"))
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,10 @@ def test_pinned_models_leave_room_for_the_largest_and_it_is_said_which_never_get
     partitions = (PartitionConfig("a", "cpu1", memory_bytes=90), PartitionConfig("b", "cpu1", memory_bytes=60))
     begin = initial_residency(msgspec.structs.replace(given, partitions=partitions), ResidencySettings())
     assert "logreg:1" in begin.residency["b"]
-    begin.announce(catalogue("logreg", "rf", "mlp"))
+    begin.announce(registry("logreg", "rf", "mlp"))
     assert "never" not in caplog.text
     begin = initial_residency(msgspec.structs.replace(given, partitions=partitions[:1]), ResidencySettings())
-    begin.announce(catalogue("logreg", "rf", "mlp"))
+    begin.announce(registry("logreg", "rf", "mlp"))
     (record,) = [each for each in caplog.records if "never" in each.message]
     assert record.levelname == "WARNING"
     assert "rf:1" in str(record.__dict__)
@@ -73,14 +74,15 @@ def test_pinned_models_leave_room_for_the_largest_and_it_is_said_which_never_get
 
 def test_a_model_that_is_loaded_on_demand_is_ready_and_one_that_fits_nowhere_is_not_served() -> None:
     begin = initial_residency(spec(2, a={}, b={}, c={}, big={"memory_bytes": 3}), ResidencySettings())
-    known = catalogue("a", "b", "c", "big")
+    inventory = PlayedInventory("only")
+    known = registry("a", "b", "c", "big", inventory=inventory)
     begin.announce(known)
-    known.partition_ready("only", begin.residency["only"], {})
+    inventory.partition_ready("only", begin.residency["only"], {})
     assert begin.unplaced == ("big:1", "c:1")
     assert known.ready("c", "")
-    known.model_unloaded("only", "a:1")
+    inventory.model_unloaded("only", "a:1")
     assert known.ready("a", "")
     with pytest.raises(BackendUnavailable, match="no partition has room for"):
         known.pipeline("big", "")
-    known.partition_lost("only")
+    inventory.partition_lost("only")
     assert not known.ready("c", "")

@@ -33,7 +33,7 @@ async def test_of_models_that_come_together_the_pinned_one_has_the_room_there_is
     (tmp_path / "both" / "pipeline.yaml").write_text(BOTH)
     for name in ("m", "n"):
         gateway = pinning(tmp_path, name, memory_bytes=1500)
-        await gateway.lifecycle.load("both")
+        await gateway.deployer.load("both")
         await gateway.settle()
         assert pinned(gateway) == [f"{name}:1@1"]
         assert gateway.executor.orders == [f"load {name}:1@1"]
@@ -43,18 +43,18 @@ async def test_of_models_that_come_together_the_pinned_one_has_the_room_there_is
 @in_loop
 async def test_a_pinned_model_is_pinned_in_every_revision(tmp_path: Path) -> None:
     gateway = pinning(tmp_path, "m", memory_bytes=2500)
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     save(tmp_path, "m", latency_ms=2.5, size=1000)
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     await gateway.settle()
     assert pinned(gateway) == ["m:1@2"]
-    await gateway.lifecycle.unload("m")
-    await gateway.lifecycle.load("n")
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.unload("m")
+    await gateway.deployer.load("n")
+    await gateway.deployer.load("m")
     await gateway.settle()
     assert pinned(gateway) == ["m:1@4"]
     # What comes later finds no room, and the pinned one stays.
-    await gateway.lifecycle.load("k")
+    await gateway.deployer.load("k")
     await gateway.settle()
     assert gateway.executor.orders[-1] == "load m:1@4"
     assert gateway.scheduler.dispatcher.fleet.partitions["cpu0"].models == {"m:1@4", "n:1@3"}
@@ -66,9 +66,8 @@ async def test_a_model_is_brought_where_a_worker_is_up(tmp_path: Path) -> None:
     save(tmp_path, "m", size=1000)
     gateway = Served(tmp_path, memory_bytes=2500, count=2)
     await gateway.settle()
-    gateway.executor.watch.worker_lost("cpu0", "it died")
-    gateway.executor.post(PartitionLost("cpu0", "it died"))
+    gateway.executor.report(PartitionLost("cpu0", "it died"))
     await gateway.settle()
-    await gateway.lifecycle.load("m")
+    await gateway.deployer.load("m")
     assert gateway.scheduler.dispatcher.fleet.partitions["cpu1"].models == {"m:1@1"}
     gateway.runtime.close()

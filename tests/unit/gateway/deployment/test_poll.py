@@ -18,7 +18,7 @@ def states(gateway: Served) -> dict[str, str]:
 
 @served
 async def test_what_comes_changes_and_goes_is_followed(gateway: Served, repository: Path) -> None:
-    poll = Poll(gateway.lifecycle, 1)
+    poll = Poll(gateway.deployer, 1)
     await poll.look()
     assert gateway.index == ALL
     orders = len(gateway.executor.orders)
@@ -28,7 +28,7 @@ async def test_what_comes_changes_and_goes_is_followed(gateway: Served, reposito
     shutil.rmtree(repository / "m")
     await poll.look()
     await gateway.settle()
-    assert gateway.catalogue.pipeline("n", "").key.startswith("n:1@")
+    assert gateway.registry.pipeline("n", "").key.startswith("n:1@")
     assert gateway.index == [
         ("m:1", "UNAVAILABLE", "unloaded"),
         ("n:1", "READY", ""),
@@ -44,7 +44,7 @@ async def test_what_comes_changes_and_goes_is_followed(gateway: Served, reposito
 async def test_what_did_not_load_is_tried_again_only_when_it_or_what_it_needs_has_changed(
     gateway: Served, repository: Path
 ) -> None:
-    poll = Poll(gateway.lifecycle, 1)
+    poll = Poll(gateway.deployer, 1)
     gateway.executor.broken |= {"m", "n"}
     await poll.look()
     assert states(gateway) == {"m:": "UNAVAILABLE", "n:": "UNAVAILABLE", "p:": "UNAVAILABLE"}
@@ -65,17 +65,17 @@ async def test_what_there_was_no_room_for_is_tried_at_the_next_look(gateway: Ser
     for name in ("m", "n"):
         save(repository, name, size=1000)
     tight = Served(repository, memory_bytes=3500)
-    await tight.lifecycle.load("m")
-    await tight.lifecycle.load("n")
-    poll = Poll(tight.lifecycle, 1)
+    await tight.deployer.load("m")
+    await tight.deployer.load("n")
+    poll = Poll(tight.deployer, 1)
     save(repository, "m", size=2000)
     await poll.look()
-    assert tight.catalogue.pipeline("m", "").key == "m:1@1"
+    assert tight.registry.pipeline("m", "").key == "m:1@1"
     shutil.rmtree(repository / "n")
     await poll.look()
     await tight.settle()
     await poll.look()
-    assert tight.catalogue.pipeline("m", "").key != "m:1@1"
+    assert tight.registry.pipeline("m", "").key != "m:1@1"
 
 
 @served
@@ -86,7 +86,7 @@ async def test_a_name_that_is_there_twice_is_not_served_until_it_is_there_once(
     save(first, "k")
     second.mkdir()
     both = Served(first, second)
-    poll = Poll(both.lifecycle, 1)
+    poll = Poll(both.deployer, 1)
     await poll.look()
     assert both.index == [("k:1", "READY", "")]
     save(second, "k", version=2)
@@ -102,13 +102,13 @@ async def test_a_name_that_is_there_twice_is_not_served_until_it_is_there_once(
 
 @served
 async def test_what_failed_unexpectedly_is_tried_at_the_next_look(gateway: Served, repository: Path) -> None:
-    poll = Poll(gateway.lifecycle, 1)
+    poll = Poll(gateway.deployer, 1)
 
     async def broken(name: str) -> None:
         raise RuntimeError(f"out of order: {name}")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gateway.lifecycle, "load", broken)
+        patch.setattr(gateway.deployer, "load", broken)
         with pytest.raises(RuntimeError, match="out of order: m"):
             await poll.look()
     await poll.look()

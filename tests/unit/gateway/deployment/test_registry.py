@@ -1,4 +1,5 @@
 import re
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -7,6 +8,7 @@ from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
 from sluice.models.repository.scan import BrokenEntry
+from tests.support.gateway.inventory import PlayedInventory
 
 WORKERS = ("cpu0", "cpu1")
 
@@ -27,55 +29,63 @@ BROKEN = [
 ]
 
 
-def new_catalogue() -> ModelRegistry:
-    return ModelRegistry("1.2.3", PIPELINES, BROKEN, WORKERS)
+def new_registry(
+    pipelines: Sequence[Pipeline] = PIPELINES,
+    broken: Sequence[BrokenEntry] = BROKEN,
+    workers: Sequence[str] = WORKERS,
+    servers: Sequence[str] = (),
+    *,
+    strict: bool = False,
+) -> tuple[PlayedInventory, ModelRegistry]:
+    inventory = PlayedInventory(*workers, servers=servers)
+    return inventory, ModelRegistry("1.2.3", pipelines, broken, inventory, strict=strict)
 
 
 def test_it_tells_whose_answers_may_be_given_again() -> None:
     cached = [msgspec.structs.replace(each, response_cache=each.version == 2) for each in PIPELINES]
-    assert ModelRegistry("1.2.3", cached, BROKEN, WORKERS).caching() == ["mlp"]
-    assert new_catalogue().caching() == []
+    assert new_registry(cached)[1].caching() == ["mlp"]
+    assert new_registry()[1].caching() == []
 
 
 def test_a_pipeline_is_served_once_a_worker_has_loaded_all_its_models() -> None:
-    catalogue = new_catalogue()
+    inventory, registry = new_registry()
     with pytest.raises(BackendUnavailable, match="'mlp' cannot be served: model mlp:1 is still loading"):
-        catalogue.pipeline("mlp", "1")
-    catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
-    assert catalogue.pipeline("mlp", "1") is PIPELINES[0]
-    assert catalogue.ready("mlp", "1")
-    assert not catalogue.ready("cascade", "")
+        registry.pipeline("mlp", "1")
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    assert registry.pipeline("mlp", "1") is PIPELINES[0]
+    assert registry.ready("mlp", "1")
+    assert not registry.ready("cascade", "")
     with pytest.raises(BackendUnavailable, match="model big:1 is still loading"):
-        catalogue.pipeline("cascade", "")
+        registry.pipeline("cascade", "")
 
 
 def test_a_stage_with_variants_needs_one_of_them() -> None:
     family = Pipeline("any", 1, (), (), (Stage("any", {}, model="big:1", variants=("big:1", "mlp:1")),), {}, 8)
-    catalogue = ModelRegistry("1.2.3", [family], [], WORKERS)
-    catalogue.model_load_failed("big:1", "no room")
+    inventory, registry = new_registry([family], [])
+    inventory.model_load_failed("cpu0", "big:1", "no room")
     with pytest.raises(BackendUnavailable, match="'any' cannot be served: model mlp:1 is still loading"):
-        catalogue.pipeline("any", "")
-    assert catalogue.broken("any") is None
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
-    assert catalogue.pipeline("any", "") is family
-    assert catalogue.ready("any", "")
-    catalogue.partition_lost("cpu0")
-    assert not catalogue.ready("any", "")
+        registry.pipeline("any", "")
+    assert registry.broken("any") is None
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
+    assert registry.pipeline("any", "") is family
+    assert registry.ready("any", "")
+    inventory.partition_lost("cpu0")
+    assert not registry.ready("any", "")
 
 
 def test_a_stage_of_which_no_variant_loaded_cannot_be_served() -> None:
     family = Pipeline("any", 1, (), (), (Stage("any", {}, model="big:1", variants=("big:1", "mlp:1")),), {}, 8)
-    catalogue = ModelRegistry("1.2.3", [family], [], WORKERS)
-    catalogue.partition_ready("cpu0", [], {"big:1": "no room", "mlp:1": "torn"})
-    assert catalogue.broken("any") == "model big:1 did not load: no room"
+    inventory, registry = new_registry([family], [])
+    inventory.partition_ready("cpu0", [], {"big:1": "no room", "mlp:1": "torn"})
+    assert registry.broken("any") == "model big:1 did not load: no room"
 
 
 def test_no_version_means_the_latest_that_loaded() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
-    assert catalogue.pipeline("mlp", "") is PIPELINES[1]
-    passing_over = new_catalogue()
-    passing_over.partition_ready("cpu0", ["mlp:1"], {"mlp:2": "out of memory"})
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    assert registry.pipeline("mlp", "") is PIPELINES[1]
+    inventory, passing_over = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {"mlp:2": "out of memory"})
     assert passing_over.pipeline("mlp", "") is PIPELINES[0]
     with pytest.raises(BackendUnavailable, match="model mlp:2 did not load: out of memory"):
         passing_over.pipeline("mlp", "2")
@@ -97,156 +107,156 @@ def test_no_version_means_the_latest_that_loaded() -> None:
     ],
 )
 def test_what_cannot_be_served_is_explained(name: str, version: str, error: type[Exception], message: str) -> None:
-    catalogue = new_catalogue()
-    for ask in (catalogue.pipeline, catalogue.ready):
+    _, registry = new_registry()
+    for ask in (registry.pipeline, registry.ready):
         with pytest.raises(error, match="^" + re.escape(message)):
             ask(name, version)
 
 
 def test_a_model_that_one_worker_lost_stays_served_but_is_ready_only_while_one_is_up() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
-    catalogue.partition_lost("cpu0")
-    assert catalogue.pipeline("mlp", "1") is PIPELINES[0]
-    assert not catalogue.ready("mlp", "1")
-    catalogue.partition_ready("cpu1", ["mlp:1"], {})
-    assert catalogue.ready("mlp", "1")
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
+    inventory.partition_lost("cpu0")
+    assert registry.pipeline("mlp", "1") is PIPELINES[0]
+    assert not registry.ready("mlp", "1")
+    inventory.partition_ready("cpu1", ["mlp:1"], {})
+    assert registry.ready("mlp", "1")
 
 
 def test_the_server_gets_ready_with_every_worker_and_stays_so_with_any_even_if_a_model_failed() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {"big:1": "too big"})
-    assert not catalogue.server_ready()
-    catalogue.partition_ready("cpu1", ["mlp:1"], {"big:1": "too big"})
-    assert catalogue.server_ready()
-    catalogue.partition_lost("cpu0")
-    assert catalogue.server_ready()
-    catalogue.partition_lost("cpu1")
-    assert not catalogue.server_ready()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
-    assert catalogue.server_ready()
-    catalogue.draining = True
-    assert not catalogue.server_ready()
-    assert not catalogue.ready("mlp", "1")
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {"big:1": "too big"})
+    assert not registry.server_ready()
+    inventory.partition_ready("cpu1", ["mlp:1"], {"big:1": "too big"})
+    assert registry.server_ready()
+    inventory.partition_lost("cpu0")
+    assert registry.server_ready()
+    inventory.partition_lost("cpu1")
+    assert not registry.server_ready()
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
+    assert registry.server_ready()
+    registry.start_draining()
+    assert not registry.server_ready()
+    assert not registry.ready("mlp", "1")
 
 
 def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -> None:
-    catalogue = new_catalogue()
+    inventory, registry = new_registry()
     for worker in WORKERS:
-        catalogue.partition_ready(worker, [], dict.fromkeys(("mlp:1", "mlp:2", "big:1"), "no driver"))
-    assert not catalogue.server_ready()
-    catalogue.model_loaded("cpu0", "mlp:1")
-    assert catalogue.server_ready()
-    empty = ModelRegistry("1.2.3", [], [], ["cpu0"])
-    empty.partition_ready("cpu0", [], {})
+        inventory.partition_ready(worker, [], dict.fromkeys(("mlp:1", "mlp:2", "big:1"), "no driver"))
+    assert not registry.server_ready()
+    inventory.model_loaded("cpu0", "mlp:1")
+    assert registry.server_ready()
+    inventory, empty = new_registry([], [], ["cpu0"])
+    inventory.partition_ready("cpu0", [], {})
     assert empty.server_ready()
-    unreadable = ModelRegistry("1.2.3", [], [BrokenEntry("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
-    unreadable.partition_ready("cpu0", [], {})
+    inventory, unreadable = new_registry([], [BrokenEntry("torn", None, "torn/model.onnx: not a model")], ["cpu0"])
+    inventory.partition_ready("cpu0", [], {})
     assert not unreadable.server_ready()
 
 
 def test_a_strict_server_is_ready_while_all_is_served() -> None:
-    strict = ModelRegistry("1.2.3", PIPELINES, [], ["cpu0"], strict=True)
-    strict.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    inventory, strict = new_registry(PIPELINES, [], ["cpu0"], strict=True)
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
     assert not strict.server_ready()
-    strict.model_loaded("cpu0", "big:1")
+    inventory.model_loaded("cpu0", "big:1")
     assert strict.server_ready()
-    strict.set_aside("cascade", {"1": (VersionStatus.UNAVAILABLE, "unloaded")})
+    strict.set_unavailable("cascade", {"1": (VersionStatus.UNAVAILABLE, "unloaded")})
     assert strict.server_ready()
-    strict.set_aside("new", {"": (VersionStatus.UNAVAILABLE, "new/model.onnx: not a model")})
+    strict.set_unavailable("new", {"": (VersionStatus.UNAVAILABLE, "new/model.onnx: not a model")})
     assert not strict.server_ready()
-    strict.give_up("new")
+    strict.forget("new")
     assert strict.server_ready()
-    broken = ModelRegistry("1.2.3", PIPELINES, BROKEN, ["cpu0"], strict=True)
-    broken.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
+    inventory, broken = new_registry(PIPELINES, BROKEN, ["cpu0"], strict=True)
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
     assert not broken.server_ready()
-    broken.give_up("mlp")  # other versions are served
-    broken.give_up("torn")
+    broken.forget("mlp")  # other versions are served
+    broken.forget("torn")
     assert [broken.served("mlp"), "torn" in broken, broken.server_ready()] == [["1", "2"], False, False]
-    torn = ModelRegistry("1.2.3", PIPELINES, BROKEN[:1], ["cpu0"], strict=True)
-    torn.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
-    torn.give_up("torn")
+    inventory, torn = new_registry(PIPELINES, BROKEN[:1], ["cpu0"], strict=True)
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2", "big:1"], {})
+    torn.forget("torn")
     assert torn.server_ready()
 
 
 def test_a_model_of_a_kind_that_is_not_served_is_told_from_one_that_is_broken() -> None:
     kind = BrokenEntry("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
-    catalogue = ModelRegistry("1.2.3", [], [*BROKEN, kind], WORKERS)
+    _, registry = new_registry([], [*BROKEN, kind], WORKERS)
     with pytest.raises(UnsupportedRequest, match=r"'many' cannot be served: .*: a request has exactly"):
-        catalogue.pipeline("many", "")
+        registry.pipeline("many", "")
     with pytest.raises(BackendUnavailable, match="torn"):
-        catalogue.pipeline("torn", "")
-    catalogue.set_aside("torn", {"": (VersionStatus.UNAVAILABLE, "it keeps state")}, unsupported=True)
+        registry.pipeline("torn", "")
+    registry.set_unavailable("torn", {"": (VersionStatus.UNAVAILABLE, "it keeps state")}, unsupported=True)
     with pytest.raises(UnsupportedRequest, match="'torn' is not at ready state: it keeps state"):
-        catalogue.pipeline("torn", "")
-    catalogue.set_aside("torn", {"": (VersionStatus.UNAVAILABLE, "not a model")})
+        registry.pipeline("torn", "")
+    registry.set_unavailable("torn", {"": (VersionStatus.UNAVAILABLE, "not a model")})
     with pytest.raises(BackendUnavailable, match="'torn' is not at ready state: not a model"):
-        catalogue.pipeline("torn", "")
+        registry.pipeline("torn", "")
 
 
 def test_versions_are_served_that_have_been_loaded() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {"mlp:2": "out of memory"})
-    assert (catalogue.served("mlp"), catalogue.versions("mlp")) == (["1"], ["1", "2"])
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {"mlp:2": "out of memory"})
+    assert (registry.served("mlp"), registry.versions("mlp")) == (["1"], ["1", "2"])
 
 
 def test_the_server_gets_ready_without_a_partition_that_we_do_not_start() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_unreachable("cpu1")
-    assert not catalogue.server_ready()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
-    assert catalogue.server_ready()
-    catalogue.partition_ready("cpu1", ["mlp:1", "big:1"], {})
-    assert catalogue.ready("cascade", "")
+    inventory, registry = new_registry(workers=["cpu0"], servers=["triton"])
+    inventory.partition_lost("triton", "connection refused")
+    assert not registry.server_ready()
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
+    assert registry.server_ready()
+    inventory.partition_ready("triton", ["mlp:1", "big:1"], {})
+    assert registry.ready("cascade", "")
 
 
 def test_models_that_move_stay_ready_and_those_that_fail_elsewhere_stay_served() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
-    catalogue.partition_ready("cpu1", ["big:1"], {})
-    assert catalogue.ready("cascade", "")
-    catalogue.model_loaded("cpu1", "mlp:1")
-    catalogue.model_unloaded("cpu0", "mlp:1")
-    assert catalogue.ready("cascade", "")
-    catalogue.model_load_failed("mlp:1", "out of memory")
-    assert catalogue.ready("cascade", "")
-    assert catalogue.pipeline("mlp", "1") is PIPELINES[0]
-    catalogue.partition_lost("cpu1")
-    assert not catalogue.ready("cascade", "")
-    catalogue.partition_ready("cpu1", ["big:1", "mlp:1"], {})
-    assert catalogue.ready("cascade", "")
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
+    inventory.partition_ready("cpu1", ["big:1"], {})
+    assert registry.ready("cascade", "")
+    inventory.model_loaded("cpu1", "mlp:1")
+    inventory.model_unloaded("cpu0", "mlp:1")
+    assert registry.ready("cascade", "")
+    inventory.model_load_failed("cpu0", "mlp:1", "out of memory")
+    assert registry.ready("cascade", "")
+    assert registry.pipeline("mlp", "1") is PIPELINES[0]
+    inventory.partition_lost("cpu1")
+    assert not registry.ready("cascade", "")
+    inventory.partition_ready("cpu1", ["big:1", "mlp:1"], {})
+    assert registry.ready("cascade", "")
 
 
 def test_a_model_that_is_first_loaded_by_a_worker_in_service_is_served_from_then_on() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
     with pytest.raises(BackendUnavailable, match="model mlp:2 is still loading"):
-        catalogue.pipeline("mlp", "2")
-    catalogue.model_load_failed("mlp:2", "out of memory")
-    assert catalogue.pipeline("mlp", "") is PIPELINES[0]
+        registry.pipeline("mlp", "2")
+    inventory.model_load_failed("cpu0", "mlp:2", "out of memory")
+    assert registry.pipeline("mlp", "") is PIPELINES[0]
     with pytest.raises(BackendUnavailable, match="model mlp:2 did not load: out of memory"):
-        catalogue.pipeline("mlp", "2")
-    catalogue.model_loaded("cpu0", "mlp:2")
-    assert catalogue.pipeline("mlp", "") is PIPELINES[1]
-    assert catalogue.ready("mlp", "2")
+        registry.pipeline("mlp", "2")
+    inventory.model_loaded("cpu0", "mlp:2")
+    assert registry.pipeline("mlp", "") is PIPELINES[1]
+    assert registry.ready("mlp", "2")
 
 
 def test_a_model_on_demand_is_let_in_before_it_is_loaded_and_not_ready_until_then() -> None:
-    catalogue = new_catalogue()
-    catalogue.partition_ready("cpu0", ["mlp:1"], {})
-    catalogue.model_on_demand("mlp:2")
-    assert catalogue.pipeline("mlp", "") is PIPELINES[1]
-    assert not catalogue.ready("mlp", "2")
-    catalogue.model_loaded("cpu0", "mlp:2")
-    assert catalogue.ready("mlp", "2")
+    inventory, registry = new_registry()
+    inventory.partition_ready("cpu0", ["mlp:1"], {})
+    registry.mark_waiting("mlp:2")
+    assert registry.pipeline("mlp", "") is PIPELINES[1]
+    assert not registry.ready("mlp", "2")
+    inventory.model_loaded("cpu0", "mlp:2")
+    assert registry.ready("mlp", "2")
 
 
 def test_names_versions_and_reasons_are_listed() -> None:
-    catalogue = new_catalogue()
-    assert catalogue.names() == ["cascade", "mlp", "torn"]
-    assert (catalogue.versions("mlp"), catalogue.versions("torn")) == (["1", "2"], [])
-    assert catalogue.broken("cascade") is None
-    catalogue.partition_ready("cpu0", ["mlp:1", "mlp:2"], {"big:1": "too big"})
-    assert catalogue.broken("cascade") == "model big:1 did not load: too big"
-    assert catalogue.broken("mlp") == "mlp/3/model.onnx: not a model"
-    assert catalogue.broken("absent") is None
+    inventory, registry = new_registry()
+    assert registry.names() == ["cascade", "mlp", "torn"]
+    assert (registry.versions("mlp"), registry.versions("torn")) == (["1", "2"], [])
+    assert registry.broken("cascade") is None
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {"big:1": "too big"})
+    assert registry.broken("cascade") == "model big:1 did not load: too big"
+    assert registry.broken("mlp") == "mlp/3/model.onnx: not a model"
+    assert registry.broken("absent") is None

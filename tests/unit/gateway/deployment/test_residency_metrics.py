@@ -3,10 +3,9 @@
 import msgspec
 
 from sluice.batcher.interface.events import ModelLoaded, PartitionReady
-from sluice.gateway.deployment.held_memory import Held, held_memory
-from sluice.gateway.deployment.residency_metrics import ResidencyMetrics
+from sluice.gateway.deployment.residency_metrics import Held, ResidencyMetrics, held_memory
 from sluice.models.profiles.measurement import ModelMemory
-from tests.support.scheduling import MS, ONE, S, arrival, chain, step
+from tests.support.scheduling.builders import MS, ONE, S, arrival, chain, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up
 
 

@@ -9,7 +9,7 @@ from sluice.models.profiles.hardware import hardware_id
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 CELLS = tuple(Cell(size, size * 1000, size * 1100, size * 1200, 100) for size in (1, 2, 4, 8))
 MEDIANS = LatencyTable(((1, 1000), (2, 2000), (4, 4000), (8, 8000)))

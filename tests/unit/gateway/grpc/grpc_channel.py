@@ -10,10 +10,10 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from sluice.gateway.grpc.service import grpc_server
-from tests.unit.gateway.front import Front
+from tests.unit.gateway.instant_gateway import InstantGateway
 
 
-def converse_on_channel(served: Front, talk: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
+def converse_on_channel(served: InstantGateway, talk: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
     """Serve on a free port and let `talk` use a channel."""
 
     async def run() -> None:
@@ -30,7 +30,7 @@ def converse_on_channel(served: Front, talk: Callable[[grpc.aio.Channel], Awaita
     asyncio.run(run())
 
 
-def converse(served: Front, talk: Callable[[Any], Awaitable[None]]) -> None:
+def converse(served: InstantGateway, talk: Callable[[Any], Awaitable[None]]) -> None:
     """Serve on a free port and let `talk` use a stub of the protocol's service."""
     converse_on_channel(served, lambda channel: talk(service_pb2_grpc.GRPCInferenceServiceStub(channel)))
 

@@ -9,13 +9,13 @@ from tritonclient.grpc import service_pb2 as pb
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc.codec import decode_request, encode_response
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.request import InferResponse, Placed
+from sluice.gateway.protocol.request import InferResponse, SharedMemoryOutput
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import identity
+from tests.unit.gateway.instant_gateway import identity
 
 SIGNATURE = Signature(identity("m", ("x", DataType.FP32, (2,)), ("h", DataType.BF16, (1,))))
 
@@ -106,8 +106,8 @@ def test_an_input_has_its_data_in_one_place() -> None:
 
 def test_every_output_has_raw_contents_even_one_in_shared_memory() -> None:
     buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
-    outputs: list[tuple[str, Tensor | Placed]] = [
-        ("h", Placed(SharedMemoryRef("r", 2, 4), (1, 1))),
+    outputs: list[tuple[str, Tensor | SharedMemoryOutput]] = [
+        ("h", SharedMemoryOutput(SharedMemoryRef("r", 2, 4), (1, 1))),
         ("x", WireBytes(buffer, (1, 1), offsets)),
     ]
     message = encode_response(InferResponse("", outputs, Answer(Outcome.COMPLETED)), SIGNATURE)

@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from tritonclient.grpc import service_pb2
 
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import ARRIVED_NS, Front, front, identity
 from tests.unit.gateway.grpc.grpc_channel import converse, converse_on_channel, refusal
+from tests.unit.gateway.instant_gateway import ARRIVED_NS, InstantGateway, identity, instant_gateway
 
 PB = service_pb2
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(identity("m", ("x", DataType.FP32, (2,))), identity("pair", *PAIR))
+def served() -> InstantGateway:
+    return instant_gateway(identity("m", ("x", DataType.FP32, (2,))), identity("pair", *PAIR))
 
 
 PAIR = (("x", DataType.INT8, (1,)), ("y", DataType.INT64, (1,)))
@@ -37,7 +37,7 @@ def numbers(reply: Any) -> list[float]:
     return values
 
 
-def test_each_of_many_alike_is_answered_with_its_own_numbers(served: Front) -> None:
+def test_each_of_many_alike_is_answered_with_its_own_numbers(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         replies = [await stub.ModelInfer(request(number, 2 * number)) for number in range(5)]
         assert [numbers(reply) for reply in replies] == [[number, 2 * number] for number in range(5)]
@@ -54,7 +54,7 @@ def test_each_of_many_alike_is_answered_with_its_own_numbers(served: Front) -> N
     assert served.runtime.released == 5
 
 
-def test_what_differs_beside_the_numbers_is_heeded(served: Front) -> None:
+def test_what_differs_beside_the_numbers_is_heeded(served: InstantGateway) -> None:
     many = [float(number) for number in range(100)]
 
     async def talk(stub: Any) -> None:
@@ -74,7 +74,7 @@ def test_what_differs_beside_the_numbers_is_heeded(served: Front) -> None:
             short = request(1)
             assert (await refusal(stub.ModelInfer(short)))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
-    served = front(identity("m", ("x", DataType.FP32, (2,)), max_batch_size=64, slo_ms=60_000))
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,)), max_batch_size=64, slo_ms=60_000))
     converse(served, talk)
     assert [each["id"] for each in served.runtime.submitted] == ["", "a", "b", "", ""] * 3
     budgets_ns = [each["deadline_ns"] - ARRIVED_NS for each in served.runtime.submitted]
@@ -82,7 +82,7 @@ def test_what_differs_beside_the_numbers_is_heeded(served: Front) -> None:
     assert all(budget_ns < 55 * 10**9 for budget_ns in budgets_ns[4::5])
 
 
-def test_several_inputs_go_their_own_ways(served: Front) -> None:
+def test_several_inputs_go_their_own_ways(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         for number in range(3):
             message = PB.ModelInferRequest(model_name="pair")
@@ -97,7 +97,7 @@ def test_several_inputs_go_their_own_ways(served: Front) -> None:
     converse(served, talk)
 
 
-def test_fields_may_come_in_any_order_and_what_is_no_message_is_told(served: Front) -> None:
+def test_fields_may_come_in_any_order_and_what_is_no_message_is_told(served: InstantGateway) -> None:
     whole = request(1, 2).SerializeToString()
     raw = PB.ModelInferRequest(raw_input_contents=request(7, 8).raw_input_contents).SerializeToString()
     rest = whole[: -len(raw)]
@@ -116,16 +116,16 @@ def test_fields_may_come_in_any_order_and_what_is_no_message_is_told(served: Fro
     converse_on_channel(served, talk)
 
 
-def test_a_model_that_is_gone_or_another_one_by_now_is_not_taken_for_the_one_it_was(served: Front) -> None:
+def test_a_model_that_is_gone_or_another_one_by_now_is_not_taken_for_the_one_it_was(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         for _ in range(2):
             assert (await stub.ModelInfer(request(1, 2))).model_version == "1"
         latest = replace(identity("m", ("x", DataType.FP32, (-1,))), version=2)
-        served.catalogue.serve("m", [latest])
-        served.catalogue.partition_ready("cpu0", ["m:2", "pair:1"], {})
+        served.registry.serve("m", [latest])
+        served.inventory.partition_ready("cpu0", ["m:2", "pair:1"], {})
         for _ in range(2):
             assert (await stub.ModelInfer(request(1, 2))).model_version == "2"
-        served.catalogue.set_aside("m", {})
+        served.registry.set_unavailable("m", {})
         assert (await refusal(stub.ModelInfer(request(1, 2))))[0] is grpc.StatusCode.NOT_FOUND
 
     converse(served, talk)

@@ -11,19 +11,19 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import Front, front, identity
 from tests.unit.gateway.grpc.grpc_channel import converse, converse_on_channel, refusal
+from tests.unit.gateway.instant_gateway import InstantGateway, identity, instant_gateway
 
 PB = service_pb2
 MODEL = identity("m", ("x", DataType.FP32, (2,)))
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(MODEL)
+def served() -> InstantGateway:
+    return instant_gateway(MODEL)
 
 
-def test_configuration_statistics_and_index(served: Front) -> None:
+def test_configuration_statistics_and_index(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         config = (await stub.ModelConfig(PB.ModelConfigRequest(name="m"))).config
         assert (config.name, config.max_batch_size, list(config.input[0].dims)) == ("m", 8, [2])
@@ -89,7 +89,7 @@ def test_configuration_statistics_and_index(served: Front) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(
-    served: Front, call: str, request_message: Any, code: grpc.StatusCode, problem: str
+    served: InstantGateway, call: str, request_message: Any, code: grpc.StatusCode, problem: str
 ) -> None:
     async def talk(stub: Any) -> None:
         got, details, _ = await refusal(getattr(stub, call)(request_message))
@@ -103,7 +103,7 @@ def with_key(talk: Callable[[grpc.aio.Channel], Awaitable[None]]) -> None:
     """Talk to a server of which some groups are restricted."""
     groups = (ApiGroup.INFERENCE, ApiGroup.HEALTH)
     restrictions = Restrictions([RestrictedSettings(groups, "admin-key", "s3cret")])
-    converse_on_channel(front(MODEL, restrictions=restrictions), talk)
+    converse_on_channel(instant_gateway(MODEL, restrictions=restrictions), talk)
 
 
 def test_a_restricted_group_wants_its_key_as_metadata() -> None:

@@ -16,8 +16,8 @@ from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.errors import ConfigError, RequestError
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import ARRIVED_NS, TIMEOUT_S, Front, front, identity
 from tests.unit.gateway.grpc.grpc_channel import converse, refusal
+from tests.unit.gateway.instant_gateway import ARRIVED_NS, TIMEOUT_S, InstantGateway, identity, instant_gateway
 
 PB = service_pb2
 Input = PB.ModelInferRequest.InferInputTensor
@@ -112,14 +112,14 @@ def test_bad_messages_are_refused_by_name(request_message: Any, kind: type[Excep
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(identity("m", ("x", DataType.FP32, (2,))))
+def served() -> InstantGateway:
+    return instant_gateway(identity("m", ("x", DataType.FP32, (2,))))
 
 
 REQUEST = message(Input(name="x", datatype="FP32", shape=[1, 2]), raw=(np.array([1, 2], np.float32).tobytes(),), id="7")
 
 
-def test_inference_answers_raw_and_honours_the_clients_deadline(served: Front) -> None:
+def test_inference_answers_raw_and_honours_the_clients_deadline(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         reply = await stub.ModelInfer(REQUEST, timeout=100)
         assert (reply.model_name, reply.model_version, reply.id) == ("m", "1", "7")
@@ -132,7 +132,7 @@ def test_inference_answers_raw_and_honours_the_clients_deadline(served: Front) -
     assert served.runtime.released == 1
 
 
-def test_health_and_metadata(served: Front) -> None:
+def test_health_and_metadata(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         assert (await stub.ServerLive(PB.ServerLiveRequest())).live
         assert (await stub.ServerReady(PB.ServerReadyRequest())).ready
@@ -151,7 +151,7 @@ def test_health_and_metadata(served: Front) -> None:
     converse(served, talk)
 
 
-def test_errors_have_their_status_and_sentence(served: Front) -> None:
+def test_errors_have_their_status_and_sentence(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         code, details, _ = await refusal(stub.ModelInfer(PB.ModelInferRequest(model_name="other")))
         assert (code, "other" in details) == (grpc.StatusCode.NOT_FOUND, True)
@@ -171,7 +171,7 @@ def test_errors_have_their_status_and_sentence(served: Front) -> None:
     converse(served, talk)
 
 
-def test_cancelling_the_call_cancels_the_request(served: Front) -> None:
+def test_cancelling_the_call_cancels_the_request(served: InstantGateway) -> None:
     served.runtime.hold = True
 
     async def talk(stub: Any) -> None:
@@ -186,7 +186,7 @@ def test_cancelling_the_call_cancels_the_request(served: Front) -> None:
 
 def test_a_port_that_is_taken_is_named() -> None:
     async def bind(port: int) -> None:
-        grpc_server(front().dataplane, front().control, "127.0.0.1", port, 1 << 20)
+        grpc_server(instant_gateway().dataplane, instant_gateway().control, "127.0.0.1", port, 1 << 20)
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -16,16 +16,16 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc.stream import STREAM_REQUESTS
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import TIMEOUT_S, Front, front, identity
 from tests.unit.gateway.grpc.grpc_channel import converse, converse_on_channel, refusal
+from tests.unit.gateway.instant_gateway import TIMEOUT_S, InstantGateway, identity, instant_gateway
 
 PB = service_pb2
 DATA = np.array([1, 2], np.float32).tobytes()
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(identity("m", ("x", DataType.FP32, (2,))))
+def served() -> InstantGateway:
+    return instant_gateway(identity("m", ("x", DataType.FP32, (2,))))
 
 
 def request(id: str = "", name: str = "m") -> Any:
@@ -33,7 +33,7 @@ def request(id: str = "", name: str = "m") -> Any:
     return PB.ModelInferRequest(model_name=name, id=id, inputs=[tensor], raw_input_contents=[DATA])
 
 
-def stream(served: Front, talk: Callable[[Any], Awaitable[None]], **metadata: str) -> None:
+def stream(served: InstantGateway, talk: Callable[[Any], Awaitable[None]], **metadata: str) -> None:
     """Let `talk` use a stream."""
 
     async def with_stub(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
@@ -42,7 +42,7 @@ def stream(served: Front, talk: Callable[[Any], Awaitable[None]], **metadata: st
     converse(served, with_stub)
 
 
-def test_each_request_of_a_stream_gets_one_answer_and_a_bad_one_does_not_end_it(served: Front) -> None:
+def test_each_request_of_a_stream_gets_one_answer_and_a_bad_one_does_not_end_it(served: InstantGateway) -> None:
     async def talk(call: Any) -> None:
         for each in (request("1"), request("2", "other"), request("3")):
             await call.write(each)
@@ -60,7 +60,7 @@ def test_each_request_of_a_stream_gets_one_answer_and_a_bad_one_does_not_end_it(
     stream(served, talk)
 
 
-def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: Front) -> None:
+def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: InstantGateway) -> None:
     served.runtime.hold = True
 
     async def talk(call: Any) -> None:
@@ -83,7 +83,7 @@ def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: Front) 
     stream(served, talk)
 
 
-def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(served: Front) -> None:
+def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(served: InstantGateway) -> None:
     async def talk(call: Any) -> None:
         served.runtime.hold = True
         await call.write(request("1"))
@@ -97,7 +97,7 @@ def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(served: Fron
     stream(served, talk, triton_grpc_error="true")
 
 
-def test_cancelling_a_stream_cancels_its_requests(served: Front) -> None:
+def test_cancelling_a_stream_cancels_its_requests(served: InstantGateway) -> None:
     served.runtime.hold = True
 
     async def talk(call: Any) -> None:
@@ -115,7 +115,7 @@ def test_cancelling_a_stream_cancels_its_requests(served: Front) -> None:
     stream(served, talk)
 
 
-def test_answers_of_a_stream_carry_what_else_is_told_as_parameters(served: Front) -> None:
+def test_answers_of_a_stream_carry_what_else_is_told_as_parameters(served: InstantGateway) -> None:
     async def talk(call: Any) -> None:
         asking = request()
         asking.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -132,7 +132,7 @@ def test_answers_of_a_stream_carry_what_else_is_told_as_parameters(served: Front
     stream(served, talk)
 
 
-def test_the_mark_of_the_final_response_must_be_a_bool(served: Front) -> None:
+def test_the_mark_of_the_final_response_must_be_a_bool(served: InstantGateway) -> None:
     async def talk(stub: Any) -> None:
         asking = request()
         asking.parameters["triton_enable_empty_final_response"].string_param = "yes"
@@ -143,15 +143,15 @@ def test_the_mark_of_the_final_response_must_be_a_bool(served: Front) -> None:
     converse(served, talk)
 
 
-def test_health_tells_whether_the_server_is_ready(served: Front) -> None:
+def test_health_tells_whether_the_server_is_ready(served: InstantGateway) -> None:
     async def talk(channel: grpc.aio.Channel) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         serving = health_pb2.HealthCheckResponse.SERVING
         for service in ("", "inference.GRPCInferenceService"):
             assert (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status == serving
         code, details, _ = await refusal(stub.Check(health_pb2.HealthCheckRequest(service="other")))
-        assert (code, details) == (grpc.StatusCode.NOT_FOUND, "there is no service 'other'")
-        served.catalogue.draining = True
+        assert (code, details) == (grpc.StatusCode.NOT_FOUND, "unknown service 'other'")
+        served.registry.start_draining()
         reply = await stub.Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
         code, _, _ = await refusal(stub.Watch(health_pb2.HealthCheckRequest()).read())
@@ -160,7 +160,7 @@ def test_health_tells_whether_the_server_is_ready(served: Front) -> None:
     converse_on_channel(served, talk)
 
 
-def test_reflection_lists_the_services(served: Front) -> None:
+def test_reflection_lists_the_services(served: InstantGateway) -> None:
     async def asked() -> AsyncIterator[Any]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")
         yield reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService")

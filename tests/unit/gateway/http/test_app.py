@@ -9,18 +9,18 @@ import pytest
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import Front, front, get, identity, post
+from tests.unit.gateway.instant_gateway import InstantGateway, get, identity, instant_gateway, post
 
 REQUEST = {"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 PATH = "/v2/models/m/infer"
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(identity("m", ("x", DataType.FP32, (2,))), max_body_bytes=1000)
+def served() -> InstantGateway:
+    return instant_gateway(identity("m", ("x", DataType.FP32, (2,))), max_body_bytes=1000)
 
 
-def test_inference_in_json(served: Front) -> None:
+def test_inference_in_json(served: InstantGateway) -> None:
     reply = post(served, PATH, REQUEST)
     assert reply.status == 200
     assert reply.headers == {
@@ -37,7 +37,7 @@ def test_inference_in_json(served: Front) -> None:
     assert served.runtime.released == 1
 
 
-def test_binary_inference_in_chunks_of_a_versioned_model(served: Front) -> None:
+def test_binary_inference_in_chunks_of_a_versioned_model(served: InstantGateway) -> None:
     wire = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     head = json.dumps({"inputs": [wire], "parameters": {"binary_data_output": True}}).encode()
     body = head + struct.pack("<2f", 3, 4)
@@ -64,7 +64,7 @@ def test_binary_inference_in_chunks_of_a_versioned_model(served: Front) -> None:
         ("/v2/health/live", 405, "Method Not Allowed"),
     ],
 )
-def test_what_is_not_there_is_an_error_in_json(served: Front, path: str, status: int, names: str) -> None:
+def test_what_is_not_there_is_an_error_in_json(served: InstantGateway, path: str, status: int, names: str) -> None:
     reply = post(served, path, REQUEST)
     assert reply.status == status
     assert reply.headers["content-type"] == "application/json"
@@ -72,7 +72,7 @@ def test_what_is_not_there_is_an_error_in_json(served: Front, path: str, status:
     assert ("retry-after" in reply.headers) == (status == 503)
 
 
-def test_the_verb_of_inference_is_post(served: Front) -> None:
+def test_the_verb_of_inference_is_post(served: InstantGateway) -> None:
     reply = get(served, PATH)
     assert (reply.status, reply.json) == (405, {"error": "Method Not Allowed"})
     assert get(served, "/v2/models/m/versions/1/infer").status == 405
@@ -98,7 +98,7 @@ def test_the_verb_of_inference_is_post(served: Front) -> None:
     ],
 )
 def test_bad_requests_are_refused_in_json(
-    served: Front, headers: dict[str, str], body: bytes, status: int, problem: str
+    served: InstantGateway, headers: dict[str, str], body: bytes, status: int, problem: str
 ) -> None:
     reply = post(served, PATH, body, headers=headers)
     assert reply.status == status
@@ -107,26 +107,28 @@ def test_bad_requests_are_refused_in_json(
     assert post(served, PATH, REQUEST).status == 200
 
 
-def test_a_chunked_body_is_read_no_further_than_the_limit(served: Front) -> None:
+def test_a_chunked_body_is_read_no_further_than_the_limit(served: InstantGateway) -> None:
     reply = post(served, PATH, *[b" " * 400] * 1000)
-    assert (reply.status, reply.json) == (400, {"error": "the body has more than 1000 bytes, which is the limit"})
+    assert (reply.status, reply.json) == (400, {"error": "the body exceeds the limit of 1000 bytes"})
 
 
-def test_overload_says_when_to_try_again(served: Front) -> None:
+def test_overload_says_when_to_try_again(served: InstantGateway) -> None:
     served.runtime.answer = Answer(Outcome.REJECTED_QUEUE_FULL, "8 requests wait", 5)
     reply = post(served, PATH, REQUEST)
     assert (reply.status, reply.headers["retry-after"]) == (503, "5")
     assert reply.json == {"error": "Exceeds maximum queue size: 8 requests wait"}
 
 
-def test_a_fault_of_the_server_is_500_and_kept_in_the_log(served: Front, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_the_server_is_500_and_kept_in_the_log(
+    served: InstantGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     served.runtime.answer = Answer(Outcome.COMPLETED)
     reply = post(served, PATH, REQUEST)
-    assert (reply.status, reply.json) == (500, {"error": "internal error: the log of the server tells more"})
+    assert (reply.status, reply.json) == (500, {"error": "internal error: see the log of the server"})
     assert "KeyError" in caplog.text
 
 
-def test_metadata(served: Front) -> None:
+def test_metadata(served: InstantGateway) -> None:
     assert get(served, "/v2").json == {
         "name": "sluice",
         "version": "1.2.3",
@@ -157,7 +159,7 @@ def test_metadata(served: Front) -> None:
     assert "model.onnx is empty" in broken.json["error"]
 
 
-def test_health_has_no_body_and_tells_loading_from_draining(served: Front) -> None:
+def test_health_has_no_body_and_tells_loading_from_draining(served: InstantGateway) -> None:
     def statuses() -> list[tuple[int, bytes]]:
         replies = [get(served, f"/v2/{path}") for path in ("health/live", "health/ready", "models/m/ready")]
         return [(reply.status, b"" if reply.status == 503 else reply.body) for reply in replies]
@@ -166,13 +168,13 @@ def test_health_has_no_body_and_tells_loading_from_draining(served: Front) -> No
     assert get(served, "/v2/models/m/versions/1/ready").status == 200
     assert get(served, "/v2/models/other/ready").status == 404
     assert get(served, "/v2/models/broken/ready").status == 503
-    served.catalogue.partition_lost("cpu0")
+    served.inventory.partition_lost("cpu0")
     assert statuses() == [(200, b""), (400, b""), (503, b"")]
-    served.catalogue.draining = True
+    served.registry.start_draining()
     assert statuses() == [(200, b""), (503, b""), (503, b"")]
 
 
-def test_metrics_are_exposed_as_text(served: Front) -> None:
+def test_metrics_are_exposed_as_text(served: InstantGateway) -> None:
     reply = get(served, "/metrics")
     assert reply.body == b"sluice_requests_total 3\n"
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

@@ -10,13 +10,13 @@ import pytest
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.http.codec import decode_request, encode_response
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.request import InferResponse, Placed
+from sluice.gateway.protocol.request import InferResponse, SharedMemoryOutput
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import identity
+from tests.unit.gateway.instant_gateway import identity
 
 SIGNATURE = Signature(
     identity("m", ("x", DataType.FP32, (2,)), ("s", DataType.BYTES, (1,)), ("h", DataType.FP16, (1,)))
@@ -225,7 +225,7 @@ def test_half_floats_cannot_be_asked_for_in_json(datatype: DataType) -> None:
     assert (request.outputs, flags) == (["x"], (False,))
 
 
-def respond(*outputs: tuple[str, Tensor | Placed], id: str = "") -> InferResponse:
+def respond(*outputs: tuple[str, Tensor | SharedMemoryOutput], id: str = "") -> InferResponse:
     return InferResponse(id, list(outputs), Answer(Outcome.COMPLETED))
 
 
@@ -270,7 +270,9 @@ def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
 def test_outputs_that_are_elsewhere_or_classes_are_told_as_such() -> None:
     buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
     head, blobs, _ = encode_response(
-        respond(("h", Placed(SharedMemoryRef("r", 2, 4), (1, 1))), ("x", WireBytes(buffer, (1, 1), offsets))),
+        respond(
+            ("h", SharedMemoryOutput(SharedMemoryRef("r", 2, 4), (1, 1))), ("x", WireBytes(buffer, (1, 1), offsets))
+        ),
         (False, False),
         SIGNATURE,
     )

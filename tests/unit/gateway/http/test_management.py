@@ -12,7 +12,16 @@ from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restr
 from sluice.gateway.observability.trace import BatchTrace
 from sluice.models.tensors.spec import DataType
 from sluice.models.units import NS_PER_MS
-from tests.unit.gateway.front import Front, Reply, front, get, identity, message, post, send
+from tests.unit.gateway.instant_gateway import (
+    InstantGateway,
+    Reply,
+    get,
+    identity,
+    instant_gateway,
+    message,
+    post,
+    send,
+)
 
 MODEL = identity("m", ("x", DataType.FP32, (2,)))
 OTHER = identity("n", ("x", DataType.FP32, (2,)), max_batch_size=0)
@@ -20,11 +29,11 @@ INFER: dict[str, Any] = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(MODEL, OTHER)
+def served() -> InstantGateway:
+    return instant_gateway(MODEL, OTHER)
 
 
-def test_the_configuration_is_printed_as_triton_does(served: Front) -> None:
+def test_the_configuration_is_printed_as_triton_does(served: InstantGateway) -> None:
     config = get(served, "/v2/models/m/config").json
     assert config["name"] == "m"
     assert config["max_batch_size"] == 8
@@ -36,9 +45,9 @@ def test_the_configuration_is_printed_as_triton_does(served: Front) -> None:
     assert get(served, "/v2/models/broken/config").status == 503
 
 
-def test_statistics_are_of_one_version_or_all_that_is_ready(served: Front) -> None:
+def test_statistics_are_of_one_version_or_all_that_is_ready(served: InstantGateway) -> None:
     batch = DispatchBatch(1, "cpu0", "m:1", 3, (Member(1, 0, 1), Member(2, 0, 2)), ReleaseReason.FULL)
-    run = BatchTrace(batch, dispatched_ns=10, free_ns=10, started_ns=12, ended_ns=17, told_ns=18 * NS_PER_MS)
+    run = BatchTrace(batch, dispatched_ns=10, free_ns=10, started_ns=12, ended_ns=17, reported_ns=18 * NS_PER_MS)
     served.control.statistics.of("m:1").batch_ran(run, 2, 3, ready_ns=8 + 9)
     (entry,) = get(served, "/v2/models/m/stats").json["model_stats"]
     assert entry["name"] == "m"
@@ -55,7 +64,7 @@ def test_statistics_are_of_one_version_or_all_that_is_ready(served: Front) -> No
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}'])
-def test_the_index_lists_what_is_there_and_why_it_is_not_ready(served: Front, body: bytes) -> None:
+def test_the_index_lists_what_is_there_and_why_it_is_not_ready(served: InstantGateway, body: bytes) -> None:
     assert post(served, "/v2/repository/index", body).json == [
         {"name": "broken", "state": "UNAVAILABLE", "reason": "model.onnx is empty"},
         {"name": "m", "version": "1", "state": "READY"},
@@ -63,16 +72,16 @@ def test_the_index_lists_what_is_there_and_why_it_is_not_ready(served: Front, bo
     ]
 
 
-def test_the_index_can_be_asked_for_what_is_ready(served: Front) -> None:
+def test_the_index_can_be_asked_for_what_is_ready(served: InstantGateway) -> None:
     ready = post(served, "/v2/repository/index", {"ready": True}).json
     assert [each["name"] for each in ready] == ["m", "n"]
-    served.catalogue.partition_lost("cpu0")
+    served.inventory.partition_lost("cpu0")
     assert post(served, "/v2/repository/index", {"ready": True}).json == []
     assert post(served, "/v2/repository/index").json[1] == {
         "name": "m",
         "version": "1",
         "state": "UNAVAILABLE",
-        "reason": "no worker that holds it is up",
+        "reason": "no running worker has it loaded",
     }
 
 
@@ -110,7 +119,7 @@ def test_the_index_can_be_asked_for_what_is_ready(served: Front) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused_in_json(
-    served: Front, path: str, body: bytes, status: int, problem: str
+    served: InstantGateway, path: str, body: bytes, status: int, problem: str
 ) -> None:
     reply = post(served, f"/v2/{path}", body)
     assert reply.status == status
@@ -119,7 +128,7 @@ def test_what_cannot_be_done_is_refused_in_json(
 
 
 def test_trace_settings_are_kept_for_all_and_for_single_models(tmp_path: Path) -> None:
-    served = front(MODEL, OTHER, trace_file=str(tmp_path / "trace.json"))
+    served = instant_gateway(MODEL, OTHER, trace_file=str(tmp_path / "trace.json"))
     settings = {
         "trace_level": ["OFF"],
         "trace_rate": "1000",
@@ -140,7 +149,7 @@ def test_trace_settings_are_kept_for_all_and_for_single_models(tmp_path: Path) -
 
 
 def test_a_model_named_like_a_route_part_is_still_reached() -> None:
-    served = front(identity("setting", ("x", DataType.FP32, (2,))))
+    served = instant_gateway(identity("setting", ("x", DataType.FP32, (2,))))
     assert get(served, "/v2/models/setting").json["name"] == "setting"
 
 
@@ -159,7 +168,7 @@ KEY = Restrictions(
     ],
 )
 def test_a_restricted_group_wants_its_key(method: str, path: str, body: bytes) -> None:
-    served = front(MODEL, restrictions=KEY)
+    served = instant_gateway(MODEL, restrictions=KEY)
 
     def reply(**headers: str) -> Reply:
         return send(served, message(method, path, body, headers=headers))
@@ -171,7 +180,7 @@ def test_a_restricted_group_wants_its_key(method: str, path: str, body: bytes) -
     assert get(served, "/v2").status == 200
 
 
-def test_the_document_describes_inference_and_all_else(served: Front) -> None:
+def test_the_document_describes_inference_and_all_else(served: InstantGateway) -> None:
     document = get(served, "/openapi.json").json
     paths = document["paths"]
     infer = paths["/v2/models/{name}/infer"]["post"]
@@ -182,16 +191,16 @@ def test_the_document_describes_inference_and_all_else(served: Front) -> None:
     assert infer["tags"] == ["inference"]
 
 
-def test_shared_memory_is_an_extension_only_where_clients_may_use_it(served: Front) -> None:
+def test_shared_memory_is_an_extension_only_where_clients_may_use_it(served: InstantGateway) -> None:
     assert "system_shared_memory" in get(served, "/v2").json["extensions"]
-    without = front(MODEL, allow_client_shm=False)
+    without = instant_gateway(MODEL, allow_client_shm=False)
     assert "system_shared_memory" not in get(without, "/v2").json["extensions"]
     reply = get(without, "/v2/systemsharedmemory/status")
     assert (reply.status, "--allow-client-shm" in reply.json["error"]) == (501, True)
 
 
 def test_files_of_a_model_may_be_as_long_as_a_request_for_inference() -> None:
-    served = front(MODEL, max_body_bytes=4 << 20)
+    served = instant_gateway(MODEL, max_body_bytes=4 << 20)
     body = {"parameters": {"config": "{}", "file:1/model.onnx": base64.b64encode(bytes(2 << 20)).decode()}}
     reply = post(served, "/v2/repository/models/m/load", body)
     assert reply.status == 503

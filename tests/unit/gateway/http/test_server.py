@@ -14,14 +14,14 @@ from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import (
+from tests.unit.gateway.instant_gateway import (
     ARRIVED_NS,
     TIMEOUT_S,
     Client,
-    Front,
+    InstantGateway,
     Reply,
-    front,
     identity,
+    instant_gateway,
     iterations,
     message,
     talk,
@@ -35,10 +35,10 @@ HEALTH = message("GET", "/v2/health/live")
 
 
 @pytest.fixture
-def served() -> Front:
+def served() -> InstantGateway:
     widths = {"m": WIDTH, "s": 1, "two": 2}
     pipelines = [identity(name, ("x", DataType.FP32, (width,))) for name, width in widths.items()]
-    return front(*pipelines, max_body_bytes=LIMIT)
+    return instant_gateway(*pipelines, max_body_bytes=LIMIT)
 
 
 def large() -> tuple[bytes, dict[str, str]]:
@@ -58,7 +58,7 @@ def small(number: int, **headers: str) -> bytes:
     return message("POST", "/v2/models/s/infer", body, headers=headers)
 
 
-def test_a_client_that_disconnects_cancels_its_request_even_after_a_large_body(served: Front) -> None:
+def test_a_client_that_disconnects_cancels_its_request_even_after_a_large_body(served: InstantGateway) -> None:
     served.runtime.hold = True
 
     async def conversation(client: Client) -> None:
@@ -75,7 +75,7 @@ def test_a_client_that_disconnects_cancels_its_request_even_after_a_large_body(s
     talk(served, conversation)
 
 
-def test_a_client_that_goes_away_within_its_body_is_no_request(served: Front) -> None:
+def test_a_client_that_goes_away_within_its_body_is_no_request(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.send(REQUEST[:-1])
         client.close()
@@ -85,7 +85,7 @@ def test_a_client_that_goes_away_within_its_body_is_no_request(served: Front) ->
     assert served.runtime.submitted == []
 
 
-def test_requests_sent_ahead_are_answered_in_order(served: Front) -> None:
+def test_requests_sent_ahead_are_answered_in_order(served: InstantGateway) -> None:
     wrong = message("POST", PATH, b"{}")
 
     async def conversation(client: Client) -> list[Reply]:
@@ -102,7 +102,7 @@ def test_requests_sent_ahead_are_answered_in_order(served: Front) -> None:
     assert [replies[index].body for index in (1, 5, 6)] == [b"", b"", b""]
 
 
-def test_any_number_of_bad_requests_may_wait_for_a_good_one(served: Front) -> None:
+def test_any_number_of_bad_requests_may_wait_for_a_good_one(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         served.runtime.hold = True
         client.send(small(1) + 2000 * message("POST", PATH, b""))
@@ -115,7 +115,7 @@ def test_any_number_of_bad_requests_may_wait_for_a_good_one(served: Front) -> No
     talk(served, conversation)
 
 
-def test_a_large_body_may_come_in_chunks(served: Front) -> None:
+def test_a_large_body_may_come_in_chunks(served: InstantGateway) -> None:
     async def conversation(client: Client) -> Reply:
         parts = [BODY[start : start + 3000] for start in range(0, len(BODY), 3000)]
         client.send(message("POST", PATH, *parts, headers=LENGTHS))
@@ -134,7 +134,7 @@ def test_a_large_body_may_come_in_chunks(served: Front) -> None:
     ],
 )
 def test_what_the_head_rules_out_is_answered_before_the_body_which_is_ignored(
-    served: Front, headers: dict[str, str], status: int, problem: str
+    served: InstantGateway, headers: dict[str, str], status: int, problem: str
 ) -> None:
     async def conversation(client: Client) -> None:
         client.send(message("POST", PATH, headers=headers))
@@ -147,7 +147,7 @@ def test_what_the_head_rules_out_is_answered_before_the_body_which_is_ignored(
     assert len(served.runtime.submitted) == 1
 
 
-def test_a_client_may_wait_to_be_told_to_continue(served: Front) -> None:
+def test_a_client_may_wait_to_be_told_to_continue(served: InstantGateway) -> None:
     head, body = small(1, Expect="100-continue").split(b"\r\n\r\n")
 
     async def conversation(client: Client) -> None:
@@ -162,7 +162,7 @@ def test_a_client_may_wait_to_be_told_to_continue(served: Front) -> None:
     talk(served, conversation)
 
 
-def test_a_client_that_is_not_told_to_continue_need_not_send_its_body(served: Front) -> None:
+def test_a_client_that_is_not_told_to_continue_need_not_send_its_body(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.send(message("POST", PATH, headers={"Expect": "100-continue", "Content-Length": str(LIMIT + 1)}))
         reply = await client.reply()
@@ -181,7 +181,7 @@ def test_a_client_that_is_not_told_to_continue_need_not_send_its_body(served: Fr
         message("POST", "/v2/models/other/infer", b"{}", headers={"Connection": "close"}),
     ],
 )
-def test_a_connection_that_is_not_kept_ends_after_the_response(served: Front, request_bytes: bytes) -> None:
+def test_a_connection_that_is_not_kept_ends_after_the_response(served: InstantGateway, request_bytes: bytes) -> None:
     async def conversation(client: Client) -> None:
         client.send(request_bytes + small(2))
         assert (await client.reply()).headers["connection"] == "close"
@@ -195,7 +195,7 @@ def test_a_connection_that_is_not_kept_ends_after_the_response(served: Front, re
     "path",
     [f"{PATH}?trace=1", f"http://h{PATH}", "/v2/models/%6d/%69nfer", "/v2/models/m/versions/1/infer"],
 )
-def test_a_path_may_be_written_in_any_way(served: Front, path: str) -> None:
+def test_a_path_may_be_written_in_any_way(served: InstantGateway, path: str) -> None:
     async def conversation(client: Client) -> None:
         client.send(message("POST", path, BODY, headers=LENGTHS))
         assert (await client.reply()).status == 200
@@ -203,7 +203,7 @@ def test_a_path_may_be_written_in_any_way(served: Front, path: str) -> None:
     talk(served, conversation)
 
 
-def test_requests_that_repeat_differ_in_numbers_and_are_checked_all_the_same(served: Front) -> None:
+def test_requests_that_repeat_differ_in_numbers_and_are_checked_all_the_same(served: InstantGateway) -> None:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     head = json.dumps({"id": "7", "inputs": [tensor], "parameters": {"binary_data_output": True, "slo_ms": 5}}).encode()
 
@@ -238,7 +238,7 @@ def test_requests_that_repeat_differ_in_numbers_and_are_checked_all_the_same(ser
     assert [given["inputs"]["x"].tolist() for given in served.runtime.submitted] == [[[1, 2]], [[3, 4]], [[5, 6]]]
 
 
-def test_responses_that_are_not_read_hold_up_the_requests_behind_them(served: Front) -> None:
+def test_responses_that_are_not_read_hold_up_the_requests_behind_them(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.pause_reading()
         for _ in range(100):
@@ -254,7 +254,7 @@ def test_responses_that_are_not_read_hold_up_the_requests_behind_them(served: Fr
     assert served.runtime.released == 100
 
 
-def test_small_requests_wait_for_the_reader_too(served: Front) -> None:
+def test_small_requests_wait_for_the_reader_too(served: InstantGateway) -> None:
     """Many fit into what is read at once."""
     tensor = {"name": "x", "shape": [1, WIDTH], "datatype": "FP32", "data": [0.1] * WIDTH}
     large_request = message("POST", PATH, json.dumps({"inputs": [tensor]}).encode())
@@ -271,7 +271,7 @@ def test_small_requests_wait_for_the_reader_too(served: Front) -> None:
     talk(served, conversation)
 
 
-def test_a_shutdown_lets_a_request_finish_and_ends_its_connection(served: Front) -> None:
+def test_a_shutdown_lets_a_request_finish_and_ends_its_connection(served: InstantGateway) -> None:
     served.runtime.hold = True
 
     async def conversation(client: Client) -> None:
@@ -286,13 +286,13 @@ def test_a_shutdown_lets_a_request_finish_and_ends_its_connection(served: Front)
     talk(served, conversation)
 
 
-def test_who_is_refused_by_a_server_that_stops_is_told_that_the_connection_ends(served: Front) -> None:
+def test_who_is_refused_by_a_server_that_stops_is_told_that_the_connection_ends(served: InstantGateway) -> None:
     served.runtime.answer = Answer(Outcome.REJECTED_DRAINING, "the server is stopping", 1)
 
     async def conversation(client: Client) -> None:
         client.send(small(1))
         assert "connection" not in (await client.reply()).headers
-        served.catalogue.draining = True
+        served.registry.start_draining()
         client.send(small(2))
         refusal = await client.reply()
         assert (refusal.status, refusal.headers["connection"]) == (503, "close")
@@ -302,7 +302,7 @@ def test_who_is_refused_by_a_server_that_stops_is_told_that_the_connection_ends(
     talk(served, conversation)
 
 
-def test_a_shutdown_ends_an_idle_connection(served: Front) -> None:
+def test_a_shutdown_ends_an_idle_connection(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.send(small(1))
         await client.reply()
@@ -312,7 +312,9 @@ def test_a_shutdown_ends_an_idle_connection(served: Front) -> None:
     talk(served, conversation)
 
 
-def serve(served: Front, conversation: Callable[[HttpServer], Awaitable[None]], max_connections: int = 16) -> None:
+def serve(
+    served: InstantGateway, conversation: Callable[[HttpServer], Awaitable[None]], max_connections: int = 16
+) -> None:
     async def run() -> None:
         server = http_server(http_config(served.app, served.route, max_connections), "127.0.0.1", 0)
         serving = asyncio.create_task(server.serve())
@@ -325,7 +327,7 @@ def serve(served: Front, conversation: Callable[[HttpServer], Awaitable[None]], 
     asyncio.run(run())
 
 
-def test_clients_beyond_the_limit_are_told_so(served: Front) -> None:
+def test_clients_beyond_the_limit_are_told_so(served: InstantGateway) -> None:
     async def conversation(server: HttpServer) -> None:
         first: Any = await asyncio.open_connection("127.0.0.1", server.port)
         first[1].write(HEALTH)
@@ -333,14 +335,14 @@ def test_clients_beyond_the_limit_are_told_so(served: Front) -> None:
         second, writer = await asyncio.open_connection("127.0.0.1", server.port)
         answer = await asyncio.wait_for(second.read(), TIMEOUT_S)
         assert answer.startswith(b"HTTP/1.1 503 ")
-        assert answer.endswith(b'{"error":"the server has 1 connections, which is its limit"}')
+        assert answer.endswith(b'{"error":"the server has reached its limit of 1 connections"}')
         writer.close()
         first[1].close()
 
     serve(served, conversation, max_connections=1)
 
 
-def test_who_has_connected_when_a_server_stops_is_answered_and_nobody_else_can(served: Front) -> None:
+def test_who_has_connected_when_a_server_stops_is_answered_and_nobody_else_can(served: InstantGateway) -> None:
     async def conversation(server: HttpServer) -> None:
         address, loop = ("127.0.0.1", server.port), asyncio.get_running_loop()
         await until(lambda: server.started)
@@ -361,7 +363,7 @@ def test_who_has_connected_when_a_server_stops_is_answered_and_nobody_else_can(s
     serve(served, conversation)
 
 
-def test_a_port_that_is_taken_is_an_error_at_once(served: Front) -> None:
+def test_a_port_that_is_taken_is_an_error_at_once(served: InstantGateway) -> None:
     async def conversation(server: HttpServer) -> None:
         said = f"^HTTP port 127.0.0.1:{server.port} cannot be bound: Address already in use$"
         with pytest.raises(ConfigError, match=said):

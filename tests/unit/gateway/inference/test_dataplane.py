@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.inference.dataplane import respond
+from sluice.gateway.inference.dataplane import build_response
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, WireTensor
 from sluice.models import errors
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.unit.gateway.front import ARRIVED_NS, Front, front, identity
+from tests.unit.gateway.instant_gateway import ARRIVED_NS, InstantGateway, identity, instant_gateway
 
 MS = 1_000_000
 FIXED = identity("m", ("x", DataType.FP32, (2,)))
@@ -39,22 +39,26 @@ def x(shape: tuple[int, ...] = (1, 2), data: Any = None, name: str = "x", dataty
 
 
 def infer(
-    served: Front, name: str, *inputs: WireTensor, outputs: tuple[str, ...] = (), parameters: Parameters | None = None
+    served: InstantGateway,
+    name: str,
+    *inputs: WireTensor,
+    outputs: tuple[str, ...] = (),
+    parameters: Parameters | None = None,
 ) -> InferResponse:
     request = InferRequest(list(inputs), outputs, "7", parameters or {})
     return asyncio.run(run(served, name, request))
 
 
-async def run(served: Front, name: str, request: InferRequest, budget_ns: int | None = None) -> InferResponse:
+async def run(served: InstantGateway, name: str, request: InferRequest, budget_ns: int | None = None) -> InferResponse:
     dataplane = served.dataplane
     signature = dataplane.signature(name, "")
-    given, terms = dataplane.check(signature, request, budget_ns)
-    answer = await dataplane.answer(dataplane.submit(signature, given, terms))
-    return respond(answer, terms)
+    given, options = dataplane.check(signature, request, budget_ns)
+    answer = await dataplane.answer(dataplane.submit(signature, given, options))
+    return build_response(answer, options)
 
 
 def test_the_runtime_gets_views_rows_and_deadline() -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     body = np.arange(6, dtype=np.float32).tobytes()
     response = infer(served, "m", x((3, 2), memoryview(body)))
     (given,) = served.runtime.submitted
@@ -81,7 +85,7 @@ def test_the_runtime_gets_views_rows_and_deadline() -> None:
 
 
 def test_variable_items_make_the_batch_key() -> None:
-    served = front(VARIABLE)
+    served = instant_gateway(VARIABLE)
     strings = WireTensor("s", "BYTES", (2, 2), ["a", "b", "c", "dd"])
     infer(served, "v", strings, x((2, 5, 3)))
     (given,) = served.runtime.submitted
@@ -93,7 +97,7 @@ def test_variable_items_make_the_batch_key() -> None:
 
 
 def test_a_model_without_batch_dimension_gets_one_row() -> None:
-    served = front(WHOLE)
+    served = instant_gateway(WHOLE)
     infer(served, "w", x((1, 2)), WireTensor("s", "BYTES", (2,), b"\0\0\0\0\1\0\0\0a"))
     (given,) = served.runtime.submitted
     assert given["rows"] == 1
@@ -103,7 +107,7 @@ def test_a_model_without_batch_dimension_gets_one_row() -> None:
 
 
 def test_outputs_come_in_the_order_asked_for() -> None:
-    served = front(TWO)
+    served = instant_gateway(TWO)
     inputs = [x((1, 1), name=name, datatype="INT32") for name in ("a", "b")]
     assert [name for name, _ in infer(served, "two", *inputs).outputs] == ["a", "b"]
     assert [name for name, _ in infer(served, "two", *inputs, outputs=("b", "a")).outputs] == ["b", "a"]
@@ -114,7 +118,7 @@ def test_outputs_come_in_the_order_asked_for() -> None:
     ("given", "key"), [(["x"], ""), (["k", "x"], "k=2"), (["x", "v"], "v=2"), (["v", "k", "x"], "k=2;v=2")]
 )
 def test_the_batch_key_tells_which_optional_inputs_are_there(given: list[str], key: str) -> None:
-    served = front(PARTIAL)
+    served = instant_gateway(PARTIAL)
     infer(served, "p", *(x(name=name) for name in given))
     (submitted,) = served.runtime.submitted
     assert submitted["batch_key"] == key
@@ -217,7 +221,7 @@ def test_the_batch_key_tells_which_optional_inputs_are_there(given: list[str], k
 def test_wrong_inputs_are_refused_with_what_was_expected(
     pipeline: Pipeline, inputs: list[WireTensor], kind: type[Exception], sentence: str
 ) -> None:
-    served = front(pipeline)
+    served = instant_gateway(pipeline)
     with pytest.raises(kind) as caught:
         infer(served, pipeline.name, *inputs)
     assert str(caught.value) == sentence
@@ -226,19 +230,19 @@ def test_wrong_inputs_are_refused_with_what_was_expected(
 
 def test_malformed_bytes_are_refused_by_name() -> None:
     with pytest.raises(errors.BadTensor, match=r"^input 's': 2 elements take at least 8 bytes"):
-        infer(front(WHOLE), "w", x(), WireTensor("s", "BYTES", (2,), b"\0\0\0\0"))
+        infer(instant_gateway(WHOLE), "w", x(), WireTensor("s", "BYTES", (2,), b"\0\0\0\0"))
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, which the strings of models are"),
-        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, which the strings of models are"),
+        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, as the strings of models must be"),
+        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, as the strings of models must be"),
         (["a", "\ud800"], "input 's' has a string that UTF-8 cannot carry"),
     ],
 )
 def test_strings_that_are_not_utf8_are_refused_by_name(data: bytes | list[bytes] | list[str], sentence: str) -> None:
-    served = front(WHOLE)
+    served = instant_gateway(WHOLE)
     with pytest.raises(errors.BadTensor) as caught:
         infer(served, "w", x(), WireTensor("s", "BYTES", (2,), data))
     assert str(caught.value) == sentence
@@ -246,7 +250,7 @@ def test_strings_that_are_not_utf8_are_refused_by_name(data: bytes | list[bytes]
 
 
 def test_utf8_of_any_length_is_accepted() -> None:
-    served = front(WHOLE)
+    served = instant_gateway(WHOLE)
     long = b"\xe2\x82\xac" * 100
     data = b"\x2c\1\0\0" + long + b"\2\0\0\0\xc3\xa9"
     infer(served, "w", x(), WireTensor("s", "BYTES", (2,), memoryview(data)))
@@ -254,7 +258,7 @@ def test_utf8_of_any_length_is_accepted() -> None:
 
 
 def test_outputs_must_exist_and_be_asked_for_once() -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     with pytest.raises(
         errors.UnknownOutput, match="unexpected inference output 'z' for model 'm': allowed outputs are 'x'"
     ):
@@ -281,7 +285,7 @@ def test_outputs_must_exist_and_be_asked_for_once() -> None:
     ],
 )
 def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns: int | None, due_ms: int) -> None:
-    served = front(identity("m", ("x", DataType.FP32, (2,)), slo_ms=50.0))
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,)), slo_ms=50.0))
     asyncio.run(run(served, "m", InferRequest([x()], (), "", parameters), budget_ns))
     assert served.runtime.submitted[0]["deadline_ns"] == ARRIVED_NS + due_ms * MS
 
@@ -312,12 +316,12 @@ def test_the_soonest_objective_is_the_deadline(parameters: Parameters, budget_ns
 )
 def test_bad_parameters_are_refused_by_name(parameters: Parameters, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=f"parameter '{next(iter(parameters))}'"):
-        infer(front(FIXED), "m", x(), parameters=parameters)
+        infer(instant_gateway(FIXED), "m", x(), parameters=parameters)
 
 
 @pytest.mark.parametrize("priority", [0, 1, 2**64 - 1])
 def test_a_priority_is_part_of_the_terms(priority: int) -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     request = InferRequest([x()], (), "", {"priority": priority})
     assert served.dataplane.check(served.dataplane.signature("m", ""), request)[1].priority == priority
 
@@ -331,7 +335,7 @@ def test_a_priority_is_part_of_the_terms(priority: int) -> None:
     ],
 )
 def test_priority_and_timeout_reach_the_runtime(parameters: Parameters, priority: int, expires_ns: int) -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     infer(served, "m", x(), parameters=parameters)
     (given,) = served.runtime.submitted
     assert (given["priority"], given["expires_ns"]) == (priority, expires_ns)
@@ -339,7 +343,7 @@ def test_priority_and_timeout_reach_the_runtime(parameters: Parameters, priority
 
 @pytest.mark.parametrize(("value", "cost"), [(0, 0.0), (2e-6, 2e-6), (3, 3.0)])
 def test_the_most_that_a_request_may_cost_reaches_the_runtime(value: float, cost: float) -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     infer(served, "m", x(), parameters={"max_cost": value})
     assert served.runtime.submitted[0]["max_cost"] == cost
 
@@ -359,7 +363,7 @@ def test_the_most_that_a_request_may_cost_reaches_the_runtime(value: float, cost
 def test_outcomes_without_answer_are_errors_with_the_reason(
     outcome: Outcome, kind: type[Exception], sentence: str
 ) -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     served.runtime.answer = Answer(outcome, "why", 4)
     with pytest.raises(kind) as caught:
         infer(served, "m", x())
@@ -369,7 +373,7 @@ def test_outcomes_without_answer_are_errors_with_the_reason(
 
 
 def test_cancelling_the_caller_cancels_the_request() -> None:
-    served = front(FIXED)
+    served = instant_gateway(FIXED)
     served.runtime.hold = True
 
     async def main() -> None:
@@ -385,10 +389,10 @@ def test_cancelling_the_caller_cancels_the_request() -> None:
 
 
 def test_what_is_not_served_any_more_is_forgotten() -> None:
-    served = front(FIXED, TWO, VARIABLE)
+    served = instant_gateway(FIXED, TWO, VARIABLE)
     gone = weakref.ref(served.dataplane.signature("m", ""))
     kept = served.dataplane.signature("two", "")
-    served.catalogue.set_aside("m", {})
+    served.registry.set_unavailable("m", {})
     served.dataplane.signature("v", "")
     assert gone() is None
     assert served.dataplane.signature("two", "1") is kept

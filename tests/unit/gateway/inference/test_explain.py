@@ -14,7 +14,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import Front, front, get, identity, post
+from tests.unit.gateway.instant_gateway import InstantGateway, get, identity, instant_gateway, post
 
 PATH = "/v2/models/m/infer"
 ROW = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
@@ -28,15 +28,15 @@ EXPLAINED = {
 
 
 @pytest.fixture
-def served() -> Front:
-    return front(identity("m", ("x", DataType.FP32, (2,))))
+def served() -> InstantGateway:
+    return instant_gateway(identity("m", ("x", DataType.FP32, (2,))))
 
 
 def told(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.startswith("x-sluice-")}
 
 
-def test_a_request_without_id_gets_one(served: Front) -> None:
+def test_a_request_without_id_gets_one(served: InstantGateway) -> None:
     assert told(post(served, PATH, ROW).headers) == {"x-sluice-request": "sluice-1"}
     assert told(post(served, PATH, {**ROW, "id": "mine"}).headers) == {}
     assert [get(served, f"/v2/sluice/requests/{id}").json["id"] for id in ("sluice-1", "mine")] == ["sluice-1", "mine"]
@@ -54,14 +54,14 @@ def test_a_request_without_id_gets_one(served: Front) -> None:
     ],
 )
 def test_an_explanation_is_given_on_request(
-    served: Front, parameters: dict[str, bool], headers: dict[str, str], asked: bool
+    served: InstantGateway, parameters: dict[str, bool], headers: dict[str, str], asked: bool
 ) -> None:
     reply = post(served, PATH, {**ROW, "parameters": parameters}, headers=headers)
     assert reply.status == 200
     assert told(reply.headers) == {"x-sluice-request": "sluice-1"} | (EXPLAINED if asked else {})
 
 
-def test_a_refusal_is_explained_as_well(served: Front) -> None:
+def test_a_refusal_is_explained_as_well(served: InstantGateway) -> None:
     served.runtime.answer = Answer(Outcome.REJECTED_COST, "the least is 3e-06", 5)
     reply = post(served, PATH, {**ROW, "id": "7"}, headers={"x-sluice-explain": "1"})
     assert (reply.status, reply.json) == (
@@ -75,7 +75,7 @@ def test_a_refusal_is_explained_as_well(served: Front) -> None:
     }
 
 
-def test_another_value_of_the_header_is_refused(served: Front) -> None:
+def test_another_value_of_the_header_is_refused(served: InstantGateway) -> None:
     reply = post(served, PATH, ROW, headers={"x-sluice-explain": "yes"})
     assert (reply.status, reply.json) == (
         400,
@@ -84,7 +84,7 @@ def test_another_value_of_the_header_is_refused(served: Front) -> None:
     assert served.runtime.submitted == []
 
 
-def test_what_is_known_of_a_request_can_be_got_later(served: Front) -> None:
+def test_what_is_known_of_a_request_can_be_got_later(served: InstantGateway) -> None:
     post(served, PATH, {**ROW, "id": "a/b c"})
     reply = get(served, "/v2/sluice/requests/a%2Fb%20c")
     assert reply.status == 200
@@ -106,13 +106,13 @@ def test_what_is_known_of_a_request_can_be_got_later(served: Front) -> None:
     assert (reply.status, reply.json) == (
         404,
         {
-            "error": "there is no request 'other' among those remembered: the last 8, and as many that were not "
+            "error": "request 'other' is not remembered: expected one of the last 8, or of as many that were not "
             "answered in time"
         },
     )
 
 
-def converse(served: Front, talk: Callable[[Any], Awaitable[None]]) -> None:
+def converse(served: InstantGateway, talk: Callable[[Any], Awaitable[None]]) -> None:
     async def run() -> None:
         server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20)
         await server.start()
@@ -132,7 +132,7 @@ def request(id: str, **parameters: bool) -> Any:
     return made
 
 
-def test_trailing_metadata_says_the_same(served: Front) -> None:
+def test_trailing_metadata_says_the_same(served: InstantGateway) -> None:
     async def metadata(call: Any) -> dict[str, str]:
         await call
         return dict(await call.trailing_metadata())

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import Client, Front, Reply, front, identity, message, post, talk
+from tests.unit.gateway.instant_gateway import (
+    Client,
+    InstantGateway,
+    Reply,
+    identity,
+    instant_gateway,
+    message,
+    post,
+    talk,
+)
 
 KEY = f"/test-extensions-{os.getpid()}"
 WIDTH = 1000
@@ -21,14 +30,14 @@ LIMIT = 100_000
 
 
 @pytest.fixture
-def served() -> Front:
+def served() -> InstantGateway:
     pipelines = [
         identity("m", ("x", DataType.FP32, (2,))),
         identity("wide", ("x", DataType.FP32, (WIDTH,))),
         identity("text", ("x", DataType.BYTES, (1,))),
         identity("bf16", ("x", DataType.BF16, (2,))),
     ]
-    return front(*pipelines, max_body_bytes=LIMIT)
+    return instant_gateway(*pipelines, max_body_bytes=LIMIT)
 
 
 @pytest.fixture
@@ -53,7 +62,7 @@ PATH = "/v2/models/wide/infer"
     [("gzip", gzip.compress, gzip.decompress), ("deflate", zlib.compress, zlib.decompress)],
 )
 def test_bodies_may_be_compressed_both_ways(
-    served: Front, encoding: str, encode: Callable[[bytes], bytes], decode: Callable[[bytes], bytes]
+    served: InstantGateway, encoding: str, encode: Callable[[bytes], bytes], decode: Callable[[bytes], bytes]
 ) -> None:
     binary = {"name": "x", "shape": [1, WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": 4 * WIDTH}}
     head = json.dumps({"inputs": [binary], "parameters": {"binary_data_output": True}}).encode()
@@ -78,7 +87,7 @@ def test_bodies_may_be_compressed_both_ways(
     assert served.runtime.released == 2
 
 
-def test_a_small_response_and_an_error_are_not_compressed(served: Front) -> None:
+def test_a_small_response_and_an_error_are_not_compressed(served: InstantGateway) -> None:
     body = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
     for path, status in (("/v2/models/m/infer", 200), ("/v2/models/other/infer", 404)):
         reply = post(served, path, body, headers={"Accept-Encoding": "gzip"})
@@ -88,13 +97,13 @@ def test_a_small_response_and_an_error_are_not_compressed(served: Front) -> None
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (gzip.compress(bytes(100 * LIMIT)), f"more than {LIMIT} bytes when decompressed, which is the limit"),
-        (gzip.compress(WIDE)[:-4], "it ends too soon"),
+        (gzip.compress(bytes(100 * LIMIT)), f"the decompressed body exceeds the limit of {LIMIT} bytes"),
+        (gzip.compress(WIDE)[:-4], "it is truncated"),
         (b"plain", "cannot be decompressed"),
     ],
 )
 def test_compressed_bodies_that_are_bad_are_told_and_the_next_request_is_answered(
-    served: Front, body: bytes, problem: str
+    served: InstantGateway, body: bytes, problem: str
 ) -> None:
     async def conversation(client: Client) -> tuple[Reply, Reply]:
         client.send(message("POST", PATH, body, headers={"Content-Encoding": "gzip"}))
@@ -105,12 +114,12 @@ def test_compressed_bodies_that_are_bad_are_told_and_the_next_request_is_answere
     assert (bad.status, problem in bad.json["error"], good.status) == (400, True, 200)
 
 
-def test_an_unsupported_encoding_is_told_with_those_that_are(served: Front) -> None:
+def test_an_unsupported_encoding_is_told_with_those_that_are(served: InstantGateway) -> None:
     reply = post(served, PATH, b"", headers={"Content-Encoding": "br"})
     assert (reply.status, reply.headers["accept-encoding"]) == (501, "gzip, deflate")
 
 
-def test_a_client_that_goes_while_its_body_is_decompressed_is_no_request(served: Front) -> None:
+def test_a_client_that_goes_while_its_body_is_decompressed_is_no_request(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.send(message("POST", PATH, gzip.compress(WIDE), headers={"Content-Encoding": "gzip"}))
         client.close()
@@ -120,7 +129,7 @@ def test_a_client_that_goes_while_its_body_is_decompressed_is_no_request(served:
     assert len(served.runtime.submitted) <= 1  # the thread may have been faster
 
 
-def test_a_body_may_be_the_one_input_by_itself(served: Front) -> None:
+def test_a_body_may_be_the_one_input_by_itself(served: InstantGateway) -> None:
     raw = {"Inference-Header-Content-Length": "0"}
     data = np.array([1, 2], np.float32).tobytes()
     for path, body, answered in (("m", data, data), ("text", b"hello", b"\x05\0\0\0hello"), ("bf16", b"abcd", b"abcd")):
@@ -136,20 +145,20 @@ def shared(offset: int, byte_size: int = 8) -> dict[str, Any]:
     return {"shared_memory_region": "r", "shared_memory_byte_size": byte_size, "shared_memory_offset": offset}
 
 
-def through_memory(served: Front, input_offset: int, output_offset: int, output_size: int = 8) -> Reply:
+def through_memory(served: InstantGateway, input_offset: int, output_offset: int, output_size: int = 8) -> Reply:
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": shared(input_offset)}
     output = {"name": "x", "parameters": shared(output_offset, output_size)}
     return post(served, "/v2/models/m/infer", {"inputs": [tensor], "outputs": [output]})
 
 
-def test_tensors_go_through_shared_memory(served: Front, memory: Path) -> None:
+def test_tensors_go_through_shared_memory(served: InstantGateway, memory: Path) -> None:
     served.dataplane.shared_memory.register("r", KEY, 8, 56)
     reply = through_memory(served, 8, 40, 16)
     assert reply.json["outputs"] == [{"name": "x", "datatype": "FP32", "shape": [1, 2]}]
     assert np.frombuffer(memory.read_bytes(), np.float32)[12:14].tolist() == [4, 5]
 
 
-def test_a_request_goes_on_with_a_region_that_is_unregistered_meanwhile(served: Front, memory: Path) -> None:
+def test_a_request_goes_on_with_a_region_that_is_unregistered_meanwhile(served: InstantGateway, memory: Path) -> None:
     served.dataplane.shared_memory.register("r", KEY, 0, 64)
     served.runtime.hold = True
     tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": shared(0)}
@@ -180,7 +189,7 @@ def test_a_request_goes_on_with_a_region_that_is_unregistered_meanwhile(served: 
     ],
 )
 def test_places_that_do_not_fit_are_refused(
-    served: Front, memory: Path, input_offset: int, output_offset: int, output_size: int, problem: str
+    served: InstantGateway, memory: Path, input_offset: int, output_offset: int, output_size: int, problem: str
 ) -> None:
     served.dataplane.shared_memory.register("r", KEY, 0, 64)
     reply = through_memory(served, input_offset, output_offset, output_size)
@@ -188,7 +197,7 @@ def test_places_that_do_not_fit_are_refused(
     assert memory.read_bytes() == np.arange(16, dtype=np.float32).tobytes()
 
 
-def test_outputs_may_be_told_as_classes(served: Front) -> None:
+def test_outputs_may_be_told_as_classes(served: InstantGateway) -> None:
     tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 4, 3]}
     output = {"name": "x", "parameters": {"classification": 1}}
     reply = post(served, "/v2/models/m/infer", {"inputs": [tensor], "outputs": [output]})

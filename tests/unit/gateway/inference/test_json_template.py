@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.gateway.http.codec import decode_request
-from sluice.gateway.inference.dataplane import Terms
 from sluice.gateway.inference.request_template import JsonTemplate
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import ServingError
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import ARRIVED_NS, Client, front, identity, message, talk
+from tests.unit.gateway.instant_gateway import ARRIVED_NS, Client, identity, instant_gateway, message, talk
 
 SIGNATURE = Signature(identity("m", ("x", DataType.FP32, (2,))))
 
 
 def form_of(body: bytes, signature: Signature = SIGNATURE) -> JsonTemplate:
     request, flags = decode_request(body, None, signature)
-    inputs, rows, key, memory_bytes = signature.accept(request.inputs)
-    return JsonTemplate(body, signature, inputs, Terms(("x",), rows, key, memory_bytes, 0, request.id), flags)
+    inputs, rows, key, memory_bytes = signature.check_inputs(request.inputs)
+    return JsonTemplate(body, signature, inputs, RequestOptions(("x",), rows, key, memory_bytes, 0, request.id), flags)
 
 
 def request(data: str, shape: str = "[1,2]", head: str = '{"inputs":[{', tail: str = "}]}") -> bytes:
@@ -40,13 +40,13 @@ def request(data: str, shape: str = "[1,2]", head: str = '{"inputs":[{', tail: s
 )
 @pytest.mark.parametrize("data", ["[1,2]", "[[1,2]]", "[ [ 1.5e0 , -2 ] ]", "[[[1],[2]]]"])
 def test_the_numbers_of_a_request_that_repeats_are_those_of_its_body(head: str, tail: str, data: str) -> None:
-    form = form_of(request("[[0.25, 7]]", head=head, tail=tail))
-    assert form.repeatable
+    template = form_of(request("[[0.25, 7]]", head=head, tail=tail))
+    assert template.repeatable
     body = request(data, head=head, tail=tail)
-    assert form.fits(body, None, SIGNATURE)
-    inputs = form.tensors(body)
+    assert template.matches(body, None, SIGNATURE)
+    inputs = template.tensors(body)
     assert inputs is not None
-    expected = SIGNATURE.accept(decode_request(body, None, SIGNATURE)[0].inputs).inputs["x"]
+    expected = SIGNATURE.check_inputs(decode_request(body, None, SIGNATURE)[0].inputs).inputs["x"]
     assert isinstance(expected, np.ndarray)
     assert isinstance(inputs["x"], np.ndarray)
     assert inputs["x"].dtype == np.float32
@@ -60,18 +60,18 @@ def test_the_numbers_of_a_request_that_repeats_are_those_of_its_body(head: str, 
      '[9,9],"data":[1,2]', '[1,2],"shape":[2,1]', "null", "[[1],2]", "[1,2]]}]}"],
 )  # fmt: skip
 def test_data_that_is_not_as_before_is_left_to_who_reads_the_whole_body(data: str) -> None:
-    form = form_of(request("[1,2]"))
+    template = form_of(request("[1,2]"))
     body = request(data)
-    assert not form.fits(body, None, SIGNATURE) or form.tensors(body) is None
+    assert not template.matches(body, None, SIGNATURE) or template.tensors(body) is None
 
 
 def test_requests_that_say_something_else_do_not_fit() -> None:
-    form = form_of(request("[1,2]"))
-    assert form.fits(request("[3,4]"), None, SIGNATURE)
-    assert not form.fits(request("[3,4]"), 10, SIGNATURE)
-    assert not form.fits(request("[3,4]"), None, Signature(SIGNATURE.pipeline))
-    assert not form.fits(request("[3,4]", shape="[ 1,2]"), None, SIGNATURE)
-    assert not form.fits(request("[3,4]", tail='}],"id":"a"}'), None, SIGNATURE)
+    template = form_of(request("[1,2]"))
+    assert template.matches(request("[3,4]"), None, SIGNATURE)
+    assert not template.matches(request("[3,4]"), 10, SIGNATURE)
+    assert not template.matches(request("[3,4]"), None, Signature(SIGNATURE.pipeline))
+    assert not template.matches(request("[3,4]", shape="[ 1,2]"), None, SIGNATURE)
+    assert not template.matches(request("[3,4]", tail='}],"id":"a"}'), None, SIGNATURE)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_a_request_with_an_id_or_whose_data_is_not_told_by_its_text_is_not_repea
 
 
 def test_a_body_in_pieces_is_as_good() -> None:
-    form = form_of(bytes(request("[1,2]")))
-    inputs = form.tensors(bytearray(request("[3,4]")))
+    template = form_of(bytes(request("[1,2]")))
+    inputs = template.tensors(bytearray(request("[3,4]")))
     assert inputs is not None
     assert isinstance(inputs["x"], np.ndarray)
     assert inputs["x"].tolist() == [[3, 4]]
 
 
 def test_a_connection_answers_each_request_with_its_own_numbers_and_errors() -> None:
-    served = front(identity("m", ("x", DataType.FP32, (2,))), identity("n", ("x", DataType.FP32, (1,))))
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,))), identity("n", ("x", DataType.FP32, (1,))))
 
     async def conversation(client: Client) -> None:
         async def ask(data: str, model: str = "m") -> object:
@@ -119,7 +119,7 @@ def test_a_connection_answers_each_request_with_its_own_numbers_and_errors() -> 
 
 
 def test_an_input_in_shared_memory_that_is_called_data_is_read_there_each_time() -> None:
-    served = front(identity("m", ("data", DataType.FP32, (2,))))
+    served = instant_gateway(identity("m", ("data", DataType.FP32, (2,))))
     key = f"/test-json-form-{os.getpid()}"
     region = Path(f"/dev/shm{key}")
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
@@ -159,8 +159,8 @@ AFTER = st.sampled_from(["", "", " ", ",", "]", "}", '}],"id":"', ',"shape":[2,1
 @st.composite
 def numbers(draw: st.DrawFn, elements: st.SearchStrategy[str] = NUMBERS) -> str:
     """Data of two elements, if these are of the datatype."""
-    form = draw(st.sampled_from(["[{},{}]", "[[{},{}]]", "[ [{}], [{}]]", "[[[{}\n,{} ]]]"]))
-    return form.format(*[draw(SPACE) + draw(elements) for _ in range(2)])
+    template = draw(st.sampled_from(["[{},{}]", "[[{},{}]]", "[ [{}], [{}]]", "[[[{}\n,{} ]]]"]))
+    return template.format(*[draw(SPACE) + draw(elements) for _ in range(2)])
 
 
 @st.composite
@@ -179,17 +179,17 @@ def test_what_is_read_of_a_request_that_repeats_is_what_is_read_of_all_of_it(dat
     signature = Signature(identity("m", ("x", datatype, (2,))))
     text = data.draw(texts(datatype))
     try:
-        form = form_of(text.replace("@", data.draw(numbers())).encode(), signature)
+        template = form_of(text.replace("@", data.draw(numbers())).encode(), signature)
     except ServingError:
         return
-    for _ in range(5 if form.repeatable else 0):
+    for _ in range(5 if template.repeatable else 0):
         given = data.draw(numbers() | numbers(NUMBERS | ODD)) + data.draw(AFTER)
         body = text.replace("@", given).encode()
-        inputs = form.tensors(body) if form.fits(body, None, signature) else None
+        inputs = template.tensors(body) if template.matches(body, None, signature) else None
         if inputs is not None:
             again = form_of(body, signature)
-            expected = signature.accept(decode_request(body, None, signature)[0].inputs).inputs["x"]
+            expected = signature.check_inputs(decode_request(body, None, signature)[0].inputs).inputs["x"]
             assert isinstance(read := inputs["x"], np.ndarray)
             assert isinstance(expected, np.ndarray)
-            assert (form.terms, form.flags) == (again.terms, again.flags)
+            assert (template.options, template.flags) == (again.options, again.flags)
             assert (read.tobytes(), read.dtype, read.shape) == (expected.tobytes(), expected.dtype, expected.shape)

@@ -13,10 +13,11 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.tracing import TraceFileSettings, TraceLevel
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import LogFormat, configure, log
 from sluice.gateway.observability.trace import BatchTrace, Trace
-from sluice.gateway.observability.trace_settings import TraceFileSettings, TraceLevel, TraceSettings
+from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.models.errors import RequestError, UnsupportedRequest
 
 
@@ -80,7 +81,7 @@ def traced(number: int, pipeline: str = "m:1", stages: tuple[StageConfig, ...] =
         begin = 110 + 100 * index
         batch = DispatchBatch(index, "cpu0", str(stage.model), 1, (Member(number, index, 1),), ReleaseReason.IDLE)
         trace.runs += (BatchTrace(batch, begin, begin, begin, begin + 5, begin + 25, begin + 30),)
-    trace.outcome, trace.ended_ns = Outcome.COMPLETED, 10 + trace.runs[-1].told_ns
+    trace.outcome, trace.ended_ns = Outcome.COMPLETED, 10 + trace.runs[-1].reported_ns
     return trace
 
 
@@ -159,7 +160,7 @@ def test_a_trace_file_that_cannot_be_written_is_given_up(tmp_path: Path, caplog:
     traces.ended(traced(1))
     traces.ended(traced(2))
     (record,) = caplog.records
-    assert record.message.startswith("the trace file cannot be written, so nothing is traced from here on: [Errno 2]")
+    assert record.message.startswith("the trace file cannot be written, tracing stops: [Errno 2]")
     assert not traces.available
 
 

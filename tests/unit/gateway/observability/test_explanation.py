@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.cli.why import table
 from sluice.gateway.observability.explanation import Explanation, StageTrace, explain
-from sluice.gateway.observability.trace import BatchTrace, Trace, Traces
+from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
 from sluice.models.errors import NotFoundError
 
 MS = 1_000_000
@@ -49,7 +49,7 @@ def ran(
         expected_ns=ns(max(expected, dispatched)),
         started_ns=ns(started),
         ended_ns=ns(ended),
-        told_ns=ns(told),
+        reported_ns=ns(told),
         cost=cost,
     )
 
@@ -133,7 +133,7 @@ ME = Member(7, 0, 1)
             [ran(batch(1, ME, predicted_ms=6), 1, 5, 9, 12)],
             12,
             "hand_off",
-            "the way to workers and back: 7.0 ms, all of it for stage 'mlp' on cpu0",
+            "transfer to workers and back: 7.0 ms, all of it for stage 'mlp' on cpu0",
         ),
         (
             [ran(batch(1, ME, predicted_ms=3), 1, 1, 12, 12)],
@@ -156,7 +156,7 @@ ME = Member(7, 0, 1)
         ),
         (
             [
-                BatchTrace(batch(1, ME), 1 * MS, told_ns=9 * MS, failed="worker_lost"),
+                BatchTrace(batch(1, ME), 1 * MS, reported_ns=9 * MS, failed="worker_lost"),
                 ran(batch(2, ME), 10, 10, 12, 12),
             ],
             12,
@@ -216,11 +216,11 @@ def test_a_request_without_an_answer_tells_its_reason() -> None:
         "9.0 ms.",
     )
     expired = explain(trace([], Outcome.EVICTED_DEADLINE, 9), 0)
-    assert dict(expired.headers())["x-sluice-reason"] == "its time in queues was over"
-    assert expired.sentence.startswith("It ended as evicted_deadline after 9.0 ms: its time in queues was over; ")
+    assert dict(expired.headers())["x-sluice-reason"] == "its time in queues ran out"
+    assert expired.sentence.startswith("It ended as evicted_deadline after 9.0 ms: its time in queues ran out; ")
     assert why(trace([], None, 0)) == (
         "queue",
-        "It has been under way for 100.0 ms; the largest part was waiting behind other requests: 100.0 ms.",
+        "It has been in flight for 100.0 ms; the largest part was waiting behind other requests: 100.0 ms.",
     )
 
 
@@ -251,7 +251,7 @@ def test_headers_are_short_and_ascii() -> None:
 
 def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
     runs = [
-        BatchTrace(batch(1, ME), 1 * MS, told_ns=2 * MS, failed="backend"),
+        BatchTrace(batch(1, ME), 1 * MS, reported_ns=2 * MS, failed="backend"),
         ran(batch(2, Member(6, 0, 2), ME, predicted_ms=4.5), 2, 2.25, 4, 4.5, cost=0.75),
     ]
     assert table(explain(trace(runs, Outcome.COMPLETED, 4.5), 0)).splitlines() == [
@@ -259,18 +259,18 @@ def test_the_table_has_a_line_a_stage_and_the_sentence() -> None:
         "stage  model  partition  batch  size  rows  closed  queue  hand-off  compute  return  predicted  actual  cost",
         "mlp    mlp:1  cpu0       1      1     1     idle    1.000  -         backend  -       -          1.000   0",
         "mlp    mlp:1  cpu0       2      3     1     idle    0.000  0.250     1.750    0.500   2.500      2.000   0.25",
-        "(queue to actual in ms; predicted and actual from the dispatch to the end of the batch)",
+        "(times in ms; predicted and actual run from the dispatch to the end of the batch)",
         "It was answered 5.5 ms before its deadline; the largest part of 4.5 ms was computing, as predicted: 1.75 ms, "
         "all of it for stage 'mlp' on cpu0.",
     ]
 
 
 def test_only_the_last_requests_are_remembered_and_of_equal_ids_the_latest() -> None:
-    traces = Traces(2)
+    traces = RecentTraces(2)
     for number, id in enumerate(("first", "same", "same"), start=1):
         traces.add(Trace(id, RequestArrived(number, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("same").arrival.request == 3
-    with pytest.raises(NotFoundError, match="there is no request 'first' among those remembered: the last 2, and as"):
+    with pytest.raises(NotFoundError, match="request 'first' is not remembered: expected one of the last 2, or of as"):
         traces.find("first")
     traces.add(Trace("", RequestArrived(4, "mlp:1", 1, 0), 0, ONE))
     assert traces.find("sluice-4").arrival.request == 4

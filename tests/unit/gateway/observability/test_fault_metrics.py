@@ -4,9 +4,9 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchFailed, FailureCause
 from sluice.gateway.observability.fault_metrics import FaultMetrics
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.runtime.batch_log import BatchRuns
+from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, arrival, model, serving, spec_of, step
+from tests.support.scheduling.builders import MS, arrival, model, serving, spec_of, step
 
 FLAT = LatencyTable.from_ms({1: 1, 8: 1.3})
 
@@ -16,7 +16,7 @@ def test_what_fails_is_counted_and_what_comes_of_it_is_shown() -> None:
     metrics = ServerMetrics({"m:1": ["m"]}, ["cpu0", "cpu1"], scheduler.queue_depths, lambda: 0)
     quarantined = {"cpu1"}
     metrics.include(FaultMetrics(scheduler, metrics.failures, ["cpu0", "cpu1"], lambda: quarantined))
-    runs = BatchRuns(metrics, lambda partition: 0.0)
+    runs = BatchLog(metrics, lambda partition: 0.0)
     (batch,) = step(scheduler, 0, *(arrival(number, 9 * MS) for number in range(8)))
     assert isinstance(batch, DispatchBatch)
     runs.dispatched(batch, [], 0)

@@ -81,16 +81,11 @@ def test_stages_queues_workers_and_memory_are_shown() -> None:
     metrics = new_metrics()
     metrics.pipeline("cascade:1").stage_ran(0, 10)
     metrics.pipeline("cascade:1").stage_ran(1, 2)
-    metrics.partition_ready("cpu0")
     got = samples(metrics)
     assert got[key("stage_rows_total", "cascade:1", "small")] == 10
     assert got[key("stage_rows_total", "cascade:1", "large")] == 2
     assert got[key("queue_requests", "mlp:1")] == 3
-    assert got[key("partition_ready", "cpu0")] == 1
     assert got[key("arena_used_bytes")] == 4096
-    metrics.partition_lost("cpu0")
-    got = samples(metrics)
-    assert (got[key("partition_ready", "cpu0")], got[key("worker_restarts_total", "cpu0")]) == (0, 1)
 
 
 def test_corrections_tell_how_far_profiles_are_off() -> None:

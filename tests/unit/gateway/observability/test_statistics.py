@@ -7,8 +7,8 @@ from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseRea
 from sluice.gateway.observability.statistics import FailureReason, ModelStatistics
 from sluice.gateway.observability.trace import BatchTrace
 from sluice.models.units import NS_PER_MS
-from tests.support.runtime_bench import Bench, Refusing
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.runtime_bench import Bench, Refusing
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 
 def report(bench: Bench, key: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_a_request_that_no_member_can_join_counts_as_other_for_its_pipeline() ->
 def test_phases_follow_each_other_from_readiness_to_the_answer() -> None:
     statistics = ModelStatistics()
     batch = DispatchBatch(1, "cpu0", "m:1", 3, (Member(1, 0, 1), Member(2, 0, 2)), ReleaseReason.FULL)
-    run = BatchTrace(batch, dispatched_ns=10, free_ns=20, started_ns=25, ended_ns=45, told_ns=48)
+    run = BatchTrace(batch, dispatched_ns=10, free_ns=20, started_ns=25, ended_ns=45, reported_ns=48)
     statistics.batch_ran(run, 2, 3, ready_ns=6 + 8)
     entry = statistics.report("m", "1", epoch_ns=0)["inference_stats"]
     assert [entry[name]["ns"] for name in PHASES] == [82, 26, 10, 40, 6]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from sluice.gateway.protocol.classification import MAX_ELEMENTS, Classes
+from sluice.gateway.protocol.classification import MAX_ELEMENTS, Classification
 from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import Array, decode_bytes
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -13,7 +13,7 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 
 def told(values: Array, count: int, *labels: str, batchable: bool = True) -> tuple[tuple[int, ...], list[str]]:
     spec = TensorSpec("y", DataType.FP32, (-1,), labels)
-    tensor = Classes(count, spec, batchable).of(values)
+    tensor = Classification(count, spec, batchable).top_classes(values)
     return tensor.shape, [element.decode() for element in decode_bytes(tensor.buffer, tensor.shape).ravel()]
 
 
@@ -61,11 +61,11 @@ def test_what_has_no_greatest_elements_is_refused(datatype: DataType) -> None:
     with pytest.raises(
         BadTensor, match=f"^class result not available for output 'y' due to unsupported type '{datatype}'"
     ):
-        Classes(1, TensorSpec("y", datatype, (3,)), True)
+        Classification(1, TensorSpec("y", datatype, (3,)), True)
 
 
 def test_counts_and_sizes_are_bounded() -> None:
     with pytest.raises(RequestError, match="classification must be at least 1, got 0"):
-        Classes(0, TensorSpec("y", DataType.FP32, (3,)), True)
+        Classification(0, TensorSpec("y", DataType.FP32, (3,)), True)
     with pytest.raises(BadTensor, match=f"it has {MAX_ELEMENTS + 1} elements, the limit is {MAX_ELEMENTS}"):
         told(np.zeros((1, MAX_ELEMENTS + 1), np.uint8), 1)

@@ -63,10 +63,10 @@ def test_strings_stay_a_flat_list() -> None:
         ("BYTES", "[1]", "Expected `str`"),
         ("FP32", "[1, [2]]", "Expected `float`, got `array`"),
         ("FP32", "1", "must be a list"),
-        ("FP32", "[" * 101 + "]" * 101, "at most 100 levels, it has 101"),
+        ("FP32", "[" * 101 + "]" * 101, "at most 100 levels, got 101"),
         ("FP16", "[1]", "FP16 cannot be given as JSON data"),
         ("BF16", "[1]", "BF16 cannot be given as JSON data"),
-        ("FP31", "[1]", "FP31 is no datatype"),
+        ("FP31", "[1]", "FP31 is not a datatype"),
     ],
 )
 def test_data_that_does_not_fit_is_refused_by_the_name_of_its_tensor(datatype: str, text: str, problem: str) -> None:

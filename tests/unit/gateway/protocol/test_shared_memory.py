@@ -135,7 +135,7 @@ def test_only_objects_of_shared_memory_are_opened(memory: Path, regions: SharedM
         link.symlink_to("/etc/passwd")
         os.mkfifo(pipe)
         for path in (link, pipe):
-            with pytest.raises(RequestError, match=r"Unable to open|it is no shared memory object"):
+            with pytest.raises(RequestError, match=r"Unable to open|it is not a shared memory object"):
                 regions.register("a", path.name, 0, 1)
     finally:
         link.unlink()
@@ -154,7 +154,7 @@ def test_the_number_of_regions_is_bounded(memory: Path, regions: SharedMemory, m
     monkeypatch.setattr(shared_memory, "MAX_REGIONS", 2)
     for name in ("a", "b"):
         regions.register(name, KEY, 0, 8)
-    with pytest.raises(RequestError, match="there are 2 shared memory regions, which is the limit"):
+    with pytest.raises(RequestError, match="the limit of 2 shared memory regions is reached"):
         regions.register("c", KEY, 0, 8)
 
 
@@ -172,7 +172,7 @@ def test_a_region_stays_open_as_long_as_a_request_uses_it(memory: Path, regions:
 def test_an_object_that_was_cut_short_is_an_error_for_its_client_alone(memory: Path, regions: SharedMemory) -> None:
     regions.register("a", KEY, 0, 64)
     os.truncate(memory, 10)
-    with pytest.raises(BadTensor, match="region 'a': its object has been cut short"):
+    with pytest.raises(BadTensor, match="region 'a': its object has been truncated"):
         regions.window(SharedMemoryRef("a", 8, 8)).read()
 
 

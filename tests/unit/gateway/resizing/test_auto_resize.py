@@ -7,16 +7,15 @@ from typing import cast
 import pytest
 
 from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, Reason
-from sluice.gateway.partitions.states import PartitionStates
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps
-from sluice.gateway.resizing.resize_metrics import ResizeMetrics
-from sluice.gateway.resizing.resizing import BY_CLIENT, Asked, Resizing
+from sluice.gateway.resizing.resizing import CLIENT_REQUEST, ResizeCause, ResizeMetrics, Resizing
 from sluice.models.errors import PartitionError
-from sluice.mps.ipc.messages import WorkerReady
 from sluice.mps.partitions.balance import BalanceSettings, LoadChange
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.inventory import resized
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 MS = 1_000_000
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
@@ -49,28 +48,28 @@ class Machine:
 
     def __init__(self, *shares: MpsPartition, plan: Plan | None = None) -> None:
         gpu = MigPartition("gpu", "MIG-8f3a1c52-0000-4000-8000-000000000002", "2g", cores=(4,))
-        self.states = PartitionStates([CpuPartition("a", (0,)), CpuPartition("b", (1,)), gpu, *shares])
+        self.inventory = Inventory([CpuPartition("a", (0,)), CpuPartition("b", (1,)), gpu, *shares])
         self.busy_ns = {"a": 0, "b": 0, "triton": 0} | {each.name: 0 for each in shares}
         self.resized: list[tuple[float, str, list[int]]] = []
-        self.asked: list[Asked] = []
+        self.asked: list[ResizeCause] = []
         self.broken = False
         self.under_way = False
         settings = BalanceSettings(every_s=1.0, pause_s=4.0)
         self.auto = AutoResize(
-            settings, self.states, cast(Resizing, self), lambda: self.busy_ns, [3], cast(PlanSteps, plan)
+            settings, self.inventory, cast(Resizing, self), lambda: self.busy_ns, [3], cast(PlanSteps, plan)
         )
 
     async def resize(
-        self, name: str, cores: Sequence[int] = (), share_percent: int = 0, asked: Asked = BY_CLIENT
+        self, name: str, cores: Sequence[int] = (), share_percent: int = 0, cause: ResizeCause = CLIENT_REQUEST
     ) -> None:
-        self.asked.append(asked)
+        self.asked.append(cause)
         self.resized.append((asyncio.get_running_loop().time(), name, list(cores) or [share_percent]))
         if self.broken:
             raise PartitionError("the new worker was killed")
         if not cores:
-            self.states.replaced(MpsPartition(name, GPU, share_percent, 1000), WorkerReady(1, (), 1, ()))
+            resized(self.inventory, MpsPartition(name, GPU, share_percent, 1000))
             return
-        self.states.replaced(CpuPartition(name, tuple(cores)), WorkerReady(1, tuple(cores), len(cores), ()))
+        resized(self.inventory, CpuPartition(name, tuple(cores)))
 
     async def work(self, seconds: int, busy: float, name: str = "a") -> None:
         for _ in range(10 * seconds):
@@ -94,7 +93,7 @@ def test_a_busy_partition_is_lent_the_free_core_and_gives_it_back_when_it_is_idl
         running.cancel()
         (grown_s, *grown), (shrunk_s, *shrunk) = machine.resized
         assert (grown, shrunk) == (["a", [0, 2]], ["a", [0]])
-        assert machine.asked == [Asked("load", "busy"), Asked("load", "idle")]
+        assert machine.asked == [ResizeCause("load", "busy"), ResizeCause("load", "idle")]
         assert 3 <= grown_s <= 4
         assert 20 < shrunk_s <= 24.1
 
@@ -143,7 +142,7 @@ def test_what_is_resized_by_hand_stays_so_for_the_pause_and_three_looks() -> Non
         machine = Machine()
         running = asyncio.create_task(machine.auto.run())
         await machine.work(20, busy=0.1)
-        machine.states.replaced(CpuPartition("b", (1, 2)), WorkerReady(1, (1, 2), 2, ()))
+        resized(machine.inventory, CpuPartition("b", (1, 2)))
         await machine.work(10, busy=0.1)
         running.cancel()
         ((changed_s, *change),) = machine.resized
@@ -188,7 +187,7 @@ def test_where_the_plan_knows_other_sizes_it_is_asked_instead_and_says_why(caplo
         running.cancel()
         assert plan.spare[0] == (2,)
         assert machine.resized == [(3.0, "b", [1]), (3.0, "a", [0, 2])]
-        assert machine.asked == [Asked("plan", "objective")] * 2
+        assert machine.asked == [ResizeCause("plan", "objective")] * 2
 
     caplog.set_level(logging.INFO)
     run_virtual(main)
@@ -213,7 +212,7 @@ def test_where_the_plan_knows_no_other_sizes_it_goes_by_load() -> None:
         running = asyncio.create_task(machine.auto.run())
         await machine.work(5, busy=0.95)
         running.cancel()
-        assert machine.asked == [Asked("load", "busy")]
+        assert machine.asked == [ResizeCause("load", "busy")]
 
     run_virtual(main)
 
@@ -222,7 +221,7 @@ def test_where_the_plan_knows_no_other_sizes_it_goes_by_load() -> None:
 def test_what_was_resized_by_hand_while_the_plan_was_asked_is_not_undone() -> None:
     async def main(loop: VirtualLoop) -> None:
         def by_hand() -> None:
-            machine.states.replaced(CpuPartition("b", (1, 2)), WorkerReady(1, (1, 2), 2, ()))
+            resized(machine.inventory, CpuPartition("b", (1, 2)))
 
         plan = Plan(ASK, meanwhile=by_hand)
         machine = Machine(plan=plan)
@@ -236,7 +235,7 @@ def test_what_was_resized_by_hand_while_the_plan_was_asked_is_not_undone() -> No
 
 
 def test_resizes_are_counted_by_who_asked() -> None:
-    (family,) = ResizeMetrics({("a", Asked("plan", "cost")): 2, ("a", BY_CLIENT): 1}).collect()
+    (family,) = ResizeMetrics({("a", ResizeCause("plan", "cost")): 2, ("a", CLIENT_REQUEST): 1}).collect()
     assert [(sample.labels, sample.value) for sample in family.samples] == [
         ({"partition": "a", "by": "plan", "reason": "cost"}, 2),
         ({"partition": "a", "by": "client", "reason": "request"}, 1),

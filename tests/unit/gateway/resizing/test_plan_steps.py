@@ -24,9 +24,9 @@ from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.partition import CpuPartition
-from tests.support.onnx_models import save_mlp
-from tests.support.scheduling import S, arrival, model, single, spec_of
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.models.onnx_models import save_mlp
+from tests.support.scheduling.builders import S, arrival, model, single, spec_of
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 STORED = {"cpu1": {"m": LatencyTable.from_ms({1: 10})}, "cpu2": {"m": LatencyTable.from_ms({1: 6})}}
 OBJECTIVE = PipelineConfig("m", single("m").stages, slo_ns=1_000_000_000)

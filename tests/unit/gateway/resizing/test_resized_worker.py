@@ -65,7 +65,7 @@ async def test_batches_go_to_the_new_worker_while_the_one_before_ends_what_it_ha
     resized.take_over()
     await resizing
     assert bench.events[1:] == [PartitionResized("cpu0", "cpu2", 2.0, 0.5, {"mlp:1": FAST})]
-    assert bench.told == ["cpu0 ready", "cpu0 is cpu2"]
+    assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", "cpu0 is cpu2"]
     bench.send(3)
     assert [message.batch for message in resized.successor.sent] == [3]
     bench.done(3, region=resized.output)
@@ -88,7 +88,7 @@ async def test_outputs_of_the_worker_before_stay_readable_until_nobody_needs_the
     bench.done(1)
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "it exited with status 0")
     assert bench.mapped(bench.output)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     assert not bench.mapped(bench.output)
     assert len(bench.events) == 3  # nothing is lost
@@ -114,7 +114,7 @@ async def test_a_worker_that_dies_with_batches_after_its_place_was_taken_loses_t
     await resizing
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "killed by SIGKILL")
     assert bench.events[2:] == [BatchFailed(1, FailureCause.WORKER_LOST, "killed by SIGKILL")]
-    assert bench.told == ["cpu0 ready", "cpu0 is cpu2"]
+    assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", "cpu0 is cpu2"]
 
 
 @benched
@@ -144,7 +144,7 @@ async def test_a_new_worker_that_fails_leaves_all_as_it_was(bench: Bench) -> Non
 async def test_a_new_worker_has_its_time_and_nobody_else_takes_over_meanwhile(bench: Bench) -> None:
     resized = Resized(bench)
     resizing = await resized.begin()
-    with pytest.raises(PartitionError, match="another worker takes the place of its own just now"):
+    with pytest.raises(PartitionError, match="its worker is being replaced already"):
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)
     with pytest.raises(PartitionError, match="the new worker did not take over within 60 s"):
         await resizing
@@ -157,7 +157,7 @@ async def test_one_that_takes_over_when_its_time_is_just_over_has_taken_over(ben
     resizing = await resized.begin()
     bench.loop.call_at(60.0, resized.take_over)
     await resizing
-    assert (bench.loop.time(), bench.told) == (60.0, ["cpu0 ready", "cpu0 is cpu2"])
+    assert (bench.loop.time(), bench.reported) == (60.0, ["cpu0 ready mlp:1; big:1: out of memory", "cpu0 is cpu2"])
 
 
 @benched
@@ -179,10 +179,10 @@ async def test_a_worker_that_is_recycled_is_not_resized(bench: Bench) -> None:
     bench.send(1)
     resizing = await resized.begin()
     bench.executor.recycle("cpu0")
-    assert resized.kept == ["the worker is given up, so that its memory returns"]
+    assert resized.kept == ["the worker is being recycled to free memory"]
     with pytest.raises(PartitionError, match=resized.kept[0]):
         await resizing
-    with pytest.raises(PartitionError, match="another worker takes the place of its own just now"):
+    with pytest.raises(PartitionError, match="its worker is being replaced already"):
         await bench.executor.resize(SHARE, CONFIG, {}, 60.0)
 
 
@@ -199,4 +199,4 @@ async def test_one_whose_context_is_lost_after_its_place_was_taken_goes_alone(be
     bench.supervisor._by_name["cpu0"].process = None
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "mlp:1: CUDA failure 700")
     assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, "mlp:1: CUDA failure 700")]
-    assert bench.told == ["cpu0 ready", "cpu0 is cpu2"]
+    assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", "cpu0 is cpu2"]

@@ -12,19 +12,20 @@ from sluice.batcher.interface.config import PartitionConfig
 from sluice.gateway.cli.main import main
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.deployment.dependencies import DependencyGraph
-from sluice.gateway.deployment.rollout import Deployment
+from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.worker_files import worker_files
-from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.partitions.states import PartitionStates
-from sluice.gateway.resizing.resizing import BY_CLIENT, Resizing
+from sluice.gateway.executors.mixed import MixedExecutor
+from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.resizing.resizing import CLIENT_REQUEST, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import ModelFile, WorkerReady
+from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.nvidia import free_memory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
+from tests.support.gateway.inventory import resized
 from tests.unit.gateway.cli.test_model import answering
 from tests.unit.gateway.deployment.deployer_bench import Served, served
-from tests.unit.gateway.front import front, post
+from tests.unit.gateway.instant_gateway import instant_gateway, post
 
 GPU = "GPU-8f3a1c52-0000-4000-8000-000000000001"
 CORES = CpuPartition("cpu0", (0,), memory_mb=100)
@@ -42,13 +43,13 @@ class Machine:
         monkeypatch.setattr("sluice.mps.partitions.cpu.available_cores", lambda: (0, 1, 2, 3))
         monkeypatch.setattr(free_memory, "_free_mb", lambda partition: free_mb)
         self.failure = failure
-        self.states = PartitionStates([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
+        self.inventory = Inventory([CORES, OTHER, QUARTER, HALF, SLICE, STATIC])
         self.orders: list[tuple[Partition, PartitionConfig]] = []
         self.resizing = Resizing(
-            self.states,
+            self.inventory,
             DependencyGraph({}),
-            cast(Deployment, self),
-            cast(WorkerExecutor, self),
+            cast(Rollout, self),
+            cast(MixedExecutor, self),
             [CpuPartition("triton", (3,))],
             lambda partition: PartitionConfig(partition.name, partition.profile_kind),
         )
@@ -72,7 +73,7 @@ def test_cores_and_shares_become_others_and_all_else_stays(monkeypatch: pytest.M
     assert machine.ask("cpu0", [1, 0]) == CpuPartition("cpu0", (0, 1), memory_mb=100)
     assert machine.ask("quarter", None, 50) == MpsPartition("quarter", GPU, 50, memory_mb=1000)
     assert [config.kind for _, config in machine.orders] == ["cpu2", "mps-50"]
-    assert machine.resizing.done == {("cpu0", BY_CLIENT): 1, ("quarter", BY_CLIENT): 1}
+    assert machine.resizing.done == {("cpu0", CLIENT_REQUEST): 1, ("quarter", CLIENT_REQUEST): 1}
 
 
 def test_nothing_happens_when_it_is_so_already(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,26 +142,26 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
     def files(*arguments: Any) -> dict[str, dict[str, ModelFile]]:
         kinds.append([partition.profile_kind for partition in arguments[-1]])
         if len(kinds) == 1:
-            gateway.states.replaced(CpuPartition("cpu0", (0, 1)), WorkerReady(1, (0, 1), 2, ()))
+            resized(gateway.inventory, CpuPartition("cpu0", (0, 1)))
         return worker_files(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice.gateway.deployment.rollout.worker_files", files)
-        await gateway.lifecycle.load("m")
+        await gateway.deployer.load("m")
     assert kinds == [["cpu1"], ["cpu2"]]
     assert gateway.keys == ["m:1@1"]
 
 
 def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = front(resizing=Machine(monkeypatch).resizing)
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing)
     path = "/v2/sluice/partitions/cpu0/resize"
     reply = post(served, path, {"cores": [0, 1]})
     assert (reply.status, reply.json["cores"]) == (200, [0, 1])
     assert post(served, "/v2/sluice/partitions/gpu9/resize", {"cores": [0]}).status == 404
     for body, reason in (
-        ({"cores": "0"}, "'cores' must be a list of numbers of cores, such as [0, 1], got '0'"),
-        ({"cores": [True]}, "'cores' must be a list of numbers of cores, such as [0, 1], got [True]"),
-        ({"cores": []}, "'cores' must be a list of numbers of cores, such as [0, 1], got []"),
+        ({"cores": "0"}, "'cores' must be a list of core numbers, such as [0, 1], got '0'"),
+        ({"cores": [True]}, "'cores' must be a list of core numbers, such as [0, 1], got [True]"),
+        ({"cores": []}, "'cores' must be a list of core numbers, such as [0, 1], got []"),
         ({"share_percent": 2.5}, "'share_percent' must be a whole number, such as 40, got 2.5"),
         ({"core": [0]}, "'core' is unknown; expected 'cores' or 'share_percent'"),
         ({"cores": [2]}, "partition cpu0: core 2 already belongs to partition cpu1"),
@@ -170,7 +171,7 @@ def test_clients_resize_by_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = front(resizing=Machine(monkeypatch).resizing)
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing)
     served.make_app()
     made: list[object] = []
     monkeypatch.setattr(TypeAdapter, "__init__", lambda *arguments, **named: made.append(arguments))
@@ -180,7 +181,7 @@ def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch
 
 def test_who_may_resize_can_be_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     restrictions = Restrictions([RestrictedSettings((ApiGroup.PARTITIONS,), "admin-key", "s3cret")])
-    served = front(resizing=Machine(monkeypatch).resizing, restrictions=restrictions)
+    served = instant_gateway(resizing=Machine(monkeypatch).resizing, restrictions=restrictions)
     path = "/v2/sluice/partitions/cpu0/resize"
     assert post(served, path, {"cores": [0, 1]}).status == 403
     assert post(served, path, {"cores": [0, 1]}, headers={"admin-key": "s3cret"}).status == 200
@@ -203,4 +204,4 @@ def test_the_command_tells_why_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"sluice: {url}: core 2 already belongs to partition cpu1\n"
     with pytest.raises(SystemExit):
         main(["partitions", "resize", "cpu0", "--cores", "all"])
-    assert "expected numbers of cores, such as 0,1; got 'all'" in capsys.readouterr().err
+    assert "expected core numbers such as 0,1, got 'all'" in capsys.readouterr().err

@@ -3,13 +3,15 @@ import asyncio
 import pytest
 
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.interface.events import BatchCompleted, RequestArrived
+from sluice.batcher.interface.events import BatchCompleted, PartitionLost, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.models.errors import NotFoundError, PartitionError, RejectedError, RequestError
 from sluice.models.units import NS_PER_MS, NS_PER_S
-from tests.support.runtime_bench import Bench, FullDisk, Refusing, outcomes
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.runtime_bench import Bench, FullDisk, Refusing, outcomes
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 
 def test_requests_of_one_loop_iteration_share_a_batch() -> None:
@@ -203,7 +205,7 @@ def test_when_the_scheduler_fails_open_requests_are_answered_and_the_failure_is_
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         _, future = bench.submit()
-        bench.runtime.post(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
+        bench.runtime.report(BatchCompleted(99, 0, 1))  # a batch that nobody ordered
         answer = await future
         assert answer.outcome is Outcome.FAILED_UNAVAILABLE
         assert bench.runtime.failed.is_set()
@@ -234,7 +236,7 @@ def test_what_a_request_went_through_is_remembered_and_its_cost_shared_by_rows()
         trace = bench.runtime.traces.find("sluice-2")
         (run,) = trace.runs
         assert (trace.outcome, trace.arrived_ns, trace.ended_ns) == (Outcome.COMPLETED, 1 * NS_PER_MS, 5 * NS_PER_MS)
-        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.told_ns) == tuple(
+        assert (run.dispatched_ns, run.started_ns, run.ended_ns, run.reported_ns) == tuple(
             time * NS_PER_MS for time in (1, 1, 5, 5)
         )
         assert run.batch is bench.steps.batches()[0]
@@ -275,7 +277,8 @@ def test_no_more_requests_are_remembered_than_set() -> None:
 def test_the_most_that_a_request_may_cost_reaches_the_scheduler() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
-        await bench.runtime.submit("mlp:1", {}, 1, "", NS_PER_S, 0, "r", 0.5).future
+        options = RequestOptions((), 1, "", 0, NS_PER_S, "r", 0.5)
+        await bench.runtime.submit("mlp:1", {}, options, 0).future
         arrivals = [event for _, event, _ in bench.steps.steps if isinstance(event, RequestArrived)]
         assert [arrival.max_cost for arrival in arrivals] == [0.5]
 
@@ -292,3 +295,17 @@ def test_a_dropped_answer_gives_its_memory_back_once() -> None:
     dropped = Answer(Outcome.COMPLETED, outputs={}, release=lambda: released.append(2))
     del dropped
     assert released == [1, 2]
+
+
+def test_what_the_executor_reports_of_partitions_reaches_the_inventory_and_the_scheduler() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        bench = Bench(loop)
+        assert bench.inventory.holders("mlp:1") == ["cpu0"]  # at once, before the scheduler's turn
+        await asyncio.sleep(0)
+        lost = PartitionLost("cpu0", "killed by SIGKILL")
+        bench.runtime.report(lost, ProcessDetails(failed={"big:1": "it was loading"}))
+        assert (bench.inventory.is_up("cpu0"), bench.inventory.failed) == (False, {"big:1": "it was loading"})
+        await asyncio.sleep(0)
+        assert [event for _, event, _ in bench.steps.steps if isinstance(event, PartitionLost)] == [lost]
+
+    run_virtual(main)

@@ -7,14 +7,14 @@ import pytest
 
 from sluice.batcher.interface.decisions import Member
 from sluice.gateway.tensors import layout
-from sluice.gateway.tensors.request_tensors import Outputs
-from sluice.gateway.tensors.rows import part
+from sluice.gateway.tensors.request_tensors import BatchOutputs
+from sluice.gateway.tensors.rows import row_slice
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.messages import Segment
-from tests.support.assembly_bench import Bench, rows, take
+from tests.support.gateway.assembly_bench import Bench, rows, take
 
 
 def test_the_rows_of_a_batch_lie_side_by_side_in_one_segment() -> None:
@@ -126,7 +126,7 @@ def test_an_output_is_kept_until_every_answer_and_every_running_batch_is_done_wi
     bench.begin(10, "small:1", Member(1, 0, 1), Member(2, 0, 1))
     bench.complete(10, "probs", rows(10, 20))
     bench.begin(11, "chained:1", Member(1, 1, 1))
-    bench.assembly.forget(1)
+    bench.assembly.discard(1)
     _, release = take(bench, 2)
     release()
     assert bench.freed == []  # the batch still reads it
@@ -139,7 +139,7 @@ def test_outputs_nobody_waits_for_are_freed_at_once() -> None:
     bench = Bench()
     bench.admit(1, "small:1", x=rows(1))
     bench.begin(10, "small:1", Member(1, 0, 1))
-    bench.assembly.forget(1)
+    bench.assembly.discard(1)
     bench.complete(10, "probs", rows(10))
     assert bench.freed == [10]
 
@@ -179,7 +179,7 @@ def test_answers_of_different_shapes_are_not_joined_and_are_freed_with_the_reque
     bench.complete(11, "probs", np.zeros((1, 3), np.float32))
     with pytest.raises(ValueError, match=re.escape("answers of the shapes [1, 2], [1, 3] cannot be joined")):
         bench.assembly.combine(Member(1, 2, 1))
-    bench.assembly.forget(1)
+    bench.assembly.discard(1)
     assert sorted(bench.freed) == [10, 11]
 
 
@@ -190,10 +190,10 @@ def test_outputs_that_do_not_make_an_answer_are_freed_with_the_request() -> None
     bench.complete(10, "probs", rows(10, 20))
     bench.begin(11, "large:1", Member(1, 1, 1, (1,)))
     bench.complete(11, "probs", np.zeros((1, 3), np.float32))
-    with pytest.raises(ValueError, match=re.escape("rows of the shapes [2], [3] do not make one tensor")):
-        bench.assembly.take(1)
+    with pytest.raises(ValueError, match=re.escape("rows of the shapes [2], [3] cannot be merged into one tensor")):
+        bench.assembly.take_outputs(1)
     assert bench.freed == []
-    bench.assembly.forget(1)
+    bench.assembly.discard(1)
     assert sorted(bench.freed) == [10, 11]
 
 
@@ -202,18 +202,18 @@ def test_outputs_that_do_not_make_an_answer_are_freed_with_the_request() -> None
 def test_the_inputs_are_let_go_when_the_request_is_settled(pipeline: str, answered: bool) -> None:
     bench = Bench()
     body = rows(1)
-    kept = weakref.ref(body)
+    request_tensors = weakref.ref(body)
     bench.admit(1, pipeline, x=body)
     del body
     bench.begin(10, "small:1", Member(1, 0, 1))
     if answered:
         bench.complete(10, "probs", rows(10))
         _, release = take(bench, 1)
-        assert kept() is None  # though the answer has not been released
+        assert request_tensors() is None  # though the answer has not been released
         release()
     else:
-        bench.assembly.forget(1)
-        assert kept() is None  # though the batch runs
+        bench.assembly.discard(1)
+        assert request_tensors() is None  # though the batch runs
         bench.complete(10, "probs", rows(10))
     assert bench.freed == [10]
 
@@ -233,7 +233,7 @@ def test_bytes_outputs_of_different_stages_merge_row_by_row() -> None:
     bench.admit(1, "words:1", text=WireBytes(b"\0\0\0\0", (1, 1), np.array([0, 4])))
     bench.begin(10, "words:1", Member(1, 0, 1))
     content = WireBytes(b"\1\0\0\0q", (1, 1), np.array([0, 5]))
-    bench.assembly.complete(10, Outputs({"text": content}, {}, lambda: None))
+    bench.assembly.complete(10, BatchOutputs({"text": content}, {}, lambda: None))
     answer, _ = take(bench, 1, "text")
     assert isinstance(answer, WireBytes)
     assert (bytes(answer.buffer), answer.shape, answer.row_offsets.tolist()) == (b"\1\0\0\0q", (1, 1), [0, 5])
@@ -259,7 +259,7 @@ def test_a_batch_larger_than_the_arena_gets_a_region_of_its_own_within_bounds() 
     bench.begin(10, "small:1", Member(1, 0, 300))
     bench.begin(11, "small:1", Member(2, 0, 300))
     assert len(bench.regions.regions) == regions + 1
-    with pytest.raises(PartitionError, match=r"a batch needs 2432 bytes for its inputs, but of the arena's 4096 bytes"):
+    with pytest.raises(PartitionError, match=r"a batch needs 2432 bytes for its inputs; of the arena's 4096 bytes"):
         bench.begin(12, "small:1", Member(3, 0, 300))
     bench.assembly.abandon(11)
     assert len(bench.regions.regions) == regions
@@ -306,13 +306,13 @@ def test_a_row_of_a_batch_is_all_that_a_model_without_a_batch_dimension_gets() -
     (tensor,) = bench.begin(2, "whole:1", Member(2, 1, 1))
     assert (tensor.shape, bench.regions.array(tensor).tolist()) == ((2,), [4, 4.5])
     bench.complete(2, "y", rows(6))
-    tensors, _ = bench.assembly.take(2)
+    tensors, _ = bench.assembly.take_outputs(2)
     assert [(name, tensor.shape) for name, tensor in tensors.items()] == [("y", (1, 1, 2)), ("probs", (1, 2))]
 
 
 def test_strings_of_a_model_without_a_batch_dimension_go_on_as_a_row() -> None:
     text, offsets = encode_bytes(np.array([[b"a", b"bc"]], np.object_), 1)
-    outputs = Outputs({"text": WireBytes(text, (2,), offsets)}, {}, lambda: None)
+    outputs = BatchOutputs({"text": WireBytes(text, (2,), offsets)}, {}, lambda: None)
     outputs.as_row()
     (tensor,) = outputs.tensors.values()
-    assert (tensor.shape, part(tensor, 0, 1).shape) == ((1, 2), (1, 2))
+    assert (tensor.shape, row_slice(tensor, 0, 1).shape) == ((1, 2), (1, 2))

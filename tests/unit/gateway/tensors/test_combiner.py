@@ -63,7 +63,7 @@ def test_items_are_put_behind_each_other() -> None:
 def test_answers_that_are_refused_are_called_by_their_names() -> None:
     grid = np.zeros((3, 2, 1), np.float32)
     message = (
-        "answers of the shapes a.probs [3, 2], b.probs [3, 2, 1] cannot be joined; expected equal shapes but for the"
+        "answers of the shapes a.probs [3, 2], b.probs [3, 2, 1] cannot be joined; expected equal shapes except in the"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         combine(Combiner.CONCAT, [SURE, grid], names=["a.probs", "b.probs"])

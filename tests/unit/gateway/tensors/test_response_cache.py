@@ -11,10 +11,11 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.statistics import Statistics, nv_metrics
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.tensors.response_cache import ENTRY_BYTES, ResponseCache, request_key
 from sluice.models.tensors.arrays import Array, WireBytes
-from tests.support.runtime_bench import Bench
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.runtime_bench import Bench
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 X = np.array([[1, 2]], np.float32)
 STRINGS = WireBytes(b"....\1\0\0\0a\2\0\0\0bc....", (2,), np.array([4, 9, 15], np.int64))
@@ -56,11 +57,11 @@ class Filled:
         self.statistics = Statistics()
         self.cache = ResponseCache(capacity, self.statistics, lambda: self.now_ns)
 
-    def insert(self, value: int, outputs: Mapping[str, Tensor], outcome: Outcome = Outcome.COMPLETED) -> None:
+    def store_answer(self, value: int, outputs: Mapping[str, Tensor], outcome: Outcome = Outcome.COMPLETED) -> None:
         async def answered() -> None:
             future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             future.set_result(Answer(outcome, outputs=outputs))
-            self.cache.insert(key(value), 0, future)
+            self.cache.store_answer(key(value), 0, future)
 
         asyncio.run(answered())
 
@@ -76,27 +77,27 @@ def test_answers_are_copies_and_what_was_wanted_last_stays() -> None:
     entry = ENTRY_BYTES + 8
     filled = Filled(3 * entry)
     memory = np.array([[7, 8]], np.float32)
-    filled.insert(1, {"y": memory})
+    filled.store_answer(1, {"y": memory})
     memory[:] = 0
     found = filled.cache.look_up(key(1), 0)
     assert found is not None
     assert np.array(found["y"]).tolist() == [[7, 8]]
     for value in (2, 3):
-        filled.insert(value, {"y": memory})
+        filled.store_answer(value, {"y": memory})
     assert filled.held(1) == [1]
-    filled.insert(4, {"y": memory})
+    filled.store_answer(4, {"y": memory})
     assert filled.held(1, 2, 3, 4) == [1, 3, 4]
     assert filled.cache.used_bytes == 3 * entry
-    filled.insert(4, {"y": memory})
+    filled.store_answer(4, {"y": memory})
     assert filled.cache.used_bytes == 3 * entry
     # What is larger than the cache displaces nothing.
-    filled.insert(5, {"y": np.zeros(entry, np.float32)})
+    filled.store_answer(5, {"y": np.zeros(entry, np.float32)})
     assert filled.held(1, 3, 4, 5) == [1, 3, 4]
 
 
 def test_strings_are_kept_without_what_lies_around_them() -> None:
     filled = Filled(1 << 20)
-    filled.insert(1, {"s": STRINGS})
+    filled.store_answer(1, {"s": STRINGS})
     found = filled.cache.look_up(key(1), 0)
     assert found is not None
     strings = found["s"]
@@ -107,8 +108,8 @@ def test_strings_are_kept_without_what_lies_around_them() -> None:
 
 def test_what_is_no_answer_is_not_kept() -> None:
     filled = Filled(1 << 20)
-    filled.insert(1, {}, Outcome.EVICTED_DEADLINE)
-    filled.insert(2, {"y": X}, Outcome.COMPLETED_LATE)
+    filled.store_answer(1, {}, Outcome.EVICTED_DEADLINE)
+    filled.store_answer(2, {"y": X}, Outcome.COMPLETED_LATE)
     assert filled.held(1, 2) == [2]
     assert filled.statistics.of("m:1").cache_misses == 1
 
@@ -118,7 +119,7 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
         filled = Filled(1 << 20)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.cancel()
-        filled.cache.insert(key(1), 0, future)
+        filled.cache.store_answer(key(1), 0, future)
         assert filled.held(1) == []
 
     asyncio.run(main())
@@ -127,7 +128,7 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
 def test_hits_and_misses_are_counted_and_timed() -> None:
     filled = Filled(1 << 20)
     assert "nv_cache" not in nv_metrics(filled.statistics, ["m:1"], {})
-    filled.insert(1, {"y": X})
+    filled.store_answer(1, {"y": X})
     filled.now_ns = 5_000
     filled.cache.look_up(key(1), 2_000)
     filled.cache.look_up(key(1), 1_000)
@@ -150,11 +151,12 @@ def test_hits_and_misses_are_counted_and_timed() -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["mlp:1", "ensemble:1"])
-def test_a_request_that_is_recalled_has_an_outcome_and_a_trace_but_is_not_run(pipeline: str) -> None:
+def test_a_request_answered_from_the_cache_has_an_outcome_and_a_trace_but_is_not_run(pipeline: str) -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         await asyncio.sleep(0.001)
-        submission = bench.runtime.recall(pipeline, 2, loop.now_ns + 9_000_000, "", {"y": X}, loop.now_ns)
+        options = RequestOptions(("y",), 2, "", 0, 9_000_000)
+        submission = bench.runtime.answer_from_cache(pipeline, options, {"y": X}, loop.now_ns)
         answer = await submission.future
         assert (answer.outcome, answer.outputs["y"] is X) == (Outcome.COMPLETED, True)
         assert bench.metrics.pipeline(pipeline).outcomes[Outcome.COMPLETED] == 1

@@ -3,16 +3,16 @@ import re
 import numpy as np
 import pytest
 
-from sluice.gateway.tensors.rows import merge, part, positions, runs
+from sluice.gateway.tensors.rows import contiguous_runs, merge_rows, row_positions, row_slice
 from sluice.models.tensors.arrays import WireBytes
 
 WORDS = WireBytes(b"\1\0\0\0a" + b"\2\0\0\0bc" + b"\0\0\0\0", (3, 1), np.array([0, 5, 11, 15]))
 
 
 def test_positions_fall_into_runs() -> None:
-    assert list(runs([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
-    assert list(runs([4])) == [(4, 5)]
-    assert list(runs(range(6))) == [(0, 6)]
+    assert list(contiguous_runs([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
+    assert list(contiguous_runs([4])) == [(4, 5)]
+    assert list(contiguous_runs(range(6))) == [(0, 6)]
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def test_positions_fall_into_runs() -> None:
 def test_rows_are_found_among_those_that_ran(
     wanted: tuple[int, ...] | None, available: tuple[int, ...] | None, expected: list[int]
 ) -> None:
-    assert list(positions(wanted, available, 4)) == expected
+    assert list(row_positions(wanted, available, 4)) == expected
 
 
 def test_a_part_of_a_bytes_tensor_has_offsets_of_its_own() -> None:
-    cut = part(WORDS, 1, 3)
+    cut = row_slice(WORDS, 1, 3)
     assert isinstance(cut, WireBytes)
     assert (bytes(cut.buffer), cut.shape, cut.row_offsets.tolist()) == (b"\2\0\0\0bc\0\0\0\0", (2, 1), [0, 6, 10])
 
@@ -40,13 +40,13 @@ def test_a_part_of_a_bytes_tensor_has_offsets_of_its_own() -> None:
 def test_the_first_tensor_that_holds_a_row_gives_it() -> None:
     first = np.array([[10], [30]], np.int32)
     second = np.array([[0], [1], [2], [3]], np.int32)
-    merged = merge([(first, (1, 3)), (second, range(4))], 4)
+    merged = merge_rows([(first, (1, 3)), (second, range(4))], 4)
     np.testing.assert_array_equal(merged, [[0], [10], [2], [30]])
 
 
 def test_bytes_merge_row_by_row() -> None:
     other = WireBytes(b"\3\0\0\0xyz", (1, 1), np.array([0, 7]))
-    merged = merge([(other, (1,)), (WORDS, range(3))], 3)
+    merged = merge_rows([(other, (1,)), (WORDS, range(3))], 3)
     assert isinstance(merged, WireBytes)
     assert bytes(merged.buffer) == b"\1\0\0\0a" + b"\3\0\0\0xyz" + b"\0\0\0\0"
     assert (merged.shape, merged.row_offsets.tolist()) == ((3, 1), [0, 5, 12, 16])
@@ -54,14 +54,14 @@ def test_bytes_merge_row_by_row() -> None:
 
 def test_a_row_that_nobody_ran_is_an_error() -> None:
     with pytest.raises(ValueError, match="only 1 of 2 rows were computed"):
-        merge([(np.zeros((1, 1)), (0,))], 2)
+        merge_rows([(np.zeros((1, 1)), (0,))], 2)
 
 
 def test_rows_of_different_shapes_are_not_merged() -> None:
     wide = WireBytes(b"\0\0\0\0" * 3, (1, 3), np.array([0, 12]))
     narrow = WireBytes(b"\0\0\0\0" * 4, (2, 2), np.array([0, 8, 16]))
-    message = "rows of the shapes [2], [3] do not make one tensor"
+    message = "rows of the shapes [2], [3] cannot be merged into one tensor"
     with pytest.raises(ValueError, match=re.escape(message)):
-        merge([(wide, (0,)), (narrow, range(2))], 2)
+        merge_rows([(wide, (0,)), (narrow, range(2))], 2)
     with pytest.raises(ValueError, match=re.escape(message)):
-        merge([(np.zeros((1, 3)), (0,)), (np.zeros((2, 2)), range(2))], 2)
+        merge_rows([(np.zeros((1, 3)), (0,)), (np.zeros((2, 2)), range(2))], 2)

@@ -12,7 +12,7 @@ from sluice.models.profiles.measurement import Cell
 from sluice.models.repository.scan import ModelEntry, entry_of_file
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 CPU = CpuPartition("cpu0", available_cores()[:1])
 FULL = tuple(Cell(size, size * 1000, size * 1100, size * 1200, 100) for size in (1, 2, 4, 8))
@@ -57,7 +57,7 @@ def test_what_falls_or_is_missing_in_between_is_noted(model: ModelEntry) -> None
     store(model, (Cell(1, 1000, 1000, 1000, 9), Cell(2, 900, 1000, 1000, 9), Cell(8, 1000, 1000, 1000, 9)))
     assert used(model)[1] == (
         "batch 2 is quicker than batch 1 at the median (900 against 1000 ns)",
-        "batches of 4 are not in the profile and take as long as the next larger",
+        "batches of 4 are not in the profile and count like the next larger size",
     )
 
 

@@ -8,11 +8,11 @@ import pytest
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, StageConfig
 from sluice.batcher.planner.registry import path_planners
 from sluice.gateway.cli.text.plan_report import report
-from sluice.gateway.what_if.answer import Limit, PlanAnswer, TableSource, TableUsed
+from sluice.gateway.what_if.answer import LimitingFactor, PlanAnswer, TableSource, TableUsed
 from sluice.gateway.what_if.planning import WhatIf
-from sluice.gateway.what_if.question import Question, answer
+from sluice.gateway.what_if.question import PlanQuestion, answer_question
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling import MS, cascade, chain, ensemble, model, single, spec_of
+from tests.support.scheduling.builders import MS, cascade, chain, ensemble, model, single, spec_of
 
 FLAT = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
 SLOW = LatencyTable.from_ms({1: 30, 2: 30, 4: 30})
@@ -36,7 +36,7 @@ def what_if(
 
 
 def asked(case: WhatIf, slo_ms: float, rate: float = 0.0, planner: str = "exact") -> PlanAnswer:
-    return answer(case, Question(round(slo_ms * MS), rate, planner))
+    return answer_question(case, PlanQuestion(round(slo_ms * MS), rate, planner))
 
 
 def test_the_plan_and_its_figures() -> None:
@@ -74,7 +74,7 @@ def test_the_front_the_runner_up_and_what_is_cheaper_with_more_time() -> None:
     assert found.plan.p99_ms == 40
     assert found.plan.cost_per_1000 == pytest.approx(13)
     assert found.runner_up is not None
-    assert (found.runner_up.p99_ms, found.runner_up.reason) == (20, "dearer by 53.8%")
+    assert (found.runner_up.p99_ms, found.runner_up.reason) == (20, "more expensive by 53.8%")
     assert len(found.runner_up.stages) == 1
     assert "cheaper from an objective of 60.000 ms on: 6" in report(found)
 
@@ -122,7 +122,7 @@ def test_only_what_the_latency_hangs_on_is_critical() -> None:
     assert found.plan.p99_ms == 30
     assert [each.stage for each in found.plan.stages if each.critical] == ["b#1"]
     assert found.plan.stages[2].arithmetic is None
-    assert "vote: a combiner, which takes no time" in report(found, explain=True)
+    assert "vote: a combiner, which runs on no partition" in report(found, explain=True)
 
 
 @pytest.mark.parametrize(("partitions", "feasible", "p99_ms"), [(1, False, 30.45), (2, False, 20.3), (3, True, 10.15)])
@@ -135,14 +135,14 @@ def test_models_side_by_side_on_too_few_partitions(partitions: int, feasible: bo
     assert (found.feasible, found.plan.p50_ms, found.plan.p99_ms) == (feasible, p99_ms, p99_ms)
     assert (found.infeasible.nearest_slo_ms if found.infeasible else None) == (None if feasible else p99_ms)
     text = report(found, explain=True)
-    assert ("+ stages beside it 20.300 = 30.450 ms" in text) == (partitions == 1)
+    assert ("+ parallel stages 20.300 = 30.450 ms" in text) == (partitions == 1)
 
 
 def test_a_stage_s_capacity_limits_the_rate() -> None:
     # A partition does 400 rows of a or 133.3 of b a second, so 100 of both; nine tenths of that is planned for.
     found = asked(what_if(chain("a", "b"), {"a": {"cpu1": FLAT}, "b": {"cpu1": SLOW}}), 10_000, 10)
     assert found.highest_rate == pytest.approx(90, rel=0.002)
-    assert found.limited_by is Limit.CAPACITY
+    assert found.limited_by is LimitingFactor.CAPACITY
     assert found.bottleneck.stage == "b#1"
     assert found.bottleneck.capacity == pytest.approx(400 / 3)
     assert found.bottleneck.utilisation == pytest.approx(0.075)
@@ -162,14 +162,14 @@ def test_models_that_are_on_different_partitions_do_not_share_these() -> None:
     assert found.bottleneck.total_utilisation == pytest.approx(0.6)
     assert found.highest_rate == pytest.approx(90, rel=0.01)
     text = report(found)
-    assert "held by p: a\nheld by q: b\n" in text
+    assert "loaded on p: a\nloaded on q: b\n" in text
     assert not asked(case, 1000, 95).feasible
 
 
 def test_the_objective_limits_the_rate() -> None:
     case = what_if(single("m"), {"m": {"cpu1": FLAT}})
     found = asked(case, 12, 0.5)
-    assert found.limited_by is Limit.LATENCY
+    assert found.limited_by is LimitingFactor.LATENCY
     assert found.highest_rate is not None
     assert asked(case, 12, found.highest_rate).feasible
     assert not asked(case, 12, found.highest_rate * 1.01).feasible
@@ -183,8 +183,8 @@ def test_an_objective_below_any_possible_latency() -> None:
     assert (trouble.stage, trouble.excess_ms, trouble.nearest_slo_ms, trouble.nearest_rate) == ("b#1", 5, 40, None)
     assert found.plan.p99_ms == 40, "the quickest there is"
     text = report(found)
-    assert "INFEASIBLE: the quickest configuration takes 40.000 ms, 5.000 ms too long; stage 'b#1' takes most" in text
-    assert "what can be had: an objective of 40.000 ms at this rate" in text
+    assert "INFEASIBLE: the fastest configuration takes 40.000 ms, 5.000 ms too long; stage 'b#1' takes most" in text
+    assert "possible instead: an objective of 40.000 ms at this rate" in text
     assert "not even a lone request" in text
 
 
@@ -202,7 +202,7 @@ def test_a_rate_beyond_capacity() -> None:
     trouble = found.infeasible
     assert trouble is not None
     assert trouble.stage == "b#1"
-    assert "all stages together take 200% of the partitions' time in their best batches" in trouble.reason
+    assert "all stages together take 200% of the partitions' time with their best batches" in trouble.reason
     assert (trouble.excess_ms, trouble.nearest_slo_ms) == (None, None)
     assert trouble.nearest_rate is not None
     assert trouble.nearest_rate + (trouble.excess_rate or 0) == pytest.approx(200)
@@ -226,12 +226,12 @@ def test_a_planner_that_misses_what_there_is() -> None:
     found = asked(what_if(single("m"), {"m": {"cpu1": LatencyTable.from_ms({2: 10, 4: 11})}}), 12, 0.1, "infless")
     assert not found.feasible
     assert found.infeasible is not None
-    assert found.infeasible.reason.startswith("planner infless finds nothing that fits, though there is something")
+    assert found.infeasible.reason.startswith("planner infless finds no configuration that fits although one exists")
 
 
 def test_aquatope_with_one_seed_gives_one_answer() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
-    first, second = (answer(case, Question(70 * MS, 10, "aquatope", {"seed": 7})) for _ in range(2))
+    first, second = (answer_question(case, PlanQuestion(70 * MS, 10, "aquatope", {"seed": 7})) for _ in range(2))
     assert first == second
 
 
@@ -244,7 +244,7 @@ def test_variants_of_a_stage_compete() -> None:
 def test_simulated_figures_are_labelled_on_every_line_of_figures() -> None:
     case = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP))
     tables = tuple(TableUsed(key, "cpu1", TableSource.SIMULATED) for key in "ab")
-    found = answer(case, Question(45 * MS, 0, tables=tables))
+    found = answer_question(case, PlanQuestion(45 * MS, 0, tables=tables))
     assert found.simulated
     text = report(found, explain=True)
     for line in text.splitlines():

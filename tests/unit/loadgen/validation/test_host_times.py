@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sluice.batcher.drivers.journal import JournalStep, JournalWriter
-from sluice.batcher.drivers.simulator import Simulator, Verdicts
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Member, ReleaseReason
+from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -33,6 +33,7 @@ from sluice.loadgen.validation.server_activity import GatewayActivity, ObservedB
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
+from tests.support.scheduling.services import WithoutConfidences
 
 TABLE = LatencyTable.from_ms({1: 1.0, 4: 1.4, 16: 2.6})
 SPEC = SchedulerSpec(
@@ -56,15 +57,9 @@ TRUTH = HostSettings(  # the processor is busy for half of each part of a lone r
 )
 
 
-class TableService:
+class TableService(WithoutConfidences):
     def batch_ns(self, batch: DispatchBatch) -> int:
         return TABLE.latency_ns(batch.rows)
-
-    def batch_verdicts(self, batch: DispatchBatch) -> Verdicts:
-        return ()
-
-    def combined_verdicts(self, combination: CombineOutputs) -> Verdicts:
-        return ()
 
 
 class Machine:

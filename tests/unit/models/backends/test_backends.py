@@ -12,7 +12,7 @@ from sluice.models.errors import BackendFailed, ConfigError, PartitionError
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.timed_file import read_tensors
-from tests.support.onnx_models import (
+from tests.support.models.onnx_models import (
     save_fixed_batch,
     save_identity,
     save_mlp,

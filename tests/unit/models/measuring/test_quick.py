@@ -8,7 +8,7 @@ from sluice.models.measuring.quick import measure_steps, measure_table, run_to_e
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.onnx_models import save_fixed_batch, save_mlp
+from tests.support.models.onnx_models import save_fixed_batch, save_mlp
 
 MS = 1_000_000
 

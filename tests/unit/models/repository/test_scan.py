@@ -5,7 +5,7 @@ import pytest
 from sluice.models.errors import ConfigError
 from sluice.models.repository.scan import Repository, entry_of_file
 from sluice.models.tensors.spec import DataType
-from tests.support.onnx_models import save_fixed_batch, save_identity, save_mlp
+from tests.support.models.onnx_models import save_fixed_batch, save_identity, save_mlp
 from tests.unit.models.backends.test_backends import TIMED
 
 PIPELINE = """

@@ -10,7 +10,7 @@ from sluice.models.repository.scan import ModelEntry, Repository
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.as_json import model_config_json
-from tests.support.onnx_models import save_fixed_batch, save_identity, save_mlp, save_variable
+from tests.support.models.onnx_models import save_fixed_batch, save_identity, save_mlp, save_variable
 from tests.unit.models.backends.test_backends import TIMED
 
 FP32 = DataType.FP32

@@ -8,8 +8,8 @@ from sluice.models.pipelines.pipeline import Stage, TensorSource
 from sluice.models.repository.scan import Repository
 from sluice.models.tensors.spec import TensorSpec
 from sluice.models.triton_config.ensemble import _stage_names
-from tests.support.ensembles import FP32, HEAD, NET, PREP, ensemble
-from tests.support.onnx_models import save_mlp
+from tests.support.models.ensembles import FP32, HEAD, NET, PREP, ensemble
+from tests.support.models.onnx_models import save_mlp
 
 
 def test_an_ensemble_is_a_pipeline() -> None:

@@ -5,8 +5,8 @@ import pytest
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import Repository
-from tests.support.ensembles import HEAD, NET, PREP, ensemble
-from tests.support.onnx_models import save_mlp
+from tests.support.models.ensembles import HEAD, NET, PREP, ensemble
+from tests.support.models.onnx_models import save_mlp
 
 OUTER = """
 step {

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.onnx_models import (
+from tests.support.models.onnx_models import (
     Dimension,
     read_spec,
     save_fixed_batch,

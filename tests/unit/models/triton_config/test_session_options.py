@@ -11,7 +11,7 @@ from sluice.models.backends import onnxruntime
 from sluice.models.errors import BackendFailed, ConfigError
 from sluice.models.triton_config.pbtxt import decode_config
 from sluice.models.triton_config.session_options import SessionOptions, session_options
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 
 def parameters(**given: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import PACKET_BYTES, Channel
 from sluice.mps.ipc.messages import BatchRefused, BatchWithdrawn, FromWorker, RunBatch, ToWorker, WithdrawBatch
-from tests.support.processes import memory_files
+from tests.support.gateway.processes import memory_files
 
 Pair = tuple[Channel[FromWorker], Channel[ToWorker]]
 

@@ -7,7 +7,7 @@ from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.nvidia.nvml import open_nvml
 from sluice.mps.partitions.capacity_check import HOST, FreeCapacity, check_capacity
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 MIB = 1 << 20
 

@@ -17,8 +17,8 @@ from sluice.mps.supervisor.quarantine import Quarantined, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
 from sluice.mps.supervisor.worker_slot import WorkerSlot
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.fake_nvml import FakeGpu, FakeNvml, installed
-from tests.support.processes import until
+from tests.support.gateway.processes import until
+from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 XID, ECC = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeDoubleBitEccError
 GPU0, GPU1 = (f"GPU-0000000{number}-0000-0000-0000-000000000000" for number in range(2))

@@ -13,7 +13,7 @@ from sluice.mps.supervisor import recovery, supervisor
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 from tests.unit.mps.supervisor.test_hand_over import SLOW, A, B, Bench, C
 
 HALF, MORE = MpsPartition("half", "GPU-0", 50), MpsPartition("half", "GPU-0", 60)

@@ -29,7 +29,7 @@ from sluice.mps.supervisor import supervisor
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
 SLOW, FAST = LatencyTable.from_ms({1: 4.0}), LatencyTable.from_ms({1: 2.0})

@@ -11,7 +11,7 @@ from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, ShareMode
 from sluice.mps.supervisor import profiling
 from sluice.mps.supervisor.profiling import as_measured, measure_on, time_on
-from tests.support.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_mlp
 
 NOISE = """
 import atexit, os, sys

@@ -14,7 +14,7 @@ from sluice.mps.supervisor.quarantine import QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
 from sluice.mps.supervisor.worker_slot import WorkerSlot
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 KILLED = "the worker was killed by SIGKILL"
 FAULT = "m:1: CUDA failure 700: an illegal memory access was encountered"

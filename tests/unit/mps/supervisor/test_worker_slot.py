@@ -10,7 +10,7 @@ from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.worker_slot import WorkerSlot
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
 TABLE = LatencyTable.from_ms({1: 2.0})

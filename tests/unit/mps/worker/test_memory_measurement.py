@@ -19,7 +19,7 @@ from sluice.mps.partitions.partition import CpuPartition, MpsPartition
 from sluice.mps.worker.loader import Loader
 from sluice.mps.worker.runner import Runner
 from sluice.mps.worker.tensors import WorkerTensors
-from tests.support.onnx_models import save_growing, save_mlp
+from tests.support.models.onnx_models import save_growing, save_mlp
 
 MIB = 1 << 20
 MENU = (1, 16, 64)

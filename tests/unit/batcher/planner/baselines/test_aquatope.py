@@ -6,7 +6,7 @@ import pytest
 from sluice.batcher.planner.baselines.aquatope import plan_aquatope
 from sluice.batcher.planner.problem import Path, Problem, path_of
 from sluice.models.errors import ConfigError
-from tests.support.planning import chain, random_problem, realistic_problem, with_budget
+from tests.support.scheduling.planning import chain, random_problem, realistic_problem, with_budget
 
 
 def plan(problem: Problem, seed: int = 1, count: int = 1) -> list[Path]:

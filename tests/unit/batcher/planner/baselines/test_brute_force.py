@@ -5,7 +5,7 @@ from sluice.batcher.planner.baselines import brute_force
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.problem import Path, Problem, StageProblem
 from sluice.models.errors import ConfigError
-from tests.support.planning import chain
+from tests.support.scheduling.planning import chain
 
 STAGES = (
     StageProblem("a", np.array([1, 4, 4]), np.array([5.0, 2.0, 3.0])),

@@ -7,7 +7,7 @@ from sluice.batcher.planner.baselines.fast_gshare import plan_fast_gshare
 from sluice.batcher.planner.problem import Option, Problem, StageProblem, path_of
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
-from tests.support.planning import chain, directed_acyclic, random_problem, realistic_problem
+from tests.support.scheduling.planning import chain, directed_acyclic, random_problem, realistic_problem
 
 # 100 rows a second on an eighth, 400 on a quarter, 500 on a half, 800 on the whole machine.
 OPTIONS = ((1, 0.125, 10), (8, 0.25, 20), (5, 0.5, 10), (40, 1.0, 50))

@@ -7,7 +7,7 @@ from sluice.batcher.planner.baselines.infless import plan_infless
 from sluice.batcher.planner.problem import Option, Path, Problem, StageProblem, path_of
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
-from tests.support.planning import chain, directed_acyclic, random_problem, realistic_problem
+from tests.support.scheduling.planning import chain, directed_acyclic, random_problem, realistic_problem
 
 
 def problem(*options: tuple[int, float, int], budget_ms: int = 100, rate: float = 0.0, waits_ms: int = 0) -> Problem:

@@ -6,7 +6,7 @@ import pytest
 from sluice.batcher.planner.baselines.orion import plan_orion
 from sluice.batcher.planner.problem import Option, Path, Problem, StageProblem, path_of
 from sluice.models.errors import ConfigError
-from tests.support.planning import chain, directed_acyclic, random_problem, realistic_problem
+from tests.support.scheduling.planning import chain, directed_acyclic, random_problem, realistic_problem
 
 
 def stage(name: str, latencies: dict[tuple[float, int], int], sources: tuple[int, ...] = ()) -> StageProblem:

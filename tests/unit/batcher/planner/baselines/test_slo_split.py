@@ -12,7 +12,7 @@ from sluice.batcher.planner.baselines.slo_split import (
     subproblem,
 )
 from sluice.batcher.planner.problem import Path, Problem, StageProblem, path_of
-from tests.support.planning import chain, directed_acyclic, random_problem
+from tests.support.scheduling.planning import chain, directed_acyclic, random_problem
 
 DIAMOND = ((), (0,), (0,), (1, 2))
 

@@ -11,7 +11,7 @@ from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton import discovery as triton_discovery
 from sluice.gateway.executors.triton.discovery import discover
 from sluice.models.spec import ModelSpec
-from tests.support.fake_triton import FakeTriton, M, N, X, Y, serving_fake
+from tests.support.triton.fake_server import FakeTriton, M, N, X, Y, serving_fake
 
 
 def asked(fake: FakeTriton, *servers: TritonSettings) -> triton_discovery.Discovery:
@@ -70,7 +70,7 @@ def test_a_server_of_something_else_is_told_as_such(monkeypatch: pytest.MonkeyPa
         finally:
             other.shutdown()
             answers.join()
-    assert "what listens there does not speak gRPC; expected the port of" in found.unreachable["t"]
+    assert "the server there does not speak gRPC; expected the port of" in found.unreachable["t"]
 
 
 class Together(FakeTriton):

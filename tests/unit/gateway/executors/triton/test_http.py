@@ -10,7 +10,7 @@ import pytest
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
 from sluice.gateway.executors.triton.http import RegionRef, TritonHttp, decode_answer, encode_request
 from sluice.models.errors import BackendFailed, BadTensor
-from tests.support.fake_triton import M
+from tests.support.triton.fake_server import M
 
 REQUEST = encode_request(
     "127.0.0.1:8000", M, "slot-1", [RegionRef("x", 0, 16, "FP32", (2, 2))], [RegionRef("y", 64, 16)]

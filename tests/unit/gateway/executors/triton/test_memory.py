@@ -15,8 +15,8 @@ from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRe
 from sluice.gateway.executors.triton import client as triton_client
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.memory import MIN_SLOT_BYTES, SLOTS, TritonMemory
-from tests.support.fake_triton import FakeTriton, double, serving_fake
-from tests.support.triton_bench import Bench, answers, benched, refusing
+from tests.support.triton.fake_server import FakeTriton, double, serving_fake
+from tests.support.triton.partition_bench import Bench, answers, benched, refusing
 
 ENDED = 1 << 22
 """No process has this number: it is above the largest one."""
@@ -54,7 +54,7 @@ async def test_without_a_free_slot_tensors_go_by_message(bench: Bench) -> None:
     for number in range(SLOTS + 1):
         batch = bench.send(number)
         assert isinstance(await bench.event(), BatchCompleted)
-        kept.append(bench.assembly.take(100 * batch))
+        kept.append(bench.assembly.take_outputs(100 * batch))
     assert [len(each.inputs[0].parameters) for each in bench.fake.batches] == [3] * SLOTS + [0]
     assert [tensors["y"].tolist() for tensors, _ in kept] == [[[2.0 * number] * 2] for number in range(SLOTS + 1)]  # type: ignore[union-attr]
     for _, release in kept:

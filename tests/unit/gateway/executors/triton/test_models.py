@@ -10,7 +10,7 @@ from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.models import TritonModels
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
-from tests.support.fake_triton import M, double
+from tests.support.triton.fake_server import M, double
 
 
 class Client:

@@ -180,7 +180,7 @@ def test_it_does_not_outlive_a_gateway_that_is_killed() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"cores": (0,)}, "triton t: cores and environment are for a server that has a command"),
+        ({"cores": (0,)}, "triton t: cores and environment require a command"),
         ({"command": ("tritonserver", "")}, "triton t: expected a command without empty arguments"),
         ({"command": ("a",), "cores": (1, 1)}, r"triton t: expected cores of at least 0, each once, got \[1, 1\]"),
         ({"command": ("a",), "start_timeout_s": 0}, "triton t: expected a finite start_timeout_s above 0, got 0"),

@@ -14,7 +14,7 @@ from sluice.models.errors import BackendFailed, BadTensor, PartitionError
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
-from tests.support.fake_triton import NOT_HEALTHY, M, X, answer_of
+from tests.support.triton.fake_server import NOT_HEALTHY, M, X, answer_of
 
 NONSENSE = [
     (answer_of(np.zeros(2, np.float32), [1, 2], "z"), "the answer has no output 'y'"),

@@ -20,7 +20,8 @@ from sluice.batcher.interface.events import (
     PartitionReady,
 )
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.tensors.pipeline_wiring import OF_REQUEST, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.partitions.inventory import NO_DETAILS, PartitionEvent, ProcessDetails
+from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
@@ -41,18 +42,17 @@ from sluice.mps.ipc.messages import (
     WorkerReady,
 )
 from sluice.mps.partitions.cpu import default_partitions
-from sluice.mps.partitions.isolation_report import Evidence
-from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.worker_spec import WorkerSpec
-from tests.support.virtual_time import VirtualLoop, run_virtual
+from tests.support.gateway.inventory import summary
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 SPEC = ModelSpec(
     "mlp", 1, (TensorSpec("x", DataType.FP32, (2,)),), (TensorSpec("y", DataType.FP32, (VARIABLE,)),), max_batch_size=4
 )
 PLAN = PipelineWiring(
     True,
-    (StageWiring({"x": TensorRef(OF_REQUEST, "x")}, None, "", ()),),
+    (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),),
     {"y": (TensorRef(0, "y"),)},
     OutputMemory(0, 1),
 )
@@ -89,41 +89,22 @@ class Bench:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
         (partition,) = default_partitions(1)
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.events: list[AnyEvent] = []
         self.executor = WorkerExecutor(
-            [WorkerSpec(partition, (BIG,), 4096, initial=())], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16, self
+            [WorkerSpec(partition, (BIG,), 4096, initial=())], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16
         )
         self.supervisor = self.executor._supervisor
-        self.executor._post = self.events.append
+        self.executor._report = self.report
         self.worker = Packets()
         self.output = self.supervisor.share_region(Region.create("test-outputs", 4096))
         self.executor.worker_ready("cpu0", cast("WorkerProcess", self.worker), READY, self.output)
         self._batches = 0
 
-    def worker_ready(self, partition: str, ready: WorkerReady) -> None:
-        self.told.append(f"{partition} ready")
-
-    def worker_lost(self, partition: str, reason: str) -> None:
-        self.told.append(f"{partition} lost: {reason}")
-
-    def worker_retired(self, partition: str, reason: str) -> None:
-        self.told.append(f"{partition} retired: {reason}")
-
-    def worker_replaced(self, partition: Partition, ready: WorkerReady) -> None:
-        self.told.append(f"{partition.name} is {partition.profile_kind}")
-
-    def partition_proved(self, partition: str, evidence: Evidence) -> None:
-        self.told.append(f"{partition} has {evidence.thread_count} threads")
-
-    def model_loaded(self, partition: str, model: str) -> None:
-        self.told.append(f"{partition} loaded {model}")
-
-    def model_load_failed(self, partition: str, model: str, reason: str) -> None:
-        self.told.append(f"{partition} did not load {model}: {reason}")
-
-    def model_unloaded(self, partition: str, model: str) -> None:
-        self.told.append(f"{partition} unloaded {model}")
+    def report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
+        self.events.append(event)
+        if isinstance(event, PartitionEvent):
+            self.reported += summary(event, details)
 
     def send(self, request: int) -> int:
         """One request, one row, one batch; returns the batch."""
@@ -169,7 +150,7 @@ def benched(test: Callable[["Bench"], Coroutine[Any, Any, None]]) -> Callable[[]
 @benched
 async def test_a_worker_that_is_ready_reports_the_models_it_loaded(bench: Bench) -> None:
     assert bench.events == [PartitionReady("cpu0", {"mlp:1": TABLE})]
-    assert bench.told == ["cpu0 ready"]
+    assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory"]
 
 
 @benched
@@ -182,7 +163,7 @@ async def test_a_completed_batch_tells_times_and_the_shapes_of_variable_outputs(
 async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_released(bench: Bench) -> None:
     bench.done(bench.send(1), slot=64)
     bench.send(2)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     bench.send(3)
     assert [message.release for message in bench.worker.sent if isinstance(message, RunBatch)] == [(), (), (64,)]
@@ -192,7 +173,7 @@ async def test_a_slot_goes_back_with_the_next_batch_after_its_answer_was_release
 async def test_outputs_of_their_own_region_are_unmapped_when_the_answer_was_released(bench: Bench) -> None:
     overflow = bench.supervisor.share_region(Region.create("test-overflow", 4096))
     bench.done(bench.send(1), slot=-1, region=overflow)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     assert bench.mapped(overflow)
     release()
     assert not bench.mapped(overflow)
@@ -209,10 +190,10 @@ async def test_a_lost_worker_fails_its_batches_and_its_outputs_live_until_they_a
         BatchFailed(2, FailureCause.WORKER_LOST, "killed by SIGKILL"),  # the running one first
         BatchFailed(3, FailureCause.WORKER_LOST, "killed by SIGKILL"),
     ]
-    assert bench.told[1:] == ["cpu0 lost: killed by SIGKILL"]
+    assert bench.reported[1:] == ["cpu0 lost: killed by SIGKILL"]
     assert bench.executor.arena_bytes == 0
     assert bench.mapped(bench.output)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     assert not bench.mapped(bench.output)
     with pytest.raises(PartitionError, match="partition cpu0 has no worker"):
@@ -272,13 +253,13 @@ async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Benc
     assert bench.events[1:] == [PartitionLost("cpu0", reason)]
     bench.executor.worker_lost("cpu0", reason)
     assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, reason)]
-    assert bench.told[1:] == [f"cpu0 lost: {reason}"]
+    assert bench.reported[1:] == [f"cpu0 lost: {reason}"]
 
 
 @benched
 async def test_a_batch_that_cannot_be_sent_leaves_nothing_behind(bench: Bench) -> None:
     bench.done(bench.send(1), slot=64)
-    _, release = bench.executor.take(1)
+    _, release = bench.executor.take_outputs(1)
     release()
     bench.worker.refusal = PartitionError("too long")
     with pytest.raises(PartitionError, match="too long"):
@@ -352,7 +333,7 @@ async def test_a_model_that_was_loaded_is_reported_with_its_table_and_watched_by
         ModelLoadFailed("cpu0", "big:1", "out of memory"),
         ModelUnloaded("cpu0", "big:1"),
     ]
-    assert bench.told[1:] == ["cpu0 loaded mlp:1", "cpu0 did not load big:1: out of memory", "cpu0 unloaded big:1"]
+    assert bench.reported[1:] == ["cpu0 loaded mlp:1", "cpu0 did not load big:1: out of memory", "cpu0 unloaded big:1"]
     bench.send(1)
     await bench.at(13.9)
     assert bench.worker.killed == []

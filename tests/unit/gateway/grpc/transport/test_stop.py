@@ -14,9 +14,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.models.tensors.spec import DataType
-from tests.unit.gateway.front import front, identity
 from tests.unit.gateway.grpc.grpc_channel import refusal
 from tests.unit.gateway.grpc.transport.test_server import serve, unary
+from tests.unit.gateway.instant_gateway import identity, instant_gateway
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
 
@@ -147,7 +147,7 @@ def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its
 
 
 def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> None:
-    served = front(identity("m", ("x", DataType.FP32, (2,))))
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,))))
     served.runtime.hold = True
     tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
     request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(8)])

@@ -20,7 +20,7 @@ from sluice.models.backends.python_models.wire import TensorMemory
 from sluice.models.errors import BackendFailed
 from sluice.models.processes import IMPORT_ROOT
 from sluice.models.tensors.spec import DataType, TensorSpec
-from tests.support.processes import memory_files
+from tests.support.gateway.processes import memory_files
 
 CONFIG: dict[str, Any] = {
     "name": "m",

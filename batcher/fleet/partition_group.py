@@ -1,0 +1,135 @@
+"""Groups of equal partitions: which partition is idle, opens or is free first, without looking at all of them.
+
+A partition opens when its only batch is about to end, so that the next batch is there in time.
+"""
+
+from heapq import heappop, heappush
+
+from sluice.batcher.state import PartitionGroup, PartitionState
+from sluice.models.units import INFINITE_NS
+
+COMPACT_ABOVE = 64
+COMPACT_FACTOR = 8
+"""Items in the heaps, at least and for each partition, before outdated ones are dropped."""
+
+
+def partition_changed(group: PartitionGroup, partition: PartitionState) -> None:
+    """Update the heaps: a partition of the group became ready, or got or lost a batch."""
+    if not partition.ready:
+        return
+    batches = len(partition.batches)
+    opens = batches == 1 and not partition.throttled
+    partition.opening_ns = partition.free_at_ns - partition.hand_off_ns if opens else INFINITE_NS
+    if not batches:
+        if not partition.is_listed_idle and not partition.throttled:
+            partition.is_listed_idle = True
+            heappush(group.idle, partition.number)
+        return
+    if group.only is None:
+        heappush(group.busy, (partition.free_at_ns, partition.number, partition))
+    if opens:
+        heappush(group.opening, (partition.opening_ns, partition.number, partition))
+    if len(group.busy) + len(group.opening) > COMPACT_ABOVE + COMPACT_FACTOR * len(group.partitions):
+        _compact(group)
+
+
+def throttle(group: PartitionGroup, partition: PartitionState) -> None:
+    """Give a throttled partition no batches until it is no longer throttled and `partition_changed`."""
+    partition.opening_ns = INFINITE_NS
+    if partition.is_listed_idle:
+        partition.is_listed_idle = False
+        group.idle = sorted(each for each in group.idle if each != partition.number)
+
+
+def recount(group: PartitionGroup) -> None:
+    """Update the counts: a partition joined, left, came up or was lost."""
+    members = list(group.partitions.values())
+    group.ready_count = sum(partition.ready for partition in members)
+    group.only = members[0] if len(members) == 1 else None
+    _compact(group)  # a partition by itself is not in `busy`
+
+
+def join(group: PartitionGroup, partition: PartitionState) -> None:
+    """Update the group: the partition comes from another one."""
+    partition.is_listed_idle = False
+    recount(group)
+    partition_changed(group, partition)
+
+
+def _compact(group: PartitionGroup) -> None:
+    """Drop outdated items about busy partitions."""
+    busy = [partition for partition in group.partitions.values() if partition.ready and partition.batches]
+    group.busy = sorted((each.free_at_ns, each.number, each) for each in busy)
+    opens = [each for each in busy if len(each.batches) == 1 and not each.throttled]
+    group.opening = sorted((each.opening_ns, each.number, each) for each in opens)
+
+
+def first_idle(group: PartitionGroup) -> PartitionState | None:
+    """The idle partition with the least number."""
+    idle = group.idle
+    while idle:
+        partition = group.partitions.get(idle[0])
+        if partition is not None:
+            if partition.ready and not partition.batches:
+                return partition
+            partition.is_listed_idle = False
+        heappop(idle)
+    return None
+
+
+def first_opening(group: PartitionGroup) -> PartitionState | None:
+    """Of the partitions with one batch, the one that opens first (at its `opening_ns`)."""
+    opening = group.opening
+    while opening:
+        at_ns, _, partition = opening[0]
+        if partition.opening_ns == at_ns:
+            return partition
+        heappop(opening)
+    return None
+
+
+def first_opened(group: PartitionGroup, now_ns: int) -> PartitionState | None:
+    """The partition with one batch that opened first and may be given the next batch now."""
+    opening = group.opening
+    while opening and opening[0][0] <= now_ns:
+        at_ns, _, partition = opening[0]
+        if partition.opening_ns == at_ns:
+            return partition
+        heappop(opening)
+    return None
+
+
+def first_available(group: PartitionGroup, now_ns: int) -> PartitionState | None:
+    """The partition that may be given a batch now and is free first; None if there is none."""
+    if group.idle and (partition := first_idle(group)) is not None:
+        return partition
+    return first_opened(group, now_ns)
+
+
+def start_ns(group: PartitionGroup, now_ns: int) -> int:
+    """When the next batch could start, after the batches that are dispatched."""
+    if group.only is not None:
+        return group.only.start_ns(now_ns)
+    if group.partitions:
+        if first_idle(group) is not None:
+            return now_ns
+        busy = group.busy
+        while busy:
+            at_ns, _, partition = busy[0]
+            if partition.free_at_ns == at_ns and partition.batches:
+                return max(at_ns, now_ns)
+            heappop(busy)
+    return min(partition.start_ns(now_ns) for partition in group.partitions.values())
+
+
+def start_after_backlog_ns(group: PartitionGroup, now_ns: int) -> int:
+    """When work that arrives now could start, after all that is promised."""
+    only = group.only
+    if only is not None and only.ready:
+        free_ns = only.free_at_ns
+        if free_ns < now_ns:
+            free_ns = now_ns
+        if only.slowdown == 1.0:
+            return free_ns + group.backlog_ns
+        return free_ns + int(group.backlog_ns * only.slowdown)
+    return start_ns(group, now_ns) + group.backlog_ns // (group.ready_count or len(group.partitions))

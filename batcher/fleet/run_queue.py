@@ -1,0 +1,222 @@
+"""Run queues: which queues wait for the partitions of a group, and when each group is to be reconsidered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush, heapreplace
+
+from sluice.batcher.fleet.partition_group import first_idle, first_opening, partition_changed
+from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
+
+RunItem = tuple[int, int, int, int, Queue]
+"""(deadline of the head's stage, minus the depth of that stage, sequence number of the head, serial number, queue)."""
+RETRY: tuple[int, int, int] = (-1, 0, 0)
+"""Takes the place of a head for entries that are retried: they come first."""
+
+
+class RunQueue:
+    """The queues that have work for one group of partitions, the most urgent first.
+
+    A queue is in one of two states. A ready queue has an item in the heap `waiting`, and `ready` has the serial number
+    of the item that counts. A deferred queue waits because its batch policy does: until the time in `deferred` (and in
+    the heap `timers`), and if it is in `waiting_for_idle`, also until a partition has been idle for the nanoseconds
+    given there, which is at `idle_wakeup_ns` if the partition gets nothing else to do.
+
+    Items are checked when they come to the front. In a queue that is ordered by deadline a head is followed by a less
+    urgent one, so its item never comes up too late, and a change of such a queue costs nothing in groups that have not
+    come to it. Other queues have to be notified for each head.
+    """
+
+    __slots__ = (
+        "_serial",
+        "deferred",
+        "group",
+        "idle_wakeup_ns",
+        "ready",
+        "timers",
+        "waiting",
+        "waiting_for_idle",
+        "wake_ns",
+    )
+
+    def __init__(self, group: PartitionGroup) -> None:
+        self.group = group
+        self.waiting: list[RunItem] = []
+        self.ready: dict[Queue, int] = {}
+        self.deferred: dict[Queue, int] = {}
+        self.waiting_for_idle: dict[Queue, int] = {}
+        self.timers: list[tuple[int, int, Queue]] = []
+        self.idle_wakeup_ns: int | None = None
+        self.wake_ns: int | None = None
+        self._serial = 0
+
+    def partition_changed(self, partition: PartitionState) -> None:
+        """Update the group and what waits for it: a partition became ready, or got or lost a batch."""
+        partition_changed(self.group, partition)
+        if self.waiting_for_idle and partition.ready and not partition.batches:
+            self.idle_wakeup_ns = partition.idle_since_ns + min(self.waiting_for_idle.values())
+
+    def notify(self, queue: Queue) -> None:
+        """Make a queue ready for its present head (or for entries that are retried)."""
+        self.waiting_for_idle.pop(queue, None)
+        item = _item(queue, self._serial + 1)
+        if item is not None:
+            self._serial = self.ready[queue] = item[3]
+            heappush(self.waiting, item)
+
+    def most_urgent(self) -> Queue | None:
+        """Take out the ready queue whose head is the most urgent."""
+        waiting, ready = self.waiting, self.ready
+        while waiting:
+            _, _, sequence, serial, queue = waiting[0]
+            if ready.get(queue) != serial:
+                heappop(waiting)
+                continue
+            item = _item(queue, serial)
+            if item is None:
+                del ready[queue]
+            elif item[2] == sequence:
+                del ready[queue]
+                heappop(waiting)
+                return queue
+            else:  # Another head: the queue belongs further back.
+                heapreplace(waiting, item)
+        return None
+
+    def defer(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:
+        """Reconsider a queue at a time, when it has another head, or when it holds `wanted_rows` rows."""
+        self._serial += 1
+        queue.want(wanted_rows)
+        self.deferred[queue] = until_ns
+        heappush(self.timers, (until_ns, self._serial, queue))
+
+    def wait_for_idle(self, queue: Queue, idle_ns: int) -> None:
+        """Reconsider a deferred queue also when a partition has been idle for `idle_ns`."""
+        self.waiting_for_idle[queue] = idle_ns
+
+    def forget(self, models: frozenset[str]) -> None:
+        """Drop the queues of models that the group no longer holds."""
+        for queue in [each for each in {**self.ready, **self.deferred} if each.model in models]:
+            self.ready.pop(queue, None)
+            self.deferred.pop(queue, None)
+            self.waiting_for_idle.pop(queue, None)
+
+    def end_deferrals(self) -> None:
+        """Make all deferred queues ready."""
+        self._make_ready(list(self.deferred))
+
+    def fire_timers(self, now_ns: int) -> None:
+        """Make the deferred queues ready whose time has come."""
+        if self.idle_wakeup_ns is not None and self.idle_wakeup_ns <= now_ns:
+            self.idle_wakeup_ns = None
+            if first_idle(self.group) is not None:
+                self._make_ready(list(self.waiting_for_idle))
+        timers = self.timers
+        while timers and timers[0][0] <= now_ns:
+            until_ns, _, queue = heappop(timers)
+            if self.deferred.get(queue) == until_ns:
+                self._make_ready([queue])
+
+    def _make_ready(self, queues: Iterable[Queue]) -> None:
+        for queue in queues:
+            if queue in self.deferred:
+                del self.deferred[queue]
+                self.notify(queue)
+
+    def next_ns(self) -> int | None:
+        """When a partition or a timer calls for a reconsideration without an event; None for never."""
+        timers = self.timers
+        while timers and self.deferred.get(timers[0][2]) != timers[0][0]:
+            heappop(timers)  # it became ready for another reason
+        next_ns = self.idle_wakeup_ns
+        if timers and (next_ns is None or timers[0][0] < next_ns):
+            next_ns = timers[0][0]
+        if self.waiting and (partition := first_opening(self.group)) is not None:
+            opening_ns = partition.opening_ns
+            next_ns = opening_ns if next_ns is None or opening_ns < next_ns else next_ns
+        return next_ns
+
+
+class WakeupQueue:
+    """The groups by the times at which they are to be reconsidered, the first one first in `items`.
+
+    `run_queues` has one for each group. `check_ns` is when to check queues that no group can run, or that were
+    disturbed; None for never.
+    """
+
+    __slots__ = ("check_ns", "items", "run_queues")
+
+    def __init__(self) -> None:
+        self.items: list[tuple[int, int, RunQueue]] = []
+        self.run_queues: dict[PartitionGroup, RunQueue] = {}
+        self.check_ns: int | None = None
+
+    @property
+    def next_ns(self) -> int | None:
+        """When there is something to reconsider next; None if an event has to come first."""
+        items = self.items
+        while items and items[0][2].wake_ns != items[0][0]:
+            heappop(items)
+        if items and (self.check_ns is None or items[0][0] < self.check_ns):
+            return items[0][0]
+        return self.check_ns
+
+    def add(self, group: PartitionGroup) -> None:
+        """Add a group, for which nothing waits yet."""
+        self.run_queues[group] = RunQueue(group)
+
+    def remove(self, group: PartitionGroup) -> None:
+        """Drop a group that has no partition any more."""
+        del self.run_queues[group]
+
+    def wake(self, group: PartitionGroup, at_ns: int) -> None:
+        """Have a group reconsidered at `at_ns` or before."""
+        self.wake_run_queue(self.run_queues[group], at_ns)
+
+    def wake_run_queue(self, run_queue: RunQueue, at_ns: int) -> None:
+        """As `wake`, for the group of a run queue, which may be gone."""
+        if run_queue.wake_ns is None or at_ns < run_queue.wake_ns:
+            run_queue.wake_ns = at_ns
+            heappush(self.items, (at_ns, run_queue.group.number, run_queue))
+
+    def wake_when_open(self, group: PartitionGroup, now_ns: int) -> None:
+        """Have a group reconsidered as soon as one of its partitions may be given a batch."""
+        if first_idle(group) is not None:
+            self.wake(group, now_ns)
+        elif (partition := first_opening(group)) is not None:
+            self.wake(group, max(partition.opening_ns, now_ns))
+
+    def notify(self, queue: Queue, group: PartitionGroup, now_ns: int) -> None:
+        """Offer a queue that has changed to a group, as soon as one of its partitions may be given a batch."""
+        run_queue = self.run_queues[group]
+        run_queue.deferred.pop(queue, None)
+        run_queue.notify(queue)
+        self.wake_when_open(group, now_ns)
+
+    def notify_all(self, queue: Queue, model: ModelState, now_ns: int) -> None:
+        """Offer a queue of a model that has changed to all groups that hold the model."""
+        for group in model.groups:
+            self.notify(queue, group, now_ns)
+
+    def due(self, now_ns: int) -> list[RunQueue]:
+        """Take out the run queues of the groups that are to be reconsidered now."""
+        items = self.items
+        due: list[RunQueue] = []
+        while items and items[0][0] <= now_ns:
+            at_ns, _, run_queue = heappop(items)
+            if run_queue.wake_ns == at_ns:
+                run_queue.wake_ns = None
+                run_queue.fire_timers(now_ns)
+                due.append(run_queue)
+        return due
+
+
+def _item(queue: Queue, serial: int) -> RunItem | None:
+    """The item of a queue, the least of which is the most urgent; None for a queue that has no work."""
+    if queue.retries:
+        return (*RETRY, serial, queue)
+    if not queue.live:
+        return None
+    head = queue.head()
+    return head.stage_deadline_ns, -head.stage, head.sequence, serial, queue

@@ -1,0 +1,96 @@
+"""The speed of models on each kind of partition: estimates, batch limits, and predictions that they outdate."""
+
+from sluice.batcher.estimates.batch_limit import BatchLimit
+from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.state import ModelState, PipelineState
+
+
+def outdate(pipeline: PipelineState) -> None:
+    """Have the predictions of a pipeline made again when its next request arrives."""
+    pipeline.changes += 1
+
+
+def outdate_pipelines(model: ModelState) -> None:
+    """As `outdate`, for all pipelines of a model."""
+    for pipeline in model.pipelines:
+        pipeline.changes += 1
+
+
+def set_estimate(model: ModelState, kind: str, estimate: LatencyEstimate) -> None:
+    """Estimate a model on a kind of partition from now on; a batch limit that is known there holds."""
+    model.estimates[kind] = estimate
+    if (batch_limit := model.batch_limits.get(kind)) is not None:
+        estimate.limit(batch_limit.rows)
+    _update_quickest(model)
+
+
+def forget_kind(model: ModelState, kind: str) -> None:
+    """Forget the estimate of a kind of partition that no longer exists."""
+    if model.estimates.pop(kind, None) is not None and model.estimates:
+        _update_quickest(model)
+
+
+def observe_batch(model: ModelState, kind: str, rows: int, took_ns: int) -> bool:
+    """Correct the estimate by a batch; False if its partition is of another kind by now, which has no estimate."""
+    estimate = model.estimates.get(kind)
+    if estimate is None:
+        return False
+    estimate.observe(rows, took_ns)
+    _update_quickest(model)
+    return True
+
+
+def decay_corrections(model: ModelState) -> None:
+    """Let the corrections of all estimates fall back half-way."""
+    for estimate in model.estimates.values():
+        estimate.decay()
+        _update_quickest(model)
+    outdate_pipelines(model)
+
+
+def ran_out_of_memory(model: ModelState, kind: str, rows: int, now_ns: int) -> bool:
+    """Note that a batch had no memory on a kind of partition; True if smaller ones are to be made there now."""
+    limit = model.batch_limits.setdefault(kind, BatchLimit(model.config.max_batch))
+    if not limit.ran_out(rows, now_ns):
+        return False
+    _apply_limit(model, kind, limit)
+    return True
+
+
+def raise_limits(model: ModelState, now_ns: int) -> bool:
+    """Make larger batches where the limit has held for long enough; True if there are such kinds."""
+    raised = [kind for kind, limit in model.batch_limits.items() if limit.held(now_ns)]
+    for kind in raised:
+        limit = model.batch_limits[kind]
+        _apply_limit(model, kind, limit)
+        if limit.lapsed:
+            del model.batch_limits[kind]
+    return bool(raised)
+
+
+def fits_elsewhere(model: ModelState, rows: int, kind: str) -> bool:
+    """True if partitions of other kinds that are up hold the model and may have memory for a batch of `rows` rows."""
+    return any(group.ready_count and group.kind != kind and rows <= _room(model, group.kind) for group in model.groups)
+
+
+def is_left_to_others(model: ModelState, queue: Queue, kind: str) -> bool:
+    """True if the first batch of a queue has no memory on this kind of partition and may have it on others."""
+    rows = sum(entry.rows for entry in queue.retries[0]) if queue.retries else queue.head().rows
+    return rows > _room(model, kind) and fits_elsewhere(model, rows, kind)
+
+
+def _room(model: ModelState, kind: str) -> int:
+    limit = model.batch_limits.get(kind)
+    return model.config.max_batch if limit is None else limit.room
+
+
+def _apply_limit(model: ModelState, kind: str, limit: BatchLimit) -> None:
+    if (estimate := model.estimates.get(kind)) is not None:
+        estimate.limit(limit.rows)
+        model.limit_changes += 1
+        outdate_pipelines(model)
+
+
+def _update_quickest(model: ModelState) -> None:
+    model.quickest_ns = min([estimate.service_ns(1) for estimate in model.estimates.values()])

@@ -1,0 +1,65 @@
+"""The queues of all models, by model key and batch key."""
+
+from collections.abc import Callable, Collection
+
+from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.state import ModelState, QueueKey
+
+NewQueue = Callable[[str, str], Queue]
+"""Makes an empty queue of (model key, batch key)."""
+
+
+class QueueTable:
+    """Keeps the queues of each model: one for each batch key that something waits with.
+
+    `default` has the queue of each model for the batch key "", which is the only one of a model whose inputs all share
+    batches.
+    """
+
+    __slots__ = ("_new", "by_model", "default")
+
+    def __init__(self) -> None:
+        self.default: dict[ModelState, Queue] = {}
+        self.by_model: dict[str, dict[str, Queue]] = {}
+        self._new: dict[str, NewQueue] = {}
+
+    def add(self, model: ModelState, new_queue: NewQueue) -> None:
+        """Add a model, for which nothing waits yet."""
+        key = model.config.key
+        self.default[model] = new_queue(key, "")
+        self.by_model[key] = {"": self.default[model]}
+        self._new[key] = new_queue
+
+    def remove(self, model: ModelState) -> None:
+        """Drop a model, for which nothing waits any more."""
+        key = model.config.key
+        del self.default[model], self.by_model[key], self._new[key]
+
+    def get(self, key: QueueKey) -> Queue:
+        """The queue of a key, which is made if there is none."""
+        model, batch_key = key
+        queues = self.by_model[model]
+        queue = queues.get(batch_key)
+        if queue is None:
+            queue = queues[batch_key] = self._new[model](model, batch_key)
+        return queue
+
+    def find(self, key: QueueKey) -> Queue | None:
+        """The queue of a key; None if there is none."""
+        return self.by_model[key[0]].get(key[1])
+
+    def of(self, model: ModelState) -> Collection[Queue]:
+        """All queues of a model."""
+        return self.by_model[model.config.key].values()
+
+    def has_work(self, model: ModelState) -> bool:
+        """True if something waits for a model."""
+        return any(self.by_model[model.config.key].values())
+
+    def forget_if_empty(self, queue: Queue) -> None:
+        """Drop a queue of a batch key for which nothing waits.
+
+        Batch keys come from the shapes of requests: keeping a queue for every key ever seen would grow without bound.
+        """
+        if queue.batch_key and not queue:
+            self.by_model[queue.model].pop(queue.batch_key, None)

@@ -1,0 +1,187 @@
+"""`sluice serve`: runs a server until it is stopped."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from sluice.gateway.config.server_config import ServerConfig
+    from sluice.gateway.executors.triton.process import TritonProcess
+    from sluice.mps.daemon.control import MpsControl
+
+_SAME_NAME = (
+    "repository",
+    "control",
+    "host",
+    "http_port",
+    "grpc_port",
+    "partitions",
+    "max_batch_size",
+    "default_slo_ms",
+    "drain_timeout_s",
+    "allow_client_shm",
+    "cache_bytes",
+)
+"""Options that override the configuration key of the same name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command; libraries that serving needs are imported when it runs."""
+    from sluice.batcher.policies.deadline import Objective
+    from sluice.batcher.policies.registry import DEFAULT, batch_policies
+
+    parser.set_defaults(command=_serve)
+    add = parser.add_argument
+    add("files", nargs="*", type=Path, metavar="MODEL", help="a model file, such as mlp.onnx")
+    add("--repository", action="append", metavar="DIR", help="a model repository in Triton's layout (repeatable)")
+    add("--control", choices=["none", "explicit", "poll"], help="model control mode (default none)")
+    add(
+        "--load-model",
+        action="append",
+        metavar="NAME",
+        help="with --control explicit: a model to load at the start, * for all (repeatable)",
+    )
+    add("--config", type=Path, metavar="FILE", help="settings in YAML; options given here override them")
+    add("--host", help="address to listen on (default 127.0.0.1)")
+    add("--http-port", type=int, metavar="PORT", help="port for HTTP; 0 takes a free one (default 8000)")
+    add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
+    add("--partitions", type=int, metavar="N", help="number of equal core sets (default: one for each core)")
+    add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
+    add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
+    add("--max-delay-ms", type=float, metavar="MS", help="queue delay of the timeout policy (default 0)")
+    add("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes of the timeout policy")
+    add("--max-batch-size", type=int, metavar="N", help="largest batch of models with a batch dimension (default 64)")
+    add("--default-slo-ms", type=float, metavar="MS", help="deadline of requests that set none (default 10000)")
+    add("--drain-timeout-s", type=float, metavar="S", help="time for open requests when the server stops (default 30)")
+    add("--cache-bytes", type=int, metavar="N", help="size of the response cache (default 0, no cache)")
+    add(
+        "--allow-client-shm",
+        action="store_true",
+        default=None,
+        help="let clients pass tensors in system shared memory",
+    )
+    add("--journal", type=Path, metavar="FILE", help="record every event and decision in a new file")
+    add("--ready-file", type=Path, metavar="FILE", help="write the ports and process id here, as JSON, when ready")
+    add("--log-format", choices=["text", "json"], default="text", help="format of log lines (default text)")
+    add(
+        "--log-level",
+        choices=["debug", "info", "warning", "error"],
+        default="info",
+        help="lowest level that is logged (default info)",
+    )
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(size) for size in text.split(",")]
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from sluice.gateway.config.configured_partitions import configured_partitions
+    from sluice.gateway.config.server_config import ModelControlMode
+    from sluice.gateway.executors.triton.process import launched
+    from sluice.gateway.observability.logs import LogFormat, configure
+    from sluice.gateway.partitions.mps_daemons import mps_daemons
+    from sluice.models.errors import ConfigError
+
+    config = _config(options)
+    if config.repositories and options.files:
+        raise ConfigError("expected either --repository DIR or model files")
+    if (
+        not config.repositories
+        and not options.files
+        and not config.triton
+        and config.control is not ModelControlMode.EXPLICIT
+    ):
+        raise ConfigError(
+            "expected --repository DIR, model files, a triton server in the configuration, or --control explicit, "
+            "for models that clients register"
+        )
+    configure(LogFormat(options.log_format), options.log_level)
+    with mps_daemons(configured_partitions(config)) as mps, launched(config.triton) as processes:
+        return _serve_with(mps, processes, config, options)
+
+
+def _serve_with(
+    mps: "Mapping[str, MpsControl]",
+    processes: "Mapping[str, TritonProcess]",
+    config: "ServerConfig",
+    options: argparse.Namespace,
+) -> int:
+    """Serve while the launched MPS daemons and Triton servers run."""
+    import asyncio
+    from contextlib import ExitStack
+
+    import uvloop
+
+    from sluice.gateway.config.server_config import ModelControlMode
+    from sluice.gateway.deployment.read import find_triton_models, read_models
+    from sluice.gateway.server.wiring import build_server
+    from sluice.models.errors import ConfigError
+
+    triton = find_triton_models(config, processes)
+    repository = read_models(config.repositories, options.files, config, triton)
+    if not repository.models and config.control is ModelControlMode.NONE:
+        reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
+        raise ConfigError(f"no model can be served{reasons}")
+
+    async def serve() -> int:
+        with ExitStack() as stack:
+            journal = None
+            if options.journal is not None:
+                journal = _open_new(options.journal)
+                stack.callback(_close, journal)
+            try:
+                server = build_server(config, repository, journal, triton, processes, mps)
+            except BaseException:
+                # The empty file would be in the way of the next attempt.
+                if options.journal is not None and options.journal.is_file():
+                    options.journal.unlink()
+                raise
+            return await server.run(options.ready_file)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve())
+
+
+def _open_new(path: Path) -> BinaryIO:
+    """Open a journal for writing: a new file, or an existing device or pipe."""
+    from sluice.models.errors import ConfigError
+
+    try:
+        return path.open("wb" if path.exists() and not path.is_file() else "xb")
+    except FileExistsError as error:
+        raise ConfigError(f"the journal {path} exists already; move it away or name another file") from error
+
+
+def _close(journal: BinaryIO) -> None:
+    """Close a journal; a journal that a full disk cut short does not fail the server."""
+    try:
+        journal.close()
+    except OSError as error:
+        print(f"sluice: the journal {journal.name} is incomplete: {error}", file=sys.stderr)
+
+
+def _config(options: argparse.Namespace) -> "ServerConfig":
+    """Read the configuration file and override it with the given options."""
+    import msgspec
+
+    from sluice.gateway.config.server_config import ServerConfig, convert_config, read_config
+
+    config = ServerConfig() if options.config is None else read_config(options.config)
+    settings: dict[str, Any] = msgspec.to_builtins(config)
+    if options.load_model is not None:
+        settings["load_models"] = options.load_model
+    for name in _SAME_NAME:
+        if (value := getattr(options, name)) is not None:
+            settings[name] = value
+    if options.policy is not None:
+        settings["policy"] = {"name": options.policy}
+    if options.objective is not None:
+        settings["policy"]["objective"] = options.objective
+    if options.max_delay_ms is not None:
+        settings["policy"]["max_delay_ms"] = options.max_delay_ms
+    if options.preferred is not None:
+        settings["policy"]["preferred"] = options.preferred
+    return convert_config(settings, "command line")

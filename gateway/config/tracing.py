@@ -1,0 +1,41 @@
+"""Settings of traces: how many requests are remembered, and which of them go to the trace file from the start."""
+
+import enum
+
+import msgspec
+
+TRACE_REQUESTS = 2000
+"""Requests that are remembered: so few that they stay in the processor's cache, where forgetting them is cheap."""
+MAX_TRACE_REQUESTS = 1_000_000
+MAX_NUMBER = 2**31 - 1
+
+LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
+"""The smallest value of each setting that is a number."""
+
+
+class TraceLevel(enum.StrEnum):
+    """The level of tracing: none, or the times of requests."""
+
+    OFF = "OFF"
+    TIMESTAMPS = "TIMESTAMPS"
+
+
+class TraceFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Requests to trace from the start: every `rate`-th one, at most `count` of them (-1: all), to `file`.
+
+    With a `log_frequency`, a new numbered file begins after each so many. Without a `file` there is no tracing.
+    """
+
+    file: str = ""
+    level: TraceLevel = TraceLevel.OFF
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+    def __post_init__(self) -> None:
+        if self.level is not TraceLevel.OFF and not self.file:
+            raise ValueError(f"expected a file for level {self.level}")
+        for name, value in (("rate", self.rate), ("count", self.count), ("log_frequency", self.log_frequency)):
+            least = LEAST.get(f"trace_{name}", 0)
+            if not least <= value <= MAX_NUMBER:
+                raise ValueError(f"expected a {name} from {least} to {MAX_NUMBER}")

@@ -1,0 +1,87 @@
+"""Reads the models that a server begins with, from repositories, model files and Triton servers."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
+from sluice.gateway.deployment.revision import RevisionSource
+from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
+from sluice.gateway.executors.triton.process import TritonProcess
+from sluice.gateway.observability.logs import log
+from sluice.models.errors import ConfigError
+from sluice.models.repository.scan import (
+    EVERYTHING,
+    REMOTE,
+    BrokenEntry,
+    ModelEntry,
+    Repository,
+    Selection,
+    entry_of_file,
+    name_of_file,
+)
+from sluice.models.triton_config.instance_groups import CPU, GPU
+from sluice.mps.partitions.partition import CpuPartition
+
+logger = logging.getLogger(__name__)
+
+
+def find_triton_models(config: ServerConfig, processes: Mapping[str, TritonProcess]) -> Discovery:
+    """Ask the configured Triton servers for their models; blocks until each has answered or had its time."""
+    sizes = config.batch_sizes()
+    found = discover(config.triton, lambda name: sizes.get(name, config.max_batch_size), processes)
+    for server, reason in found.unreachable.items():
+        log(logger, logging.ERROR, "triton could not be asked for its models", partition=server, reason=reason)
+    return found
+
+
+def read_models(
+    directories: Sequence[Path], files: Sequence[Path], config: ServerConfig, triton: Discovery = NOTHING
+) -> Repository:
+    """Read repositories, or model files by themselves, and add the models that Triton servers hold.
+
+    Of repositories that clients load from, only the models that the server begins with are read. Raises ConfigError for
+    a bad directory.
+    """
+    sizes = config.batch_sizes()
+    source = model_source(directories, config, triton)
+    remote = dict(source.remote)
+    if directories:
+        selection, missing = _selection(source, config)
+        repository = Repository.scan(directories, config.max_batch_size, sizes, remote, selection, source.kinds)
+        unknown = triton.unknown(config.triton, {entry.spec.name for entry in repository.models.values()})
+        return replace(repository, broken=(*repository.broken, *missing, *unknown))
+    models = remote.copy()
+    broken = list(
+        triton.unknown(config.triton, {*map(name_of_file, files), *(spec.name for spec in triton.specs.values())})
+    )
+    for file in files:
+        name = name_of_file(file)
+        try:
+            entry = entry_of_file(file, sizes.get(name, config.max_batch_size))
+            if entry.spec.key in models.keys() - remote.keys():
+                raise ConfigError(
+                    f"{file}: {models[entry.spec.key].path} has the same name; expected names that differ"
+                )
+            models[entry.spec.key] = entry
+        except ConfigError as error:
+            broken.append(BrokenEntry(name, None, str(error)))
+    return Repository(models, {}, tuple(broken))
+
+
+def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> RevisionSource:
+    """The source that later revisions of models are read from."""
+    remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
+    listed = config.partitions if isinstance(config.partitions, tuple) else ()
+    kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
+    return RevisionSource(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
+
+
+def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[BrokenEntry]]:
+    """The entries that a server begins with, and those of them that are missing."""
+    if config.control is not ModelControlMode.EXPLICIT or "*" in config.load_models:
+        return EVERYTHING, []
+    names = source.needed(config.load_models, {}, {})
+    missing = [name for name in config.load_models if name not in names]
+    return Selection(names), [BrokenEntry(name, None, "there is no such entry in the repository") for name in missing]

@@ -1,0 +1,266 @@
+"""The inventory of partitions: what each of them holds and proves, and what failed there.
+
+It is the only record of that outside the core. The runtime feeds it each event that an executor reports of a
+partition; others read it, or subscribe to its changes.
+"""
+
+import asyncio
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.batcher.interface.events import (
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    PartitionLost,
+    PartitionReady,
+    PartitionResized,
+)
+from sluice.mps.partitions.isolation_report import Evidence, isolation_violations
+from sluice.mps.partitions.partition import Partition
+
+PartitionEvent = PartitionReady | PartitionLost | PartitionResized | ModelLoaded | ModelLoadFailed | ModelUnloaded
+
+
+class Enforcement(enum.StrEnum):
+    """The knowledge about the limits of a partition."""
+
+    ENFORCED = "enforced"
+    UNENFORCED = "unenforced"
+    UNKNOWN = "unknown"
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """A partition of our workers, as `/v2/sluice/partitions` shows it.
+
+    `worker` is the process that serves it, None while there is none. `reasons` say why the partition is unenforced.
+    `evidence` is from the latest worker, and `lost` says how that worker ended. `models` maps each model that is held
+    to its bytes; only `Inventory.report` fills it in.
+    """
+
+    partition: Partition
+    profile_kind: str
+    worker: int | None = None
+    enforcement: Enforcement = Enforcement.UNKNOWN
+    reasons: tuple[str, ...] = ()
+    evidence: Evidence | None = None
+    lost: str = ""
+    models: dict[str, int] = {}
+
+
+class ProcessDetails(msgspec.Struct, frozen=True):
+    """Facts about the process behind a partition that an event of the core leaves out.
+
+    `worker` and `cores` are the process id and the affinity of a worker that took over the partition, `evidence` is
+    what it found of itself, and `resized` is the partition if it has another share now. `url` is the address of a
+    Triton server. `failed` maps models that did not load to the reasons. A `planned` loss is no fault.
+    """
+
+    worker: int | None = None
+    cores: tuple[int, ...] = ()
+    evidence: Evidence | None = None
+    resized: Partition | None = None
+    url: str = ""
+    failed: Mapping[str, str] = {}
+    planned: bool = False
+
+
+NO_DETAILS = ProcessDetails()
+
+
+class WorkerRefused(msgspec.Struct, frozen=True):
+    """A strict server does not use the worker of a partition, which does not prove its limits."""
+
+    partition: str
+
+
+class InventoryChange(NamedTuple):
+    """One event as subscribers get it, after the inventory took it in.
+
+    `loaded` are the models that the partition holds because of it, and `failed` maps those that did not load to the
+    reasons. `loaded_first` says that no partition had loaded one of them before. `shortfalls` are new reasons why the
+    partition is unenforced. `status` is None for a Triton server.
+    """
+
+    event: PartitionEvent | WorkerRefused
+    details: ProcessDetails
+    loaded: Sequence[str]
+    failed: Mapping[str, str]
+    loaded_first: bool
+    shortfalls: Sequence[str]
+    status: PartitionStatus | None
+
+
+class Inventory:
+    """Holds all partitions: those of our workers, and the Triton `servers` by name, which others start.
+
+    With `strict`, no worker is used that does not prove its partition: `refused` is set, and `refusal` says why.
+    `memory_of` gives the bytes of each model that a partition holds.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[Partition],
+        servers: Iterable[str] = (),
+        *,
+        strict: bool = False,
+        memory_of: Callable[[str], dict[str, int]] = lambda partition: {},
+    ) -> None:
+        self._statuses = {each.name: PartitionStatus(each, each.profile_kind) for each in partitions}
+        self.names: tuple[str, ...] = (*self._statuses, *servers)
+        self._strict = strict
+        self._memory_of = memory_of
+        self._subscribers: list[Callable[[InventoryChange], None]] = []
+        self._held: dict[str, set[str]] = {}  # of the partitions that are up
+        self._unreachable: set[str] = set()  # Triton servers that were lost, or not there yet
+        self._were_all_up = False
+        self._loaded_ever: set[str] = set()
+        self._failed: dict[str, str] = {}
+        self._losses: Counter[str] = Counter()
+        self.in_service = asyncio.Event()
+        self.refused = asyncio.Event()
+        self.refusal = ""
+
+    def subscribe(self, subscriber: Callable[[InventoryChange], None]) -> None:
+        """Call `subscriber` with each change from now on; subscribers are called in this order."""
+        self._subscribers.append(subscriber)
+
+    # -- partitions
+
+    @property
+    def statuses(self) -> Mapping[str, PartitionStatus]:
+        """The partitions of our workers by name, without `models`."""
+        return self._statuses
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions of our workers, at their present shares."""
+        return [status.partition for status in self._statuses.values()]
+
+    def report(self) -> list[PartitionStatus]:
+        """The partitions of our workers with the models that they hold."""
+        return [
+            msgspec.structs.replace(status, models=self._memory_of(name)) for name, status in self._statuses.items()
+        ]
+
+    def enforced(self) -> dict[str, bool]:
+        """For each partition of which it is known: true if its limits are enforced."""
+        return {
+            name: status.enforcement is Enforcement.ENFORCED
+            for name, status in self._statuses.items()
+            if status.enforcement is not Enforcement.UNKNOWN
+        }
+
+    def is_up(self, partition: str) -> bool:
+        """True if a partition takes batches."""
+        return partition in self._held
+
+    def losses(self, partition: str) -> int:
+        """The number of times that the process of a partition was lost without a plan."""
+        return self._losses[partition]
+
+    @property
+    def any_up(self) -> bool:
+        """True if some partition takes batches."""
+        return bool(self._held)
+
+    @property
+    def is_serving(self) -> bool:
+        """True if partitions take batches: first once all are up, from then on while any is.
+
+        A Triton server that could not be reached is not waited for.
+        """
+        return self._were_all_up and self.any_up
+
+    # -- models
+
+    def is_held(self, model: str) -> bool:
+        """True if a partition that is up holds a model."""
+        return any(model in held for held in self._held.values())
+
+    def holders(self, model: str) -> list[str]:
+        """The partitions that are up and hold a model."""
+        return [partition for partition, held in self._held.items() if model in held]
+
+    @property
+    def loaded_ever(self) -> Set[str]:
+        """The models that some partition has held, until `forget`."""
+        return self._loaded_ever
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """The latest reason why a model did not load, for each that failed somewhere, until `forget`."""
+        return self._failed
+
+    def forget(self, model: str) -> None:
+        """Drop the history of a model that no partition will hold again."""
+        self._loaded_ever.discard(model)
+        self._failed.pop(model, None)
+
+    # -- events
+
+    def apply(self, event: PartitionEvent, details: ProcessDetails = NO_DETAILS) -> None:
+        """Take in an event that an executor reports, and notify the subscribers."""
+        name, found = event.partition, self._weigh(event.partition, details)
+        change: PartitionEvent | WorkerRefused = event
+        loaded: Sequence[str] = ()
+        failed = details.failed
+        match event:
+            case PartitionReady() if found and self._strict:
+                change, failed = WorkerRefused(name), {}
+            case PartitionReady():
+                loaded = tuple(event.tables)
+                self._held[name] = set(loaded)
+            case PartitionLost():
+                self._held.pop(name, None)
+                self._losses[name] += not details.planned
+                self._lost(name, event.reason)
+            case ModelLoaded():
+                loaded = (event.model,)
+                if name in self._held:
+                    self._held[name].add(event.model)
+            case ModelLoadFailed():
+                failed = {event.model: event.reason}
+            case ModelUnloaded():
+                self._held.get(name, set()).discard(event.model)
+        loaded_first = not self._loaded_ever.issuperset(loaded)
+        self._loaded_ever.update(loaded)
+        self._failed.update(failed)
+        self._were_all_up |= self._unreachable.union(self._held).issuperset(self.names)
+        status = self._statuses.get(name)
+        for subscriber in self._subscribers:
+            subscriber(InventoryChange(change, details, loaded, failed, loaded_first, found, status))
+        if self.is_serving:
+            self.in_service.set()
+
+    def _weigh(self, name: str, details: ProcessDetails) -> list[str]:
+        """Hold what a worker found of itself against its partition; returns the reasons that are new."""
+        if details.evidence is None:
+            return []
+        status = self._statuses[name]
+        if details.resized is not None:
+            status = PartitionStatus(details.resized, details.resized.profile_kind)
+        if details.worker is not None:
+            status = msgspec.structs.replace(status, worker=details.worker, reasons=(), lost="")
+        reasons = tuple(isolation_violations(status.partition, details.evidence))
+        enforcement = Enforcement.UNENFORCED if reasons else Enforcement.ENFORCED
+        self._statuses[name] = msgspec.structs.replace(
+            status, enforcement=enforcement, reasons=reasons, evidence=details.evidence
+        )
+        if reasons and self._strict:
+            self.refusal = f"partition {name} is unenforced: {'; '.join(reasons)}"
+            self.refused.set()
+        return [reason for reason in reasons if reason not in status.reasons]
+
+    def _lost(self, name: str, reason: str) -> None:
+        """The process of a partition is gone: the limits of the next one are not known yet."""
+        if name not in self._statuses:
+            self._unreachable.add(name)
+            return
+        self._statuses[name] = msgspec.structs.replace(
+            self._statuses[name], worker=None, enforcement=Enforcement.UNKNOWN, reasons=(), lost=reason
+        )

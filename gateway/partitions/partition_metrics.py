@@ -1,0 +1,36 @@
+"""Metrics of partitions: whether they are up and proved, and how often they were lost."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sluice.gateway.observability.metrics import MetricsSource
+from sluice.gateway.partitions.inventory import Inventory
+
+
+class PartitionMetrics(MetricsSource):
+    """Shows what the inventory holds at each scrape."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+
+    async def refresh(self) -> None:
+        """Nothing has to be asked for."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, for prometheus_client."""
+        ready = GaugeMetricFamily(
+            "sluice_partition_ready", "1 while the worker of the partition is running.", labels=["partition"]
+        )
+        restarts = CounterMetricFamily(
+            "sluice_worker_restarts", "Workers that were lost and restarted.", labels=["partition"]
+        )
+        for name in self._inventory.names:
+            ready.add_metric([name], int(self._inventory.is_up(name)))
+            restarts.add_metric([name], self._inventory.losses(name))
+        enforced = GaugeMetricFamily(
+            "sluice_partition_enforced", "1 if the partition's limits are proved to hold, else 0.", labels=["partition"]
+        )
+        for name, is_enforced in self._inventory.enforced().items():
+            enforced.add_metric([name], int(is_enforced))
+        yield from (ready, restarts, enforced)

@@ -1,0 +1,437 @@
+"""The page of the configuration: the keys and defaults of the settings in the code, with the descriptions below."""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from scripts.reference.command_line import subparsers
+from scripts.reference.tables import code, paragraph, table
+from sluice.batcher.policies.registry import DEFAULT, batch_policies
+from sluice.batcher.settings.residency import ResidencySettings
+from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
+from sluice.gateway.cli.main import build_parser
+from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
+from sluice.gateway.config.server_config import ServerConfig, ServerLimits
+from sluice.gateway.config.status_settings import StatusSettings
+from sluice.gateway.config.tls import TlsSettings
+from sluice.gateway.config.tracing import TraceFileSettings
+from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.mps.partitions.balance import BalanceSettings
+from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
+from sluice.mps.supervisor.quarantine import QuarantineSettings
+
+
+class Section(NamedTuple):
+    """The settings under one key: its struct and the description of each field, with text around the table.
+
+    `defaults` replaces defaults that are better described than written.
+    """
+
+    title: str
+    settings: type[msgspec.Struct]
+    keys: Mapping[str, str]
+    before: str = ""
+    after: str = ""
+    defaults: Mapping[str, str] = {}
+
+
+SERVER = Section(
+    "",
+    ServerConfig,
+    {
+        "host": "Address to listen on, for HTTP and gRPC.",
+        "http_port": "Port for HTTP; `0` takes a free one.",
+        "grpc_port": "Port for gRPC; `0` takes a free one.",
+        "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
+        "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
+        "strict": "Serve only while every partition is [proved](../operate/isolation.md) to be isolated. Otherwise the "
+        "server stops and reports why.",
+        "strict_readiness": "Be ready only while all models and pipelines are ready, as in Triton. Otherwise "
+        "the server "
+        "is ready while any of them is.",
+        "quarantine": "When a partition is suspended after repeated faults, and for how long. See "
+        "[below](#quarantine).",
+        "resize": "`auto` lends free cores and GPU shares to busy partitions ([resizing](../operate/resizing.md)). "
+        "Instead of `auto`, its settings may be given. See [below](#resize).",
+        "triton": "Triton servers that run batches as well. See [below](#triton).",
+        "policy": "The batch policy, which decides when a batch is closed. See [below](#policy).",
+        "max_batch_size": "Largest batch in rows, for models with a batch dimension.",
+        "models": "Settings of single models. See [below](#models).",
+        "default_slo_ms": "Deadline of a request when neither the request nor its pipeline has one.",
+        "residency": "Which models are loaded when a partition has no room for all. See [below](#residency).",
+        "limits": "Bounds of queues and memory. See [below](#limits).",
+        "max_body_bytes": "Largest request over HTTP and gRPC, compressed or not.",
+        "repository": "A directory of [models](../start/models.md), or a list of directories.",
+        "control": "The model control mode: `none`, `explicit` or `poll`. See [loading](../operate/loading.md).",
+        "load_models": 'With `control: explicit`, the models to load at the start, `"*"` for all.',
+        "poll_s": "With `control: poll`, the seconds between two checks of the repository.",
+        "recycle": "Restart the workers that held an unloaded model, which frees all its memory.",
+        "cache_bytes": "Size of the response cache, for models with "
+        "[`response_cache`](model-configuration.md). `0` turns it off.",
+        "allow_client_shm": "Let clients on this machine pass tensors in system shared memory.",
+        "prices": "Cost of an hour of the machine. See [below](#prices).",
+        "statuses": "HTTP statuses of requests that are refused under load. See [below](#statuses).",
+        "tls": "Certificates for HTTPS and secure gRPC. See [below](#tls).",
+        "restricted": "Parts of the API that only clients with a key may use. See [below](#restricted).",
+        "trace": "A file of traces in Triton's format. See [below](#trace).",
+        "trace_requests": "Recent requests that are remembered for [`sluice why`](../use/explain.md), and as many "
+        "that were not answered in time.",
+        "drain_timeout_s": "Seconds for open requests to end when the server is stopped.",
+    },
+    defaults={
+        "partitions": "one for each core",
+        "policy": "`{name: deadline}`",
+        "quarantine": "see below",
+        "residency": "see below",
+        "limits": "see below",
+        "prices": "see below",
+        "statuses": "see below",
+        "trace": "see below",
+    },
+)
+
+PARTITION_KINDS = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
+PARTITION_KEYS = {
+    "name": "Name of the partition in metrics and logs.",
+    "kind": "`cpu` (the default), `mig` or `mps`.",
+    "cores": "Numbers of its cores, as the kernel counts them. On a GPU these are the cores of the worker's own "
+    "threads, which other partitions may share; the default is all cores.",
+    "slowdown": "At least `1`, the default: every batch takes that many times as long. It emulates unequal partitions "
+    "on equal cores.",
+    "price": "Cost of an hour. The default follows from the [prices](#prices).",
+    "memory_mb": "Bound of the models that it holds at a time, in MiB; without it there is no bound. With `mps`"
+    " it also "
+    "bounds the GPU memory of the worker.",
+    "hard_memory_mb": "Memory limit that the kernel enforces, in MiB, for the data of the worker and of every process "
+    "of a Python model. See [partitions](../operate/partitions.md).",
+    "uuid": "The whole UUID of the instance (`MIG-…`) or GPU (`GPU-…`), which `sluice partitions list` prints. Shares "
+    "can be of either.",
+    "profile": "Profile of the instance, such as `2g.20gb`, by which profiles of models are looked up. With `mps` only "
+    "for a share of an instance; without it, the share counts and costs as one of a whole GPU.",
+    "share_percent": "Its share of the multiprocessors, from 1 to 100.",
+    "mode": "`hard` (the default), `elastic`, `uncapped` or `static`. See [shares](../gpu/shares.md).",
+}
+"""The keys of all kinds of partitions; `kind` is their tag."""
+
+POLICY_KEYS = {
+    "objective": "`latency` answers as soon as possible, `cost` waits for fuller batches.",
+    "preferred": "Batch sizes that are worth waiting for.",
+    "max_delay_ms": "How long the first request of a batch may wait for others.",
+}
+"""Descriptions of the policies' keys; a policy that is added need not be listed here."""
+
+SECTIONS = (
+    Section(
+        "models",
+        ModelSettings,
+        {
+            "max_batch_size": "Largest batch of this model in rows.",
+            "policy": "The batch policy of this model, with the same keys as [above](#policy).",
+        },
+        "By model name; the settings apply to all versions of the model. An unknown model is refused.",
+        defaults={"max_batch_size": "that of the server", "policy": "that of the server"},
+    ),
+    Section(
+        "residency",
+        ResidencySettings,
+        {
+            "loading": "`plan`, `demand`, or `auto`: on demand if there is no room for all models of the start.",
+            "eviction": "The model that makes room for another: `lru`, the one whose last batch is the longest ago, or "
+            "`none`.",
+            "pinned": "Names of models that stay loaded, or of pipelines whose models stay.",
+            "priorities": "By such names; models of a lower priority are evicted first. `0` unless given.",
+            "min_resident_ms": "How long a loaded model stays at least, even without batches.",
+            "loads": "Concurrent loads on one partition.",
+            "default_load_ms": "Expected time of a load before one has been measured.",
+            "prewarm": "When models of later stages are loaded: `jit`, `speculative` or `off`.",
+            "path": "How the most likely path through a pipeline is found: `product` or `greedy`.",
+            "min_probability": "Stages with a lower probability are not prewarmed.",
+        },
+        "The keys are explained in [residency](../operate/residency.md).",
+    ),
+    Section(
+        "limits",
+        ServerLimits,
+        {
+            "queue_requests": "Open requests of each pipeline; more are refused.",
+            "memory_mb": "Tensors of all open requests, in MiB; requests beyond it are refused.",
+            "hand_off_us": "Least time of a batch on its way to a worker and back, in microseconds.",
+            "input_arena_mb": "Shared memory for the inputs of batches, in MiB.",
+            "output_arena_mb": "Shared memory for the outputs of each worker, in MiB.",
+        },
+    ),
+    Section(
+        "prices",
+        PriceSettings,
+        {
+            "core_hour": "An hour of a core; a partition of cores costs as much as its cores.",
+            "gpu_hour": "An hour of a whole GPU. A share costs its part, an instance its compute slices: `2g.12gb` is "
+            "half an A30, a plain `2g` two of seven slices.",
+        },
+        "In any currency; the defaults are dollars for rented machines. A batch costs the price of its "
+        "partition for the "
+        "time that the worker computes, and a request pays its share by rows. Metrics, responses and `max_cost` "
+        "([explanations and costs](../use/explain.md)) use the same currency.",
+        "A partition with a `price` of its own costs that price per hour.",
+    ),
+    Section(
+        "quarantine",
+        QuarantineSettings,
+        {
+            "faults": "Losses within `within_s` after which a partition is suspended; `0` for never.",
+            "within_s": "The seconds for `faults`, and the time that a worker must run for earlier faults to be"
+            " forgotten.",
+            "first_s": "Seconds of the first suspension; every further one is twice as long.",
+            "last_s": "The longest suspension, in seconds.",
+        },
+        "A partition whose worker is lost repeatedly is suspended for a while. See [faults](../operate/faults.md).",
+    ),
+    Section(
+        "resize",
+        BalanceSettings,
+        {
+            "by": "`plan` asks the plan which partition needs more, `load` decides by the measured load.",
+            "busy": "A partition that is busy for this part of its time gets more.",
+            "idle": "A partition that is busy for at most this part gives back what it was lent.",
+            "every_s": "Seconds between two checks.",
+            "pause_s": "Seconds between two changes.",
+        },
+        "`manual` leaves partitions as they are, `auto` resizes them with the defaults below. A mapping with "
+        "these keys "
+        "does so with other settings. See [resizing](../operate/resizing.md).",
+    ),
+    Section(
+        "statuses",
+        StatusSettings,
+        {
+            "overload": "`503` or `429` (`RESOURCE_EXHAUSTED`): no room, or no time to answer by the deadline.",
+            "expired": "`503` or `504` (`DEADLINE_EXCEEDED`): the request timed out in a queue.",
+        },
+        after="The defaults are Triton's, with `UNAVAILABLE` over gRPC. The message and `Retry-After` are the same in "
+        "both cases.",
+    ),
+    Section(
+        "tls",
+        TlsSettings,
+        {
+            "certificate": "The server's certificate, followed by the certificates that signed it, unless "
+            "clients have them.",
+            "key": "The key of `certificate`.",
+            "client_ca": "The certificate that signs those of clients; without it, clients need none.",
+        },
+        "Both ports then speak TLS only, version 1.2 or newer. The files are in PEM.",
+    ),
+    Section(
+        "restricted",
+        RestrictedSettings,
+        {
+            "groups": f"Some of {', '.join(f'`{group}`' for group in ApiGroup)}.",
+            "header": "Name of the header, in lower case.",
+            "value": "The key, in printable ASCII.",
+        },
+        "A list. A request to one of the `groups` must have the `header` with that `value`: over HTTP as a "
+        "header, over "
+        "gRPC as metadata whose name begins with `triton-grpc-protocol-`. Otherwise it is refused with 403 or "
+        "`UNAVAILABLE`. A group may be in one element only.",
+        "`/metrics` and the OpenAPI document belong to no group. `sluice model`, `sluice why` and `sluice partitions "
+        "resize` send a key with `--header 'NAME: VALUE'`.",
+    ),
+    Section(
+        "trace",
+        TraceFileSettings,
+        {
+            "file": "A JSON array that is complete after every request; an existing file is overwritten.",
+            "level": "`OFF` or `TIMESTAMPS`.",
+            "rate": "One of this many requests is traced.",
+            "count": "Largest number of traced requests; `-1` for no bound.",
+            "log_frequency": "Traces in a file, after which another file with a number begins; `0` for one file.",
+        },
+        "The initial trace settings of the protocol. Clients can change them, but only this setting names a file.",
+    ),
+    Section(
+        "triton",
+        TritonSettings,
+        {
+            "name": "Name of the partition that the server is.",
+            "url": "Host and port of its gRPC service, or `unix:` and a path.",
+            "models": "Models that it runs; without the key, all that are ready when Sluice starts.",
+            "price": "Cost of an hour.",
+            "timeout_s": "Time for a batch and for any other call except loading, or 20 times the measured latency if "
+            "that is more.",
+            "command": "A command that starts the server; without it, the server runs already.",
+            "cores": "Cores of a server with a `command`; without the key, all cores.",
+            "environment": "Environment variables of a server with a `command`, added to those of Sluice.",
+            "start_timeout_s": "Seconds for a server with a `command` to become ready.",
+            "http_url": "Host and port of the HTTP service of a server on this machine, for batches in shared memory.",
+        },
+        "A list of Triton servers, each of which is a partition. See [Triton servers](../operate/triton.md).",
+        defaults={"price": "that of a GPU", "models": "all", "cores": "all"},
+    ),
+)
+
+
+def configuration_page() -> str:
+    """The text of docs/reference/configuration.md."""
+    parts = [_TITLE, paragraph(_INTRODUCTION), _server_table(), "## `partitions`", paragraph(_PARTITIONS)]
+    parts += [_partition_table(), paragraph(_PARTITION_MEMORY)]
+    parts += ["## `policy`", paragraph(_POLICY), _policy_names(), *_policies(), paragraph(_OBJECTIVES)]
+    for section in SECTIONS:
+        parts += [f"## `{section.title}`", paragraph(section.before)]
+        parts += [_settings_table(section), paragraph(section.after)]
+    parts += ["## Example", _EXAMPLE]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _server_table() -> str:
+    rows = [(code(key), default, _option(key), text) for key, default, text in _described(SERVER)]
+    return table(("Key", "Default", "Option", ""), rows)
+
+
+def _settings_table(section: Section) -> str:
+    return table(("Key", "Default", ""), [(code(key), default, text) for key, default, text in _described(section)])
+
+
+def _described(section: Section) -> Iterator[tuple[str, str, str]]:
+    """The keys of a section with their defaults and descriptions, in the order of the descriptions."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(section.settings)}
+    if fields.keys() != section.keys.keys():
+        differing = ", ".join(sorted(fields.keys() ^ section.keys.keys()))
+        raise ValueError(f"{section.title or 'server'}: expected a description for exactly the keys, got {differing}")
+    for key, text in section.keys.items():
+        yield key, section.defaults.get(key) or _default(fields[key]), text
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    """The default as it is written in YAML; "" for a key that is required."""
+    value: Any = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    if value is msgspec.NODEFAULT:
+        return ""
+    encoded = json.loads(msgspec.json.encode(value))
+    return code(encoded if isinstance(encoded, str) and encoded else json.dumps(encoded))
+
+
+@cache
+def _options() -> Mapping[str, str]:
+    """The options of `sluice serve`, by the name of the value that they set."""
+    serve = subparsers(build_parser(("serve",)))["serve"]
+    return {action.dest: action.option_strings[-1] for action in serve._actions if action.option_strings}
+
+
+def _option(key: str) -> str:
+    """The option of `sluice serve` that overrides a key."""
+    option = code(_options().get({"load_models": "load_model", "policy_name": "policy"}.get(key, key), ""))
+    return f"{option} and others" if key == "policy" else option
+
+
+def _partition_table() -> str:
+    kinds = {
+        key: [name for name, kind in PARTITION_KINDS.items() if key in kind.__struct_fields__] for key in PARTITION_KEYS
+    }
+    known = {key for kind in PARTITION_KINDS.values() for key in kind.__struct_fields__} | {"kind"}
+    if known != PARTITION_KEYS.keys():
+        raise ValueError(f"partitions: expected a description for {known ^ PARTITION_KEYS.keys()}")
+    rows = [
+        (code(key), "all" if len(kinds[key]) in (0, len(PARTITION_KINDS)) else ", ".join(map(code, kinds[key])), text)
+        for key, text in PARTITION_KEYS.items()
+    ]
+    return table(("Key of an element", "Kinds", ""), rows)
+
+
+def _policy_names() -> str:
+    names = [code(name) for name in batch_policies()]
+    return table(
+        ("Key", "Default", "Option", ""),
+        [(code("name"), code(DEFAULT), _option("policy_name"), f"{', '.join(names[:-1])} or {names[-1]}.")],
+    )
+
+
+def _policies() -> Iterator[str]:
+    """A line and the keys of every registered policy."""
+    for policy in batch_policies().values():
+        first = (policy.settings.__doc__ or "").strip().splitlines()[0]
+        yield f"**`{policy.name}`** {first}"
+        if fields := msgspec.structs.fields(policy.settings):
+            rows = [
+                (code(field.name), _default(field), _option(field.name), POLICY_KEYS.get(field.name, ""))
+                for field in fields
+            ]
+            yield table(("Key", "Default", "Option", ""), rows)
+
+
+_TITLE = """# Configuration
+
+<!-- Written by `make reference` from the settings in the code and the descriptions in scripts/reference. -->"""
+
+_INTRODUCTION = """`sluice serve --config FILE` reads settings from a YAML file. Every key has a default, so an
+empty file is valid. Options of the command override the file. An unknown key or a wrong value is refused with its
+place in the file."""
+
+_PARTITIONS = """A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1`
+and so on. A list describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets.
+Every partition has a worker of its own, which holds every model that fits into its memory and runs one batch at a
+time on the whole partition."""
+
+_PARTITION_MEMORY = """A model takes the memory that its [profile](../operate/profiles.md) reports for its largest
+batch, or else the size of its file. If not every partition has memory for every model, each model is placed once,
+and the remaining memory goes to further copies. If there is no room for all models, the others are loaded on demand
+([residency](../operate/residency.md)). A model that is larger than every partition is not served; the log and its
+metadata report this."""
+
+_POLICY = """`--policy` replaces the whole policy of the
+file; the other options change only their key."""
+
+_OBJECTIVES = """With the objective `latency`, a request never waits while a partition is idle, except for a tenth
+of its own time. With `cost`, a batch that is not worthwhile yet starts as late as deadlines safely allow, so that
+the same traffic takes less of the partitions' time. A lone request then takes most of its deadline: give it one
+(`slo_ms`), or it waits for nearly `default_slo_ms`."""
+
+_EXAMPLE = """```yaml
+host: 0.0.0.0                 # all interfaces
+http_port: 8000
+grpc_port: 8001
+metrics_port: 8002            # Triton's port for metrics
+partitions:                   # or a number of equal ones: `partitions: 2`
+  - {name: small, cores: [0]}
+  - {name: large, cores: [1, 2, 3]}
+strict: true                  # refuse partitions whose limits do not hold
+strict_readiness: true        # not ready while a model is broken
+quarantine: {faults: 3}       # suspend a partition after 3 lost workers
+resize: {pause_s: 60}         # lend free cores to busy partitions, once a minute at most
+triton:
+  - {name: gpu0, url: "10.0.0.7:8001", models: [bert]}
+policy: {name: deadline}
+max_batch_size: 32
+models:
+  mlp:                        # wait up to 2 ms for 8 or 16 rows
+    max_batch_size: 16
+    policy: {name: timeout, preferred: [8, 16], max_delay_ms: 2}
+default_slo_ms: 500
+residency: {loading: demand, pinned: [mlp], priorities: {bert: 1}}
+limits:
+  queue_requests: 1000
+  memory_mb: 512
+  hand_off_us: 150
+  input_arena_mb: 256
+  output_arena_mb: 128
+max_body_bytes: 16777216      # 16 MiB
+repository: [models, /srv/models]
+control: explicit             # clients load and unload models
+load_models: [mlp]            # the others are loaded by clients
+poll_s: 5                     # only used with `control: poll`
+recycle: true
+allow_client_shm: true
+cache_bytes: 268435456
+prices: {core_hour: 0.05, gpu_hour: 3.5}
+statuses: {overload: 429, expired: 504}
+tls: {certificate: server.pem, key: server.key}
+restricted:
+  - {groups: [model-repository, logging, trace], header: admin-key, value: s3cret}
+trace: {file: traces.json, rate: 100}
+trace_requests: 50000
+drain_timeout_s: 10
+```"""

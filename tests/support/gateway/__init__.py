@@ -1,0 +1,1 @@
+"""Server processes, their clients, and parts of a gateway around test doubles."""

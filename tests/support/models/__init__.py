@@ -1,0 +1,1 @@
+"""Models that tests write: ONNX files, timed and held models, ensembles."""

@@ -1,0 +1,1 @@
+"""Builders, simulated services and scenarios for tests of the scheduler."""

@@ -1,0 +1,1 @@
+"""A real Triton and a fake one, and their models and tools."""

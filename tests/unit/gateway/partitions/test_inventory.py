@@ -1,0 +1,150 @@
+import asyncio
+import json
+
+import msgspec
+
+from sluice.batcher.interface.events import ModelLoaded, PartitionLost, PartitionReady
+from sluice.gateway.partitions.inventory import (
+    Enforcement,
+    Inventory,
+    InventoryChange,
+    PartitionStatus,
+    ProcessDetails,
+    WorkerRefused,
+)
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
+from sluice.mps.partitions.partition import CpuPartition
+from tests.support.gateway.inventory import PlayedInventory, resized
+
+TABLE = LatencyTable.from_ms({1: 1})
+STRAYED = ProcessDetails(7, (1,), Evidence((1,), (7,), 1))
+HELD = ProcessDetails(8, (0,), Evidence((0,), (8,), 1))
+STRAYED_THREAD = Evidence((0,), (8,), 2, (ThreadAffinity("omp", 9, (0, 1)),))
+
+
+def one_partition(*, strict: bool = False) -> Inventory:
+    return Inventory([CpuPartition("cpu0", (0,))], strict=strict)
+
+
+def ready(inventory: Inventory, details: ProcessDetails, *models: str) -> PartitionStatus:
+    inventory.apply(PartitionReady("cpu0", dict.fromkeys(models, TABLE)), details)
+    return inventory.statuses["cpu0"]
+
+
+def changes(inventory: Inventory) -> list[InventoryChange]:
+    """What subscribers get from now on."""
+    seen: list[InventoryChange] = []
+    inventory.subscribe(seen.append)
+    return seen
+
+
+def test_a_partition_is_what_its_worker_proves() -> None:
+    known = one_partition()
+    assert known.enforced() == {}
+    status = ready(known, STRAYED)
+    assert (status.worker, status.enforcement) == (7, Enforcement.UNENFORCED)
+    assert status.reasons == ("the worker runs on cores 1, expected 0",)
+    assert known.enforced() == {"cpu0": False}
+    assert ready(known, HELD).reasons == ()
+    assert known.enforced() == {"cpu0": True}
+
+
+def test_of_a_worker_that_is_gone_nothing_is_known() -> None:
+    known = one_partition()
+    ready(known, HELD, "m:1")
+    known.apply(PartitionLost("cpu0", "it was killed"))
+    assert known.enforced() == {}
+    status = known.statuses["cpu0"]
+    assert (status.worker, status.enforcement, status.lost) == (None, Enforcement.UNKNOWN, "it was killed")
+    assert (known.is_up("cpu0"), known.is_held("m:1"), known.loaded_ever) == (False, False, {"m:1"})
+
+
+def test_a_status_is_shown_in_full() -> None:
+    shown = json.loads(msgspec.json.encode(ready(one_partition(), STRAYED)))
+    assert shown["partition"]["kind"] == "cpu"
+    assert shown["evidence"]["cores"] == [1]
+    assert shown["reasons"] == ["the worker runs on cores 1, expected 0"]
+
+
+def test_a_model_that_is_loaded_later_may_cost_a_partition_its_proof() -> None:
+    known = one_partition()
+    ready(known, HELD)
+    seen = changes(known)
+    for _ in range(2):
+        known.apply(ModelLoaded("cpu0", "m:1", TABLE), ProcessDetails(evidence=STRAYED_THREAD))
+    status = known.statuses["cpu0"]
+    assert (status.worker, status.enforcement) == (8, Enforcement.UNENFORCED)
+    assert status.reasons == ("thread omp (9) of 2 may run on cores 0, 1, expected 0",)
+    assert [(each.shortfalls, each.loaded_first) for each in seen] == [([*status.reasons], True), ([], False)]
+
+
+def test_a_report_has_the_models_that_are_held() -> None:
+    known = Inventory([CpuPartition("cpu0", (0,))], memory_of=lambda name: {f"of-{name}:1": 4096})
+    ready(known, HELD)
+    (shown,) = json.loads(msgspec.json.encode(known.report()))
+    assert (shown["worker"], shown["models"]) == (8, {"of-cpu0:1": 4096})
+
+
+def test_a_partition_that_is_resized_is_up_all_the_time() -> None:
+    known = one_partition()
+    ready(known, HELD, "m:1")
+    resized(known, CpuPartition("cpu0", (0, 1)))
+    status = known.statuses["cpu0"]
+    assert (status.profile_kind, status.worker, status.enforcement.value) == ("cpu2", 1, "enforced")
+    assert (known.is_up("cpu0"), known.holders("m:1"), known.losses("cpu0")) == (True, ["cpu0"], 0)
+
+
+def test_a_strict_server_does_not_use_a_worker_that_does_not_prove_its_partition() -> None:
+    known = one_partition(strict=True)
+    seen = changes(known)
+    ready(known, STRAYED, "m:1")
+    assert known.refusal == "partition cpu0 is unenforced: the worker runs on cores 1, expected 0"
+    assert (known.refused.is_set(), known.in_service.is_set(), known.is_held("m:1")) == (True, False, False)
+    assert [(each.event, each.loaded) for each in seen] == [(WorkerRefused("cpu0"), ())]
+    known = one_partition(strict=True)
+    ready(known, HELD)
+    assert (known.refused.is_set(), known.in_service.is_set()) == (False, True)
+    known.apply(ModelLoaded("cpu0", "m:1", TABLE), ProcessDetails(evidence=STRAYED_THREAD))
+    assert known.refused.is_set()
+
+
+def test_partitions_are_in_service_when_all_are_up_at_once_and_then_while_any_is() -> None:
+    known = PlayedInventory("a", "b", servers=["triton"])
+    known.partition_ready("a")
+    known.partition_lost("triton", "connection refused")  # a server that others start is not waited for
+    known.partition_lost("a")
+    known.partition_ready("b")
+    assert (known.is_serving, known.in_service.is_set()) == (False, False)
+    known.partition_ready("a")
+    assert (known.is_serving, known.in_service.is_set()) == (True, True)
+    known.partition_lost("a")
+    assert known.is_serving
+    known.partition_lost("b")
+    assert not known.is_serving
+    known.partition_ready("triton")
+    assert known.is_serving
+
+
+def test_the_reason_of_the_last_failure_is_kept_until_a_model_is_forgotten() -> None:
+    known = PlayedInventory("a", "b")
+    known.partition_ready("a", [], {"m:1": "torn"})
+    known.partition_ready("b")
+    known.model_load_failed("b", "m:1", "no memory")
+    assert (known.failed, known.loaded_ever) == ({"m:1": "no memory"}, set())
+    known.model_loaded("b", "m:1")
+    known.model_unloaded("b", "m:1")
+    assert (known.holders("m:1"), known.loaded_ever) == ([], {"m:1"})
+    known.forget("m:1")
+    assert (known.failed, known.loaded_ever) == ({}, set())
+
+
+def test_who_waits_for_service_goes_on_with_it() -> None:
+    async def main() -> None:
+        known = PlayedInventory("a")
+        waiting = asyncio.create_task(known.in_service.wait())
+        await asyncio.sleep(0)
+        known.partition_ready("a")
+        assert await waiting
+
+    asyncio.run(main())
