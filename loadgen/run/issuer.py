@@ -68,11 +68,12 @@ class Issuer:
         Returns the record of the issued queries: the whole schedule unless `stop` was called.
         """
         alarm = Alarm()
-        self.start_ns = time.monotonic_ns() + _LEAD_NS
-        alarm.start(lambda: self._issue_due(target, alarm))
-        alarm.arm(self.start_ns + self._due[0])
         try:
             with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
+                # The collection at the entry takes tens of milliseconds, so the schedule starts after it.
+                self.start_ns = time.monotonic_ns() + _LEAD_NS
+                alarm.start(lambda: self._issue_due(target, alarm))
+                alarm.arm(self.start_ns + self._due[0])
                 await self._all_issued.wait()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)
