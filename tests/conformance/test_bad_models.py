@@ -104,7 +104,7 @@ def added(head: str) -> str:
 GOOD_STEPS = ensembles.PREP + ensembles.NET
 STEPS = [
     # Of the other models only those are read that it names.
-    (what, f"{ensembles.HEAD}\nensemble_scheduling {{ {steps} }}", message.partition("; there is any")[0])
+    (what, f"{ensembles.HEAD}\nensemble_scheduling {{ {steps} }}", message.partition("; expected one of")[0])
     for what, steps, message in test_ensemble.BAD_STEPS
 ]
 HEADS = [

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXTEND = ROOT / "docs" / "extend"
 PACKAGES = ("models", "mps", "batcher", "gateway", "loadgen")
-COMMANDS = {"sluice": "sluice.gateway.cli.main", "loadgen": "sluice.loadgen.cli"}
+COMMANDS = {"sluice": "sluice.gateway.cli.main", "loadgen": "sluice.loadgen.cli.main"}
 FILE = re.compile(r"[Ss]ave [\w ]*as `(?P<path>[^`]+)`:\n\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\$ (?P<command>.*)$", re.MULTILINE)
 

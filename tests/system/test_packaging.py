@@ -70,7 +70,7 @@ def test_a_wheel_holds_the_five_packages_under_one_name(wheel: Path) -> None:
     (entry_points,) = (text.decode() for name, text in found.items() if name.endswith("entry_points.txt"))
     assert entry_points.split("\n")[:3] == [
         "[console_scripts]",
-        "loadgen = sluice.loadgen.cli:main",
+        "loadgen = sluice.loadgen.cli.main:main",
         "sluice = sluice.gateway.cli.main:main",
     ]
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in found)
