@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, write_report
+from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
 from sluice.loadgen.run.find_max import MAX_PROBES, RATE_LIMIT, Probe, find_max
 from sluice.loadgen.run.report import max_rate_json, max_rate_text, probe_text
 from sluice.loadgen.run.result import RunResult
@@ -28,7 +28,10 @@ def add_command(commands: Any) -> None:
 
 def _find_max(options: argparse.Namespace) -> int:
     def probe(rate: float, number: int) -> RunResult:
-        return run_server_scenario(msgspec.structs.replace(run_config(options, rate), seed=options.seed + number))
+        result = run_server_scenario(msgspec.structs.replace(run_config(options, rate), seed=options.seed + number))
+        if number == 0:
+            warn(result)
+        return result
 
     def report(probe: Probe) -> None:
         print(probe_text(probe), end="", flush=True)
@@ -36,6 +39,6 @@ def _find_max(options: argparse.Namespace) -> int:
     found = find_max(probe, options.start, options.precision / 100, options.max_probes, options.max_rate, report)
     print(max_rate_text(found), end="")
     write_report(options.json, max_rate_json(found))
-    if found.client_limited or found.probes[-1].result.interrupted:
+    if found.client_limited or found.too_short or found.probes[-1].result.interrupted:
         return INVALID
     return MISSED if found.rate is None else MET

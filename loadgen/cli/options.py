@@ -1,17 +1,20 @@
 """The options and exit statuses that the commands share."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.run.result import RunConfig, RunResult
 from sluice.loadgen.traffic.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
 from sluice.models.errors import ConfigError
 
 MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
-"""Exit statuses: objective met, wrong usage, objective missed, invalid run, target unreachable."""
+"""Exit statuses: objective met, wrong usage, objective missed or not confirmed, invalid run, target unreachable."""
 
-EPILOG = "exit codes: 0 objective met, 1 usage, 2 objective missed, 4 invalid run, 5 target unreachable"
+EPILOG = (
+    "exit codes: 0 objective met, 1 usage, 2 objective missed or not confirmed, 4 invalid run, 5 target unreachable"
+)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +69,12 @@ def write_report(file: str | None, content: bytes) -> None:
     """Write a report to the file of `--json`, where that is given."""
     if file is not None:
         Path(file).write_bytes(content)
+
+
+def warn(result: RunResult) -> None:
+    """Print the notes of a result to stderr."""
+    for note in result.notes:
+        print(f"loadgen: {note}", file=sys.stderr)
 
 
 def _arrivals(options: argparse.Namespace) -> Arrivals:

@@ -27,20 +27,21 @@ class Status(enum.IntEnum):
     TIMEOUT = 4
     """No answer arrived before the drain timeout."""
     DROPPED = 5
-    """The client did not send the query: its backlog was full."""
+    """The query was not sent: too many others were waiting for the target."""
 
 
 @dataclass
 class Record:
     """Columns of shape (queries,): times are int64 nanoseconds from the start of the run.
 
-    `sent_ns` is -1 for a query that never left the client. `answers` holds the answers for the target to decode after
-    the run, and is empty unless they are kept. `reasons` counts failures by their reason; reasons that differ only in
-    quantities count as the first of them.
+    `sent_ns` is -1 for a query that never left the client, and `queued_ns` for one that never waited for a free
+    connection. `answers` holds the answers for the target to decode after the run, and is empty unless they are kept.
+    `reasons` counts failures by their reason; reasons that differ only in quantities count as the first of them.
     """
 
     due_ns: npt.NDArray[np.int64]
     sample: npt.NDArray[np.int64]
+    queued_ns: npt.NDArray[np.int64]
     sent_ns: npt.NDArray[np.int64]
     done_ns: npt.NDArray[np.int64]
     status: npt.NDArray[np.uint8]
@@ -55,6 +56,7 @@ class Record:
         return cls(
             due_ns=schedule.due_ns,
             sample=schedule.sample,
+            queued_ns=np.full(n, -1, np.int64),
             sent_ns=np.full(n, -1, np.int64),
             done_ns=np.zeros(n, np.int64),
             status=np.zeros(n, np.uint8),
@@ -69,6 +71,7 @@ class Record:
         return Record(
             self.due_ns[:queries],
             self.sample[:queries],
+            self.queued_ns[:queries],
             self.sent_ns[:queries],
             self.done_ns[:queries],
             self.status[:queries],

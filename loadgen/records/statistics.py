@@ -30,6 +30,10 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     `attainment` is the share of these queries that were answered within the objective (answered at all when there is
     none); queries that were shed, failed, timed out or dropped missed it. `latency_ms` counts from a query's due time,
     which avoids coordinated omission, and `service_ms` from the time it was sent; both are None without an answer.
+
+    `lateness_ms` is the client's own delay: from due until a query was sent, or was ready but had to wait for a free
+    connection. `waiting_ms` is the wait for a connection, which a slow target causes, and `waited` counts the queries
+    with such a wait.
     """
 
     queries: int
@@ -50,14 +54,16 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     latency_ms: Distribution | None
     service_ms: Distribution | None
     lateness_ms: Distribution | None
-    """Delay from due to sent, of the queries that were sent."""
+    waiting_ms: Distribution | None
+    waited: int
 
 
 def query_statistics(record: Record, slo_ms: float | None, percentile: float, warmup_s: float) -> QueryStatistics:
     """Compute the statistics of a record; `percentile` is the share that has to meet the objective, in %."""
     measured = record.due_ns >= round(warmup_s * NS_PER_S)
     due, sent, done = record.due_ns[measured], record.sent_ns[measured], record.done_ns[measured]
-    status = record.status[measured]
+    queued = record.queued_ns[measured]
+    status, waited = record.status[measured], queued >= 0
     ok = status == Status.OK
     latency = done - due
     good = int((ok if slo_ms is None else ok & (latency <= slo_ms * NS_PER_MS)).sum())
@@ -80,8 +86,17 @@ def query_statistics(record: Record, slo_ms: float | None, percentile: float, wa
         queries_to_confirm=queries_needed(queries - good, percentile),
         latency_ms=distribution(latency[ok]),
         service_ms=distribution((done - sent)[ok]),
-        lateness_ms=distribution((sent - due)[sent >= 0]),
+        lateness_ms=distribution(_lateness(record, measured)),
+        waiting_ms=distribution(np.where(waited, np.where(sent >= 0, sent, done) - queued, 0)[waited | (sent >= 0)]),
+        waited=int(waited.sum()),
     )
+
+
+def _lateness(record: Record, measured: npt.NDArray[np.bool_]) -> Nanoseconds:
+    """Time from due until the client had done its part, of each query that it sent, queued or dropped."""
+    ready = np.where(record.queued_ns >= 0, record.queued_ns, record.sent_ns)
+    ready = np.where(record.status == Status.DROPPED, record.done_ns, ready)
+    return np.asarray((ready - record.due_ns)[measured & (ready >= 0)], np.int64)
 
 
 def distribution(times_ns: Nanoseconds) -> Distribution | None:

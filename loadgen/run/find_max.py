@@ -21,13 +21,13 @@ class Probe:
 
     @property
     def passed(self) -> bool:
-        """True when the rate meets the objective; a run that is too short counts, although it is less certain."""
-        return self.result.slo_met and not self.result.client_limits
+        """True when the run confirms that the rate meets the objective."""
+        return self.result.slo_met
 
 
 @dataclass(frozen=True)
 class MaxRate:
-    """The highest rate that passed and the lowest rate above it that failed; None where the search found none."""
+    """The highest rate that passed and the lowest rate above it that did not; None where the search found none."""
 
     rate: float | None
     failed_rate: float | None
@@ -37,6 +37,14 @@ class MaxRate:
     def client_limited(self) -> bool:
         """True when the failed rate exceeded the client's capacity, which says nothing about the target."""
         return any(probe.rate == self.failed_rate and probe.result.client_limits for probe in self.probes)
+
+    @property
+    def too_short(self) -> bool:
+        """True when no rate passed, and runs at the last one were too short to confirm any."""
+        if self.rate is not None:
+            return False
+        last = self.probes[-1].result
+        return last.too_short and not last.interrupted
 
 
 def find_max(
@@ -50,8 +58,9 @@ def find_max(
     """Double from `start` until a rate fails (halve until one passes), then bisect on the logarithm.
 
     `run` takes a rate and the number of the probe, from which it should choose a fresh seed. The search ends when the
-    bracket is narrower than `precision` (relative), after `max_probes` probes, at `max_rate`, or with an interrupted
-    probe. `report` is called with every probe as it ends.
+    bracket is narrower than `precision` (relative), after `max_probes` probes, at `max_rate`, with an interrupted
+    probe, or where the rates left to try are too low for a run to have enough queries. `report` is called with every
+    probe as it ends.
     """
     if not 0 < precision < 1:
         raise ConfigError(f"--precision: must be between 0 and 100 %, got {precision * 100:g} %")
@@ -75,6 +84,8 @@ def find_max(
                 break
         else:
             high = rate
+            if low is None and probe.result.too_short:
+                break
         rate = min(_next_rate(low, high), max_rate)
     return MaxRate(low, high, tuple(probes))
 

@@ -29,6 +29,7 @@ class Issuer:
         self.interrupted = False
         self._record = record
         # Memory views of the columns take plain integers, ten times as fast as numpy.
+        self._queued_ns = record.queued_ns.data
         self._sent_ns = record.sent_ns.data
         self._done_ns = record.done_ns.data
         self._status = record.status.data
@@ -39,6 +40,10 @@ class Issuer:
         self.start_ns = 0
         self._finished = asyncio.Event()
         self._all_issued = asyncio.Event()
+
+    def queued(self, query: int) -> None:
+        """Record the time from which a query waits for a connection."""
+        self._queued_ns[query] = time.monotonic_ns() - self.start_ns
 
     def sent(self, query: int) -> None:
         """Record the time at which a query was sent."""
@@ -63,11 +68,12 @@ class Issuer:
         Returns the record of the issued queries: the whole schedule unless `stop` was called.
         """
         alarm = Alarm()
-        self.start_ns = time.monotonic_ns() + _LEAD_NS
-        alarm.start(lambda: self._issue_due(target, alarm))
-        alarm.arm(self.start_ns + self._due[0])
         try:
             with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
+                # The collection at the entry takes tens of milliseconds, so the schedule starts after it.
+                self.start_ns = time.monotonic_ns() + _LEAD_NS
+                alarm.start(lambda: self._issue_due(target, alarm))
+                alarm.arm(self.start_ns + self._due[0])
                 await self._all_issued.wait()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)

@@ -8,7 +8,7 @@ import msgspec
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.run.find_max import MaxRate, Probe
-from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
 
@@ -39,6 +39,8 @@ def run_json(result: RunResult) -> bytes:
             "server": result.server,
             "validity": {"valid": not result.invalid, "reasons": result.invalid},
             "slo_met": result.slo_met,
+            "verdict": result.verdict,
+            "notes": result.notes,
         }
     )
 
@@ -47,25 +49,43 @@ def probe_text(probe: Probe) -> str:
     """The line of one probe of `find-max`."""
     latency = probe.result.metrics.latency_ms
     p99 = "no answers" if latency is None else f"p99 {latency.p99:.3f} ms"
-    if probe.passed:
-        verdict = "pass" if probe.result.metrics.confirmed else "pass, but not confirmed by early stopping"
-    else:
-        verdict = "; ".join(probe.result.client_limits) or "missed"
+    match probe.result.verdict:
+        case Verdict.MET:
+            verdict = "pass"
+        case Verdict.NOT_CONFIRMED:
+            verdict = f"not confirmed by early stopping: needs {probe.result.metrics.queries_to_confirm} queries"
+        case Verdict.MISSED:
+            waited = probe.result.metrics.waited
+            verdict = f"missed; {waited} queries waited for a connection" if waited else "missed"
+        case Verdict.INVALID:
+            verdict = "; ".join(probe.result.invalid)
     attainment = probe.result.metrics.attainment * 100
     return f"{probe.rate:12.1f}/s  met by {attainment:7.3f} %  {p99:>18}  seed {probe.result.config.seed}  {verdict}\n"
 
 
 def max_rate_text(found: MaxRate) -> str:
-    """The last line of `find-max`."""
+    """The end of the report of `find-max`: notes on the figures, and the result."""
+    notes = "".join(f"Note: {note}\n" for note in (found.probes[0].result.notes if found.probes else ()))
+    return f"{notes}Result: {_max_rate(found)}\n"
+
+
+def _max_rate(found: MaxRate) -> str:
     if found.rate is None:
-        return f"Result: no rate met the objective in {len(found.probes)} probes\n"
+        text = f"no rate met the objective in {len(found.probes)} probes"
+        if not found.too_short:
+            return text
+        last = found.probes[-1]
+        return (
+            f"{text}; at {last.rate:.1f}/s and below runs have too few queries to confirm it; "
+            "try a longer --duration or a higher --start"
+        )
     if found.failed_rate is None:
         limit = ", no rate failed: the real maximum is higher"
     elif found.client_limited:
         limit = f"; {found.failed_rate:.1f}/s exceeded the client's capacity, the real maximum may be higher"
     else:
         limit = f"; {found.failed_rate:.1f}/s failed"
-    return f"Result: {found.rate:.1f}/s within the objective{limit} ({len(found.probes)} probes)\n"
+    return f"{found.rate:.1f}/s within the objective{limit} ({len(found.probes)} probes)"
 
 
 def max_rate_json(found: MaxRate) -> bytes:
@@ -76,6 +96,7 @@ def max_rate_json(found: MaxRate) -> bytes:
             "rate": found.rate,
             "failed_rate": found.failed_rate,
             "client_limited": found.client_limited,
+            "too_short": found.too_short,
             "probes": [msgspec.Raw(run_json(probe.result)) for probe in found.probes],
         }
     )
@@ -103,7 +124,10 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     yield f"  ms         {'mean':>9} {'p50':>9} {'p90':>9} {'p95':>9} {'p97':>9} {'p99':>9} {'p99.9':>9} {'max':>9}"
     yield _distribution_line("from due", metrics.latency_ms)
     yield _distribution_line("from sent", metrics.service_ms)
-    yield _distribution_line("sent late", metrics.lateness_ms)
+    yield _distribution_line("waited", metrics.waiting_ms)
+    yield _distribution_line("client lag", metrics.lateness_ms)
+    if metrics.waited:
+        yield f"  waited     {metrics.waited} queries for one of {config.connections} connections, part of 'from due'"
     if result.client_cpu_us_per_query is not None:
         yield f"  client     {result.client_cpu_us_per_query:.1f} us of CPU a query"
     if result.accuracy is not None:
@@ -111,10 +135,21 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     yield from _server_lines(result.server)
     for reason, count in result.record.reasons.items():
         yield f"  failures   {count} x {reason}"
-    if result.invalid:
-        yield f"Result: INVALID: {'; '.join(result.invalid)}"
-    else:
-        yield f"Result: VALID, objective {'met' if result.slo_met else 'MISSED'}"
+    for note in result.notes:
+        yield f"  note       {note}"
+    match result.verdict:
+        case Verdict.INVALID:
+            yield f"Result: INVALID: {'; '.join(result.invalid)}"
+        case Verdict.MET:
+            yield "Result: VALID, objective met"
+        case Verdict.MISSED:
+            yield "Result: VALID, objective MISSED"
+        case Verdict.NOT_CONFIRMED:
+            misses = metrics.queries - metrics.good
+            yield (
+                f"Result: VALID, objective NOT CONFIRMED: {misses} misses among {metrics.queries} queries; "
+                f"early stopping needs {metrics.queries_to_confirm} for that number of misses"
+            )
 
 
 def _objective_line(metrics: QueryStatistics, slo_ms: float | None, percentile: float) -> str:

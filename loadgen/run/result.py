@@ -1,5 +1,6 @@
 """The configuration and the result of a run."""
 
+import enum
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -10,7 +11,7 @@ from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
-from sluice.loadgen.records.validity import client_limits
+from sluice.loadgen.records.validity import client_limits, too_short
 from sluice.loadgen.traffic.arrivals import Arrivals
 
 Predictions = npt.NDArray[np.int64]
@@ -44,13 +45,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Arrivals = Arrivals()
 
 
+class Verdict(enum.StrEnum):
+    """Verdict of a run on the objective, by MLPerf's early-stopping test."""
+
+    MET = "met"
+    """The test confirms that the percentile meets the objective."""
+    NOT_CONFIRMED = "not confirmed"
+    """Enough queries met the objective, but the run needs more queries to confirm it with this number of misses."""
+    MISSED = "missed"
+    INVALID = "invalid"
+    """The run says nothing about the target."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """The result of one run.
 
     `record` holds one row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), with -1
     for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
-    monotonic clock. `invalid` lists the reasons why the run is invalid.
+    monotonic clock. `invalid` lists the reasons why the run is invalid, and `notes` what a reader of the figures has to
+    know about a simulation.
     """
 
     config: RunConfig
@@ -66,6 +80,7 @@ class RunResult:
     predictions: Predictions | None = None
     expected: Predictions | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def client_limits(self) -> list[str]:
@@ -77,9 +92,24 @@ class RunResult:
         return replace(self, record=self.record.head(0), predictions=None, expected=None)
 
     @property
+    def too_short(self) -> bool:
+        """True when the run has too few queries to confirm the percentile, even without a miss."""
+        return too_short(self.metrics, self.config.percentile)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the objective."""
+        if self.invalid:
+            return Verdict.INVALID
+        if self.metrics.confirmed:
+            return Verdict.MET
+        attained = self.metrics.attainment * 100 >= self.config.percentile
+        return Verdict.NOT_CONFIRMED if attained else Verdict.MISSED
+
+    @property
     def slo_met(self) -> bool:
-        """True when enough queries met the objective."""
-        return self.metrics.attainment * 100 >= self.config.percentile
+        """True when a valid run confirms the percentile."""
+        return self.verdict is Verdict.MET
 
     @property
     def answered_rows(self) -> int:

@@ -22,6 +22,7 @@ from sluice.loadgen.target.base import Target
 from sluice.loadgen.target.http import HttpTarget
 from sluice.loadgen.traffic.schedule import Schedule, server_schedule
 from sluice.models.errors import ConfigError
+from sluice.models.units import NS_PER_S
 
 
 def run_server_scenario(config: RunConfig) -> RunResult:
@@ -56,6 +57,8 @@ def _check(config: RunConfig) -> None:
     for option, seconds in (("--warmup", config.warmup_s), ("--drain-timeout", config.drain_timeout_s)):
         if not seconds >= 0:  # also true for NaN
             raise ConfigError(f"{option}: must not be negative, got {seconds:g}")
+    if config.duration_s is not None and config.warmup_s >= config.duration_s:
+        raise _nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.connections < 1:
         raise ConfigError(f"--connections: must be at least 1, got {config.connections}")
     if config.seed < 0:
@@ -66,7 +69,7 @@ def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target, config.model)
     samples, schedule = _plan(config, target.metadata())
     record, server = target.replay(schedule, samples, config.slo_ms, config.seed)
-    return _result(config, schedule, record, simulated=True, server=server)
+    return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
 
 
 async def _drive(config: RunConfig, target: Target) -> RunResult:
@@ -118,7 +121,14 @@ def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:
         seed=config.seed,
         arrivals=config.arrivals,
     )
+    last_s = int(schedule.due_ns[-1]) / NS_PER_S
+    if last_s < config.warmup_s:
+        raise _nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
     return samples, schedule
+
+
+def _nothing_measured(limit: str, warmup_s: float) -> ConfigError:
+    return ConfigError(f"--warmup: leaves no query to measure; expected less than {limit}, got {warmup_s:g} s")
 
 
 def _result(
@@ -133,6 +143,7 @@ def _result(
     server: ServerReport | None = None,
     predictions: Predictions | None = None,
     expected: Predictions | None = None,
+    notes: tuple[str, ...] = (),
 ) -> RunResult:
     metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
     return RunResult(
@@ -149,6 +160,7 @@ def _result(
         predictions=predictions,
         expected=expected,
         environment=_environment(),
+        notes=notes,
     )
 
 

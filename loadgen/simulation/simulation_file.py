@@ -59,7 +59,8 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
     - `service_ms`: the service times of a model by batch size, as quantiles at equal steps of probability; without
       them batches take the time of the table
     - `pace`: pieces of slowdown factors of successive batches, as the speed of a machine drifts
-    - `host`: the time of the gateway, and of the transport between client, gateway and workers
+    - `host`: the time of the gateway, and of the transport between client, gateway and workers; without it they take
+      none
     - `ways_us`: the jitter of a query's transport outside the gateway, as quantiles in microseconds
     - `strays_us`: the jitter of a batch's transport to its worker or back, likewise
     - `escalation`: by pipeline and stage, the probability that a row meets the stage's `when` (default 0.5)
@@ -70,7 +71,7 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
     latency_ms: dict[str, dict[int, float]] = msgspec.field(default_factory=dict)
     service_ms: dict[str, dict[int, tuple[float, ...]]] = msgspec.field(default_factory=dict)
     pace: dict[str, tuple[tuple[float, ...], ...]] = msgspec.field(default_factory=dict)
-    host: HostSettings = HostSettings()
+    host: HostSettings | None = None
     ways_us: tuple[float, ...] = ()
     strays_us: tuple[float, ...] = ()
     escalation: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)

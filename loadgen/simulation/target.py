@@ -31,7 +31,7 @@ from sluice.loadgen.simulation.service import (
     StochasticService,
     TransportJitter,
 )
-from sluice.loadgen.simulation.simulation_file import latency_table, read_simulation
+from sluice.loadgen.simulation.simulation_file import HostSettings, latency_table, read_simulation
 from sluice.loadgen.target.v2 import wire_bytes
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.traffic.seeds import generator
@@ -48,7 +48,10 @@ SIMULATED = "sim:"
 
 
 class SimulatedTarget:
-    """One pipeline (or model) of a simulated gateway whose partitions all hold every model."""
+    """One pipeline (or model) of a simulated gateway whose partitions all hold every model.
+
+    `notes` says what the simulation leaves out.
+    """
 
     def __init__(self, url: str, name: str) -> None:
         path = Path(url.removeprefix(SIMULATED))
@@ -90,7 +93,12 @@ class SimulatedTarget:
             if (quantiles := self._file.service_ms.get(spec.name)) is not None
         }
         self._pieces = {spec.key: self._file.pace.get(spec.name, ()) for spec in specs}
-        self._host = self._file.host.config()
+        self._host = (self._file.host or HostSettings()).config()
+        self.notes: tuple[str, ...] = ()
+        if self._file.host is None:
+            self.notes = (
+                f"{path}: no `host` section; gateway and transport count as nothing, so a live server is slower",
+            )
 
     def metadata(self) -> TargetModel:
         """The model's metadata."""

@@ -18,6 +18,9 @@ class TargetUnreachable(ServingError):
 class QueryListener(Protocol):
     """Takes a target's reports on its queries; called from the event loop's thread."""
 
+    def queued(self, query: int) -> None:
+        """Take note that a query is ready to be sent, but waits for a free connection."""
+
     def sent(self, query: int) -> None:
         """Take note that the bytes of a query were handed to the operating system."""
 

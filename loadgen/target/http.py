@@ -78,6 +78,7 @@ class HttpTarget:
             self._listener.done(query, Status.DROPPED, reason=f"{MAX_BACKLOG} queries were waiting for a connection")
         else:
             self._backlog.append((query, sample))
+            self._listener.queued(query)
             self._grow()
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
 from sluice.loadgen.run.scenario import run_server_scenario
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError
@@ -109,7 +109,62 @@ def test_a_stall_of_the_server_shows_in_the_latency_from_due_only() -> None:
     assert metrics.latency_ms.p90 > 500
     assert metrics.service_ms.p99 < 200
     assert metrics.service_ms.max > 990
-    assert any("limited by the client" in reason for reason in result.invalid)
+    assert metrics.waiting_ms is not None
+    assert metrics.waiting_ms.p90 > 500
+    assert metrics.lateness_ms is not None
+    assert metrics.lateness_ms.p90 < 250
+
+
+def overloaded(per_answer_s: float) -> Reply:
+    """A server that answers one query after the other."""
+    turn = asyncio.Lock()
+
+    async def one_by_one(number: int, writer: asyncio.StreamWriter) -> None:
+        async with turn:
+            await asyncio.sleep(per_answer_s)
+        writer.write(ANSWER)
+
+    return one_by_one
+
+
+@pytest.mark.timed
+def test_an_overloaded_server_is_measured_and_not_taken_for_a_slow_client() -> None:
+    with server(overloaded(0.01)) as target:
+        result = run(target, queries=500, rate=500, connections=4, slo_ms=1000, drain_timeout_s=60)
+    metrics = result.metrics
+    assert (metrics.ok, result.invalid, result.verdict) == (500, [], Verdict.MISSED)
+    assert metrics.completed_per_s < 125
+    assert metrics.latency_ms is not None
+    assert metrics.service_ms is not None
+    assert metrics.waiting_ms is not None
+    # Four of them are with the server at a time; the others wait in the client, which the latency has in it.
+    assert metrics.latency_ms.p90 > 2000
+    assert metrics.waiting_ms.p90 > 2000
+    assert metrics.service_ms.p50 < 200
+    assert metrics.waited > 400
+
+
+def test_the_wait_for_a_connection_is_the_difference_between_due_and_sent() -> None:
+    with server(overloaded(0.005)) as target:
+        result = run(target, queries=200, rate=500, connections=2, drain_timeout_s=60)
+    record = result.record
+    waited = record.queued_ns >= 0
+    assert result.metrics.waited == waited.sum() > 100
+    assert (record.due_ns <= record.queued_ns)[waited].all()
+    assert (record.queued_ns < record.sent_ns)[waited].all()
+    assert (record.sent_ns < record.done_ns).all()
+
+
+def test_queries_beyond_the_backlog_of_an_overloaded_server_miss_but_leave_the_run_valid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluice.loadgen.target.http.MAX_BACKLOG", 5)
+    with server(overloaded(0.01)) as target:
+        result = run(target, queries=500, rate=1000, connections=1, slo_ms=10_000, drain_timeout_s=60)
+    metrics = result.metrics
+    assert metrics.ok + metrics.dropped == 500
+    assert metrics.dropped > 100
+    assert (result.invalid, result.verdict) == ([], Verdict.MISSED)
 
 
 def test_a_lost_reply_is_a_timeout_and_the_run_ends() -> None:

@@ -33,6 +33,7 @@ def test_a_server_is_measured_and_its_simulation_written_and_compared(
     assert run["live"]["metrics"]["ok"] + run["live"]["metrics"]["shed"] == run["live"]["metrics"]["queries"] > 20
     file, _ = read_simulation(written)
     assert 10 <= file.service_ms["small"][1][10] < 100
+    assert file.host is not None
     assert file.host.hand_off_us + file.host.dispatch_us > 0
     assert yaml.safe_load(written.read_text())["policy"]["name"] == "none"
 

@@ -35,6 +35,66 @@ def test_bursts_and_traces_are_played_at_the_rate_asked_for(tmp_path: Path, caps
     assert described == ["  arrivals   gamma, coefficient of variation 2", f"  arrivals   trace {trace}"]
 
 
+def test_an_objective_that_is_not_confirmed_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    # The first arrivals find an idle server, and few of the later ones wait: some miss, but less than 1 %.
+    arguments = ["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--json", str(report)]
+    assert main([*arguments, "--slo-ms", "20"]) == 2
+    content = json.loads(report.read_text())
+    assert content["metrics"]["attainment"] >= 0.99
+    assert (content["verdict"], content["slo_met"]) == ("not confirmed", False)
+    output = capsys.readouterr().out
+    assert "objective NOT CONFIRMED" in output
+    assert "objective met" not in output
+
+
+def test_find_max_without_enough_queries_for_a_verdict_exits_with_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "peak.json"
+    arguments = ["--target", write_simulation(tmp_path), "--model", "small", "--slo-ms", "1000", "--start", "5"]
+    assert main(["find-max", *arguments, "--json", str(report)]) == 4
+    assert "try a longer --duration" in capsys.readouterr().out.splitlines()[-1]
+    content = json.loads(report.read_text())
+    assert (content["rate"], content["too_short"]) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--warmup", "5", "--duration", "5"],
+            "--warmup: leaves no query to measure; expected less than --duration (5 s), got 5 s",
+        ),
+        (["--warmup", "9", "--queries", "50"], "expected less than the time of the last query ("),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", "--rate", "10"]])
+def test_a_warmup_that_leaves_nothing_to_measure_is_refused(
+    command: list[str], arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--target", write_simulation(tmp_path), "--model", "small", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_find_max_refuses_a_warmup_of_the_whole_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["find-max", "--target", write_simulation(tmp_path), "--model", "small", "--warmup", "10"]
+    assert main(arguments) == 1
+    assert "--warmup: leaves no query to measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("settings", "said"), [({}, 1), ({"host": {"receive_us": 10}}, 0), ({"host": {}}, 0)])
+@pytest.mark.parametrize("command", [["run", "--rate", "20"], ["find-max", "--start", "40"]])
+def test_a_simulation_without_a_host_says_so_once(
+    command: list[str], settings: dict[str, object], said: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "no `host` section; gateway and transport count as nothing"
+    arguments = ["--target", write_simulation(tmp_path, **settings), "--model", "small", "--slo-ms", "1000"]
+    main([*command, *arguments, "--duration", "30"])
+    output, errors = capsys.readouterr()
+    assert (output.count(note), errors.count(note)) == (said, said)
+
+
 def test_a_missed_objective_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--slo-ms", "5"])
     assert code == 2
@@ -95,4 +155,4 @@ def test_find_max_lands_on_the_capacity_of_a_simulated_server(
     # Policy `none` runs rows one by one for 10 ms each: 100 a second and not one more.
     assert 85 < peak["rate"] < 101
     assert peak["rate"] < peak["failed_rate"] < 1.05 * peak["rate"]
-    assert len(capsys.readouterr().out.splitlines()) == len(peak["probes"]) + 1
+    assert len(capsys.readouterr().out.splitlines()) == len(peak["probes"]) + 2

@@ -21,6 +21,26 @@ def record_of(rows: Sequence[tuple[float, float, float, Status]]) -> Record:
     return record
 
 
+def test_the_wait_for_a_connection_is_not_the_lateness_of_the_client() -> None:
+    record = record_of(
+        [
+            (0, 1, 10, Status.OK),  # sent at once, 1 ms late
+            (10, 42, 50, Status.OK),  # ready 2 ms late, then waited 30 ms
+            (20, -1, 120, Status.TIMEOUT),  # ready 3 ms late, then waited until the end of the run
+            (30, -1, 34, Status.DROPPED),  # 4 ms late, and there was no room to wait
+        ]
+    )
+    record.queued_ns[1:3] = [12 * MS, 23 * MS]
+    metrics = query_statistics(record, 100, 99, 0)
+    assert metrics.lateness_ms is not None
+    assert (metrics.lateness_ms.mean, metrics.lateness_ms.max) == (2.5, 4)
+    assert metrics.waiting_ms is not None
+    assert (metrics.waiting_ms.mean, metrics.waiting_ms.p50, metrics.waiting_ms.max) == (127 / 3, 30, 97)
+    assert metrics.waited == 2
+    assert metrics.latency_ms is not None
+    assert metrics.latency_ms.max == 40
+
+
 def test_percentiles_are_elements_of_the_sorted_times_without_interpolation() -> None:
     times = np.arange(1, 1001, dtype=np.int64)[::-1] * MS
     found = distribution(times)

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from sluice.loadgen.run.find_max import MaxRate, Probe, find_max
@@ -11,7 +12,7 @@ from tests.unit.loadgen.results import result_of
 
 
 def target(
-    capacity: float, client_limit: float = 1e9, queries: int = 500
+    capacity: float, client_limit: float = 1e9, queries: int = 500, errors: int = 0
 ) -> tuple[list[float], list[int], Callable[[float, int], RunResult]]:
     """A target that meets 10 ms up to `capacity` and whose client keeps up to `client_limit`."""
     rates: list[float] = []
@@ -21,7 +22,8 @@ def target(
         rates.append(rate)
         numbers.append(number)
         config = RunConfig(target="http://t", model="m", rate=rate, slo_ms=10, warmup_s=0, seed=number)
-        return result_of(config, 10 if rate <= capacity else 11, queries, late_ms=5 if rate > client_limit else 0)
+        late_ms = 5 if rate > client_limit else 0
+        return result_of(config, 10 if rate <= capacity else 11, queries, late_ms=late_ms, errors=errors)
 
     return rates, numbers, run
 
@@ -90,18 +92,58 @@ def test_probes_do_not_keep_their_rows() -> None:
 
 def test_the_line_of_a_probe() -> None:
     _, _, run = target(capacity=150, client_limit=300)
-    limit = "limited by the client: 1 % of the queries were sent 5.00 ms late or more, 1 ms is allowed; "
+    limit = "limited by the client: it was 5.00 ms late or more with 1 % of the queries, 1 ms is allowed; "
     assert [probe_text(Probe(rate, run(rate, 7))) for rate in (100.0, 200.0, 400.0)] == [
         "       100.0/s  met by 100.000 %       p99 10.000 ms  seed 7  pass\n",
         "       200.0/s  met by   0.000 %       p99 11.000 ms  seed 7  missed\n",
         "       400.0/s  met by   0.000 %       p99 11.000 ms  seed 7  "
-        f"{limit}try more --connections, a lower --rate or a core of its own for the client\n",
+        f"{limit}try a lower --rate or a core of its own for the client\n",
     ]
 
 
-def test_a_short_probe_passes_but_is_not_confirmed() -> None:
-    _, _, run = target(capacity=150, queries=20)
-    assert probe_text(Probe(100.0, run(100.0, 0))).endswith("pass, but not confirmed by early stopping\n")
+def test_the_line_of_a_missed_probe_says_how_many_queries_waited() -> None:
+    _, _, run = target(capacity=10)
+    result = run(100.0, 0)
+    waiting = replace(result, metrics=msgspec.structs.replace(result.metrics, waited=70))
+    assert probe_text(Probe(100.0, waiting)).endswith("missed; 70 queries waited for a connection\n")
+
+
+def test_a_rate_that_is_not_confirmed_does_not_pass() -> None:
+    _, _, run = target(capacity=1000, errors=4)
+    probe = Probe(100.0, run(100.0, 0))
+    assert probe.result.metrics.attainment == 0.992
+    assert not probe.passed
+    assert probe_text(probe).endswith("not confirmed by early stopping: needs 1157 queries\n")
+    peak = find_max(run, start=100, max_probes=3)
+    assert (peak.rate, peak.failed_rate) == (None, 25)
+
+
+def test_a_search_ends_where_runs_are_too_short_to_confirm_a_rate() -> None:
+    rates, _, run = target(capacity=1000, queries=458)
+    peak = find_max(run, start=100)
+    assert rates == [100]
+    assert (peak.rate, peak.too_short) == (None, True)
+    too_short = "too short: 458 queries after the warm-up; a claim about 99 % needs 459\n"
+    assert probe_text(peak.probes[0]).endswith(too_short)
+    assert max_rate_text(peak) == (
+        "Result: no rate met the objective in 1 probes; at 100.0/s and below runs have too few queries to confirm it; "
+        "try a longer --duration or a higher --start\n"
+    )
+
+
+def test_a_short_probe_above_a_rate_that_passed_does_not_end_the_search() -> None:
+    _, _, long = target(capacity=1e9)
+    _, _, short = target(capacity=1e9, queries=458)
+    peak = find_max(lambda rate, number: (short if rate > 150 else long)(rate, number), start=100, max_probes=4)
+    assert len(peak.probes) == 4
+    assert not peak.too_short
+    assert peak.rate is not None
+
+
+def test_notes_stand_before_the_highest_rate() -> None:
+    _, _, run = target(capacity=1e9)
+    peak = find_max(lambda rate, number: replace(run(rate, number), notes=("no host",)), start=100, max_probes=2)
+    assert max_rate_text(peak).startswith("Note: no host\nResult: 200.0/s within the objective")
 
 
 def test_a_bracket_that_failed() -> None:

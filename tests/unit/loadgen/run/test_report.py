@@ -4,9 +4,10 @@ import json
 import numpy as np
 
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport, StageShare
+from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.run.report import run_json, run_text
-from sluice.loadgen.run.result import RunConfig
-from tests.unit.loadgen.results import result_of
+from sluice.loadgen.run.result import RunConfig, Verdict
+from tests.unit.loadgen.results import MS, result_of
 
 CONFIG = RunConfig(target="http://host:1", model="m", rate=1000, slo_ms=10, warmup_s=0, seed=3)
 
@@ -34,7 +35,8 @@ def test_the_whole_text_of_a_run() -> None:
         "  ms              mean       p50       p90       p95       p97       p99     p99.9       max\n"
         "  from due      10.000    10.000    10.000    10.000    10.000    10.000    10.000    10.000\n"
         "  from sent     10.000    10.000    10.000    10.000    10.000    10.000    10.000    10.000\n"
-        "  sent late      0.000     0.000     0.000     0.000     0.000     0.000     0.000     0.000\n"
+        "  waited         0.000     0.000     0.000     0.000     0.000     0.000     0.000     0.000\n"
+        "  client lag     0.000     0.000     0.000     0.000     0.000     0.000     0.000     0.000\n"
         "  client     12.3 us of CPU a query\n"
         "  accuracy   0.5000 of 2 answered rows\n"
         "  batches    600, mean 1.83 rows\n"
@@ -48,12 +50,46 @@ def test_the_whole_text_of_a_run() -> None:
 
 def test_the_verdicts() -> None:
     missed = result_of(CONFIG, latency_ms=11, queries=1001)
-    invalid = result_of(CONFIG, latency_ms=10, queries=10, invalid=("too short", "interrupted"))
+    invalid = result_of(CONFIG, latency_ms=10, queries=10, invalid=("interrupted",))
     simulated = dataclasses.replace(missed, simulated=True)
     assert run_text(missed).endswith("Result: VALID, objective MISSED\n")
-    assert run_text(invalid).endswith("Result: INVALID: too short; interrupted\n")
+    assert run_text(invalid).endswith(
+        "Result: INVALID: too short: 10 queries after the warm-up; a claim about 99 % needs 459; interrupted\n"
+    )
     assert run_text(simulated).startswith("Server scenario: m at http://host:1 (SIMULATED)\n")
-    assert (missed.slo_met, invalid.slo_met) == (False, True)
+    assert (missed.slo_met, invalid.slo_met) == (False, False)
+    assert (missed.verdict, invalid.verdict) == (Verdict.MISSED, Verdict.INVALID)
+
+
+def test_an_objective_is_met_only_if_early_stopping_confirms_it() -> None:
+    # 2010 queries confirm 99 % with 10 misses among them (MLPerf's table).
+    met, not_confirmed = (result_of(CONFIG, latency_ms=10, queries=queries, errors=10) for queries in (2010, 2009))
+    assert (met.verdict, met.slo_met) == (Verdict.MET, True)
+    assert (not_confirmed.verdict, not_confirmed.slo_met) == (Verdict.NOT_CONFIRMED, False)
+    assert run_text(not_confirmed).endswith(
+        "Result: VALID, objective NOT CONFIRMED: 10 misses among 2009 queries; "
+        "early stopping needs 2010 for that number of misses\n"
+    )
+    report = json.loads(run_json(not_confirmed))
+    assert (report["slo_met"], report["verdict"]) == (False, "not confirmed")
+    assert report["metrics"]["confirmed"] is False
+
+
+def test_waits_for_connections_are_counted_in_the_text() -> None:
+    result = result_of(CONFIG, latency_ms=10, queries=1001)
+    result.record.queued_ns[:500] = result.record.due_ns[:500]
+    result.record.sent_ns[:500] = result.record.due_ns[:500] + 4 * MS
+    metrics = query_statistics(result.record, CONFIG.slo_ms, CONFIG.percentile, CONFIG.warmup_s)
+    lines = run_text(dataclasses.replace(result, metrics=metrics)).splitlines()
+    assert "  waited     500 queries for one of 256 connections, part of 'from due'" in lines
+    assert any(line.startswith("  waited         1.998     0.000     4.000") for line in lines)
+    assert lines[-1] == "Result: VALID, objective met"
+
+
+def test_notes_stand_before_the_result() -> None:
+    result = dataclasses.replace(result_of(CONFIG, latency_ms=10, queries=1001), notes=("no host",))
+    assert run_text(result).endswith("  note       no host\nResult: VALID, objective met\n")
+    assert json.loads(run_json(result))["notes"] == ["no host"]
 
 
 def test_the_json_of_a_run() -> None:
@@ -66,3 +102,5 @@ def test_the_json_of_a_run() -> None:
     assert report["metrics"]["latency_ms"]["p99"] == 10
     assert report["validity"] == {"valid": True, "reasons": []}
     assert report["slo_met"] is True
+    assert report["verdict"] == "met"
+    assert report["notes"] == []
