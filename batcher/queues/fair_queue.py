@@ -134,7 +134,7 @@ class Queue:
         return group
 
     def discard(self, entry: Entry) -> None:
-        """Remove a waiting entry that will not run now."""
+        """Remove one waiting entry."""
         group = entry.retry_group
         if group is not None:
             entry.retry_group = None

@@ -62,7 +62,7 @@ class Flow:
         return items[0] is item if items[0][3].queued else self.first() is item
 
     def discard(self, entry: Entry) -> None:
-        """Remove a waiting entry that will not run now."""
+        """Remove one waiting entry."""
         entry.queued = False
         self.rows -= entry.rows
         self.live -= 1

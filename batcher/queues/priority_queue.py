@@ -161,7 +161,7 @@ class PriorityQueue(Queue):
         self._levels[self._number(entry)].delay(entry)
 
     def discard(self, entry: Entry) -> None:
-        """Remove a waiting entry that will not run now."""
+        """Remove one waiting entry."""
         if entry.retry_group is not None:
             super().discard(entry)
             return
