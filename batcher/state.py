@@ -26,7 +26,8 @@ StageState      prediction/pipeline_times.py  remaining_path_ns
 PipelineState   fleet/fleet.py                degraded
 PipelineState   fleet/speed.py                changes
 PipelineState   prediction/pipeline_times.py  predicted_changes critical_path_ns expected_runs steps work shared
-PipelineState   scheduler/scheduler.py        outstanding rows_under_way inflow asked
+PipelineState   scheduler/scheduler.py        arrived_rows outstanding rows_under_way inflow asked
+PipelineState   scheduler/replanner.py        rate
 PipelineState   scheduler/admission.py        last_probe_ns demand
 Request         scheduler/scheduler.py        open_stages settled running entries missing runs ran_on
 Request         prediction/backlog.py         work committed
@@ -288,6 +289,7 @@ class PipelineState:
     outstanding: int = 0  # requests that were admitted and have no outcome
     rows_under_way: int = 0  # their rows; counted while slots are reserved
     last_probe_ns: int | None = None  # ns; when corrections last decayed so that a request might be admitted
+    arrived_rows: int = 0  # rows of all requests so far, admitted or not
     rate: RateEstimate = field(default_factory=RateEstimate)  # rows that arrive a second
     demand: RecentRows = field(default_factory=lambda: RecentRows(ASKED_MEMORY_NS))  # arrivals, for loading on demand
     inflow: RecentRows = field(default_factory=lambda: RecentRows(INFLOW_MEMORY_NS))  # admitted rows, if shared

@@ -142,7 +142,9 @@ class Replanner:
         """The input of a plan, with the rates over `elapsed_ns`, or without it the rates of the last plan."""
         rates = {} if self._planned is None else dict(self._planned.rates)
         if elapsed_ns is not None:
-            rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}
+            rates = {
+                name: pipeline.rate.take(pipeline.arrived_rows, elapsed_ns) for name, pipeline in self._pipelines.items()
+            }
         return Observed(
             {
                 key: {kind: estimate.table for kind, estimate in model.estimates.items()}

@@ -170,7 +170,7 @@ class Scheduler:
             decisions.append(RejectRequest(event.request, Outcome.REJECTED_UNAVAILABLE, reason))
             return
         rows = event.rows
-        pipeline.rate.rows += rows
+        pipeline.arrived_rows += rows
         if pipeline.changes != pipeline.predicted_changes:
             predict(pipeline, self._limits.hand_off_ns)
         reserves = self._reserved.active

@@ -47,7 +47,7 @@ def watched(scheduler: Scheduler, now_ns: int, corrections: Mapping[tuple[str, s
     """The traffic that a scheduler with a planner observes now."""
     replanner = scheduler.served.replanner
     assert isinstance(replanner, Replanner), "a live scheduler plans"
-    rows = {name: pipeline.rate.rows_ever for name, pipeline in scheduler.pipelines.items()}
+    rows = {name: pipeline.arrived_rows for name, pipeline in scheduler.pipelines.items()}
     return Watched(scheduler.spec, replanner.observe(now_ns), rows, corrections)
 
 

@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 import pytest
 
 from sluice.batcher.estimates.rate import RateEstimate
@@ -5,13 +7,9 @@ from tests.support.scheduling.builders import S
 
 
 def taken(*rows: int, elapsed_ns: int = S) -> list[float]:
-    """The estimates when so many rows came in each of the periods."""
+    """The estimates when these numbers of rows came in one period after the other."""
     estimate = RateEstimate()
-    estimates = []
-    for count in rows:
-        estimate.rows += count
-        estimates.append(estimate.take(elapsed_ns))
-    return estimates
+    return [estimate.take(total, elapsed_ns) for total in accumulate(rows)]
 
 
 def test_a_constant_rate_is_the_estimate_from_the_first_period_on() -> None:
@@ -51,12 +49,3 @@ def test_without_traffic_the_estimate_falls_to_zero_and_no_further() -> None:
 
 def test_nothing_ever_is_a_rate_of_nothing() -> None:
     assert taken(0, 0) == [0, 0]
-
-
-def test_the_rows_that_ever_came_are_counted_through_all_periods() -> None:
-    estimate = RateEstimate()
-    for count in (3, 0, 4):
-        estimate.rows += count
-        estimate.take(S)
-    estimate.rows += 5
-    assert estimate.rows_ever == 12

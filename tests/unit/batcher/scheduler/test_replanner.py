@@ -109,7 +109,7 @@ class Watched:
 
     def look(self, now_ns: int, rows: int = 10_000) -> list[BuildPlan]:
         """Whether a plan is asked for when so many rows have come; it is built at once, to no avail."""
-        self.pipelines["m:1"].rate.rows = rows
+        self.pipelines["m:1"].arrived_rows += rows
         order = self.replanner.review(now_ns)
         assert self.replanner.next_ns > now_ns
         if order is None:
@@ -192,16 +192,16 @@ def test_a_model_that_is_known_on_one_more_kind_of_partition_calls_for_a_plan() 
 
 def test_one_plan_is_built_at_a_time() -> None:
     watched = Watched()
-    rate = watched.pipelines["m:1"].rate
-    rate.rows = 1_000
+    pipeline = watched.pipelines["m:1"]
+    pipeline.arrived_rows += 1_000
     order = watched.replanner.review(2 * S)
     assert order is not None
     for second in (3, 4):
-        rate.rows = 10_000
+        pipeline.arrived_rows += 10_000
         watched.replanner.changed()
         assert watched.replanner.review(second * S) is None
     watched.replanner.built(order.build, Plan(()))
-    rate.rows = 40_000
+    pipeline.arrived_rows += 20_000
     following = watched.replanner.review(6 * S)
     assert following is not None
     assert following.build == order.build + 1
