@@ -108,7 +108,7 @@ def stage_latency(
 
 
 def _fill_s(rows: float, rate: float) -> float:
-    """The time in which so many rows arrive."""
+    """The time in which `rows` rows arrive."""
     if not rows:
         return 0.0
     return rows / rate if rate > 0 else math.inf

@@ -76,7 +76,7 @@ def _waiting_stages(
     spans: Sequence[Span],
     hand_off_ns: int,
 ) -> list[WaitingStage]:
-    """The first stages, and later stages on other groups with so many rows that late rows matter.
+    """The first stages, and later stages on other groups whose rows are so numerous that late rows matter.
 
     Of the stages on the same groups, only the one with the longest time to come waits for the promised work there.
     With `spans`, the times of a request by itself, that time lasts until its later stages on these groups end.

@@ -143,7 +143,8 @@ class Replanner:
         rates = {} if self._planned is None else dict(self._planned.rates)
         if elapsed_ns is not None:
             rates = {
-                name: pipeline.rate.take(pipeline.arrived_rows, elapsed_ns) for name, pipeline in self._pipelines.items()
+                name: pipeline.rate.take(pipeline.arrived_rows, elapsed_ns)
+                for name, pipeline in self._pipelines.items()
             }
         return Observed(
             {

@@ -23,7 +23,7 @@ class TraceLevel(enum.StrEnum):
 class TraceFileSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests to trace from the start: every `rate`-th one, at most `count` of them (-1: all), to `file`.
 
-    With a `log_frequency`, a new numbered file begins after each so many. Without a `file` there is no tracing.
+    With a `log_frequency`, a new numbered file begins after that number of traces. Without a `file`, nothing is traced.
     """
 
     file: str = ""

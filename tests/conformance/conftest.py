@@ -1,4 +1,4 @@
-"""What the tests of MPS have in common: programs that stand for NVIDIA's, a daemon on them, processes with CUDA."""
+"""Fixtures of the tests of MPS: programs that stand for NVIDIA's, a daemon on them, processes with CUDA."""
 
 import tempfile
 from collections.abc import Callable, Iterator

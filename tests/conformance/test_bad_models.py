@@ -68,7 +68,7 @@ def _tensor(tensor: TensorSpec) -> str:
 
 
 def refusal(server: Server, client: str, name: str, config: str) -> InferenceServerException:
-    """What loading an entry of the repository with that config.pbtxt comes to."""
+    """The result of loading an entry of the repository with that config.pbtxt."""
     (server.repository / name / "config.pbtxt").write_text(config)
     url = server.gateway.http_url if client == "http" else server.gateway.grpc_url
     with CLIENTS[client].InferenceServerClient(url) as connection, pytest.raises(InferenceServerException) as caught:
@@ -96,7 +96,7 @@ def short(text: str) -> str:
 
 
 def added(head: str) -> str:
-    """What a head of an ensemble has that the good one has not."""
+    """The change that makes a good head of an ensemble a bad one."""
     good = ensembles.HEAD.splitlines()
     return short(" ".join(line for line in head.splitlines() if line not in good) or "less than it needs")
 

@@ -31,7 +31,7 @@ NOW, LATER = True, False
 
 
 class Case(NamedTuple):
-    """What is sent, in turns, the batches that run, and which turns are answered before a delay can be over.
+    """Requests sent in turns, the batches that run, and the turns that are answered before a delay can be over.
 
     `waiting` are how many wait when the next turn begins, where those are not all that were sent.
     """
@@ -100,7 +100,7 @@ class Served(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What became of a turn."""
+    """The outcome of a turn."""
 
     replies: list[Reply]
     at_once: bool
@@ -137,7 +137,7 @@ class Senders:
 
 
 def counts(server: GatewayServer, names: Iterable[str]) -> dict[str, tuple[float, float]]:
-    """How many requests for each model wait, and how many have been answered."""
+    """The requests that wait, and those that have been answered, by model."""
     found = metrics(server)
 
     def count(metric: str, name: str) -> float:

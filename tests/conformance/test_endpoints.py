@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
 
 
 class Route(NamedTuple):
-    """What is sent and what comes back: `has` are the keys of the object, or of the first one of the list."""
+    """A request and its answer: `has` are the keys of the object, or of the first one of the list."""
 
     method: str
     path: str
@@ -157,7 +157,7 @@ def test_extensions(server: GatewayServer) -> None:
     ]
 
 
-@pytest.mark.behaviour("L0_model_config", "numbers of 64 bits are numbers, and defaults are told")
+@pytest.mark.behaviour("L0_model_config", "numbers of 64 bits are numbers, and defaults are shown")
 def test_the_configuration_has_numbers_and_defaults(server: GatewayServer) -> None:
     config = json.loads(server.request("GET", "/v2/models/m/config")[2])
     assert config["input"][0] | {"dims": [2], "data_type": "TYPE_FP32", "name": "x"} == config["input"][0]

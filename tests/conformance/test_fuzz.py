@@ -236,7 +236,7 @@ def test_the_call_answers_everything(server: GatewayServer, data: bytes, shape: 
 
 
 def is_corrupt(content: bytes) -> bool:
-    """Whether gRPC itself has no message to pass on."""
+    """True if gRPC itself has no message to pass on."""
     try:
         service_pb2.ModelInferRequest.FromString(content)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""Bodies, headers and messages that are wrong below the level of tensors: told as such, in bounded memory and time."""
+"""Bodies, headers and messages that are wrong below the level of tensors are refused in bounded memory and time."""
 
 import gzip
 import json
@@ -80,11 +80,11 @@ WRONG = [
     *["input without datatype", "shape as text", "shape of floats", "negative dimension", "too few elements"],
     *["too many elements", "elements of another type", "data that is no list", "not UTF-8", "huge dimension"],
 ]
-"""What Triton takes for a failure of its own."""
+"""Failures that Triton reports as its own."""
 
 
 def replayed(name: str) -> pytest.MarkDecorator:
-    """What of Triton a body replays."""
+    """The behaviour of Triton that a body replays."""
     if name.startswith("noise"):
         return pytest.mark.behaviour("L0_http_fuzz", "a body of random bytes is refused with 400")
     return pytest.mark.behaviour("L0_http", "a body with {name} is refused with 400", triton="500" * (name in WRONG))
@@ -142,7 +142,7 @@ def test_a_raw_body_that_could_mean_several_things_is_refused(server: GatewaySer
 
 
 def conversation(server: GatewayServer, *parts: bytes) -> bytes:
-    """What comes back on a connection of its own until the server is silent for a moment or closes."""
+    """The bytes that come back on a new connection until the server closes it."""
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)

@@ -45,7 +45,7 @@ def control(fake: FakeNvml) -> Iterator[Nvml]:
         yield control
 
 
-def test_gpus_are_told_by_index_and_uuid(any_control: MigControl) -> None:
+def test_gpus_are_reported_by_index_and_uuid(any_control: MigControl) -> None:
     gpus = any_control.gpus()
     assert [gpu.index for gpu in gpus] == list(range(len(gpus)))
     assert len({gpu.uuid for gpu in gpus}) == len(gpus) >= 1
@@ -66,8 +66,8 @@ def test_what_the_driver_says_of_its_profiles_is_what_the_table_says(
     for gpu in any_control.gpus():
         if gpu.geometry is not None and gpu.geometry.gpu in GEOMETRIES:
             table = GEOMETRIES[gpu.geometry.gpu]
-            for told, known in zip(gpu.geometry.profiles, table.profiles, strict=True):
-                assert (told.name, told.compute, told.memory, told.starts) == (
+            for reported, known in zip(gpu.geometry.profiles, table.profiles, strict=True):
+                assert (reported.name, reported.compute, reported.memory, reported.starts) == (
                     known.name,
                     known.compute,
                     known.memory,
@@ -141,34 +141,34 @@ def test_the_mode_of_a_gpu_in_use_stays(control: Nvml, gpu: FakeGpu) -> None:
         control.set_mig(gpu.uuid, on=True)
 
 
-def test_a_mode_that_needs_a_reset_is_told(control: Nvml, gpu: FakeGpu) -> None:
+def test_a_mode_that_needs_a_reset_is_reported(control: Nvml, gpu: FakeGpu) -> None:
     gpu.mig, gpu.needs_reset = False, True
     with pytest.raises(ControlFailed, match="cannot be turned on without a reset of the GPU"):
         control.set_mig(gpu.uuid, on=True)
 
 
-def test_whoever_is_not_root_is_told_the_places_from_the_table(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
+def test_a_user_who_is_not_root_gets_the_places_from_the_table(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
     gpu.mig, fake.root = False, False
     assert control.gpus()[0].geometry == H100
     with pytest.raises(ControlFailed, match=r"cannot be turned on: only root may \(NVML: Insufficient Permissions\)"):
         control.set_mig(gpu.uuid, on=True)
 
 
-def test_whoever_is_not_root_is_told_which_instances_there_are(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
+def test_a_user_who_is_not_root_gets_the_instances(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
     uuid = control.create(gpu.uuid, parse_placement(H100, "1g@6"))
     fake.root = False
     (found,) = control.gpus()
     assert (found.instances, found.unplaced) == ((), (uuid,))
 
 
-def test_users_are_told_by_name(control: Nvml, gpu: FakeGpu) -> None:
+def test_users_are_reported_by_name(control: Nvml, gpu: FakeGpu) -> None:
     control.create(gpu.uuid, parse_placement(H100, "1g@6"))
     gpu.hold(parse_placement(H100, "1g@6"), os.getpid())
     name = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     assert control.gpus()[0].instances[0].users == (f"{name} (pid {os.getpid()})",)
 
 
-def test_users_under_mps_are_told_beside_their_server(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
+def test_users_under_mps_are_reported_beside_their_server(control: Nvml, fake: FakeNvml, gpu: FakeGpu) -> None:
     control.create(gpu.uuid, parse_placement(H100, "1g@6"))
     instance = gpu.compute(parse_placement(H100, "1g@6"))
     instance.processes, instance.mps_processes = [4194301], [4194301, 4194302]
@@ -203,7 +203,7 @@ def test_a_profile_that_the_driver_names_by_a_gigabyte_less_is_the_one_of_the_ta
 
 
 @pytest.mark.parametrize("code", [3, 4])
-def test_users_that_are_not_told_are_guarded_by_the_driver(
+def test_users_that_are_not_reported_are_guarded_by_the_driver(
     control: Nvml, fake: FakeNvml, gpu: FakeGpu, code: int
 ) -> None:
     control.create(gpu.uuid, parse_placement(H100, "1g@6"))
@@ -221,7 +221,7 @@ def test_a_gpu_without_mig_is_whole(control: Nvml, gpu: FakeGpu) -> None:
     assert (found.mig, found.geometry, found.instances, found.users) == (None, None, (), ("pid 4194301",))
 
 
-def test_without_a_driver_it_is_told_in_one_line() -> None:
+def test_without_a_driver_it_is_reported_in_one_line() -> None:
     if not HARDWARE:
         with pytest.raises(ControlFailed, match=r"no NVIDIA driver answers on this machine \(NVML: .*\)"), open_nvml():
             pass

@@ -50,8 +50,8 @@ class Server(NamedTuple):
         with self.connect(client) as connection:
             connection.load_model(name)
         with self.connect("http") as connection:
-            told: dict[str, Any] = connection.get_model_config(name)
-        return told
+            reported: dict[str, Any] = connection.get_model_config(name)
+        return reported
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def group(text: str) -> str:
 @pytest.mark.parametrize("client", CLIENTS)
 def test_the_count_of_instances_is_changed_by_a_load(server: Server, client: str) -> None:
     for count in (1, 2, 1, 8):
-        told = server.configure(client, "m", group(f"count: {count}"))
-        assert [each["count"] for each in told["instance_group"]] == [count]
+        reported = server.configure(client, "m", group(f"count: {count}"))
+        assert [each["count"] for each in reported["instance_group"]] == [count]
     log = server.gateway.log.read_text(errors="replace")
     assert "fewer partitions than instances" in log
     assert "model=m:1" in log

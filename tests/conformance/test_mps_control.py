@@ -123,7 +123,7 @@ def test_daemons_are_found_with_their_clients(
     assert [each.pid for each in found.clients] == [client.pid]
 
 
-def test_what_a_daemon_refuses_is_told_in_its_own_words(fake: MpsDaemon) -> None:
+def test_what_a_daemon_refuses_is_reported_in_its_own_words(fake: MpsDaemon) -> None:
     server = fake.control.start_server()
     with pytest.raises(ControlFailed, match=r"'terminate_client .* 4194304' failed with status 1: 'Client not found'"):
         fake.control.terminate_client(MpsClient(4194304, server.pid))
@@ -148,7 +148,7 @@ def test_a_fatal_error_is_everybodys_until_all_are_gone(fake: MpsDaemon, clients
     assert clients(fake).hello["error"] == 0
 
 
-def test_a_client_that_cannot_be_terminated_is_waited_for_no_longer_than_told(
+def test_a_client_that_cannot_be_terminated_is_waited_for_no_longer_than_reported(
     fake: MpsDaemon, program: str, clients: Clients
 ) -> None:
     client = clients(fake)

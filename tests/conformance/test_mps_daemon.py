@@ -67,7 +67,7 @@ def test_no_setting_of_mps_reaches_the_daemon_from_outside(
     daemon.stop()
 
 
-def test_a_daemon_that_dies_is_told_and_started_again(fake: MpsDaemon, clients: Clients) -> None:
+def test_a_daemon_that_dies_is_reported_and_started_again(fake: MpsDaemon, clients: Clients) -> None:
     client = clients(fake)
     (server,) = fake.control.servers()
     fake_mps.inject(fake.pipes, "die")
@@ -83,7 +83,7 @@ def test_a_daemon_that_dies_is_told_and_started_again(fake: MpsDaemon, clients: 
     assert clients(fake).hello["error"] == 0
 
 
-def test_a_daemon_that_hangs_is_waited_for_no_longer_than_told(
+def test_a_daemon_that_hangs_is_waited_for_no_longer_than_its_limit(
     root: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mps_daemon, "QUIT_S", 0.5)
@@ -133,7 +133,7 @@ def test_what_a_killed_daemon_has_left_is_ended_before_the_next_one_starts(fake:
     assert server.pid not in mps_processes(fake.pipes)
 
 
-def test_a_daemon_that_does_not_start_is_told_with_what_it_said(
+def test_a_daemon_that_does_not_start_is_reported_with_what_it_said(
     root: Path, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
@@ -175,7 +175,7 @@ def test_a_directory_that_others_may_enter_is_refused(root: Path, program: str) 
         MpsDaemon(GPU, file, program=program).start()
 
 
-def test_a_machine_without_mps_is_told_in_one_sentence(root: Path) -> None:
+def test_a_machine_without_mps_is_reported_in_one_sentence(root: Path) -> None:
     daemon = MpsDaemon(GPU, root, program=str(root / "nothing"))
     with pytest.raises(
         ControlFailed, match=r"ended with status 127, and printed 'cannot start .*/nothing: .*No such file"
@@ -200,15 +200,15 @@ def test_a_directory_that_is_too_long_for_a_socket_is_refused(root: Path) -> Non
 
 def test_a_daemon_that_is_killed_is_kept_running(root: Path, program: str) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
-    told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put)
-    keeper.start()
+    reported: queue.Queue[str] = queue.Queue()
+    watchdog = MpsWatchdog(daemon, reported.put)
+    watchdog.start()
     first = daemon.pid
     os.kill(first or 0, signal.SIGKILL)
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} has ended; restarting it"
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
+    assert reported.get(timeout=60) == f"the MPS daemon of {GPU} has ended; restarting it"
+    assert reported.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     assert daemon.control.start_server().status == "ACTIVE"
-    keeper.stop()
+    watchdog.stop()
     assert daemon.pid is None
     assert mps_processes(daemon.pipes) == ()
 
@@ -224,28 +224,28 @@ def test_a_daemon_that_hangs_is_ended_with_its_server_and_started_again(
                 super().probe(timeout_s)
 
     daemon = Daemon(GPU, root, program=program)
-    told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
-    keeper.start()
+    reported: queue.Queue[str] = queue.Queue()
+    watchdog = MpsWatchdog(daemon, reported.put, heartbeat_s=0.1, answer_s=0.5)
+    watchdog.start()
     client = clients(daemon)
     first = mps_processes(daemon.pipes)
     fake_mps.inject(daemon.pipes, "hang")
     daemon.hung = True
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
-    assert told.get(timeout=60).startswith(f"the MPS daemon of {GPU} runs again (pid ")
+    assert reported.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
+    assert reported.get(timeout=60).startswith(f"the MPS daemon of {GPU} runs again (pid ")
     assert client.ask("check") == RPC_FAILURE
-    keeper.stop()
+    watchdog.stop()
     assert len(first) >= 2, "a daemon and a server"
-    until(lambda: not any(map(alive, first)))  # whoever becomes the server's parent takes note of its end
+    until(lambda: not any(map(alive, first)))  # the new parent of the server takes note of its end
 
 
 def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_end_at_once(
     root: Path, program: str
 ) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
-    told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1)
-    keeper.start()
+    reported: queue.Queue[str] = queue.Queue()
+    watchdog = MpsWatchdog(daemon, reported.put, heartbeat_s=0.1)
+    watchdog.start()
     process, waits = daemon._process, [0]
     assert process is not None
     wait = process.wait
@@ -260,10 +260,10 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
     process.wait = in_the_driver  # type: ignore[method-assign]
     pid = daemon.pid
     (daemon.pipes / "control").unlink()
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not exit"
-    assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
-    keeper.stop()
+    assert reported.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
+    assert reported.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not exit"
+    assert reported.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
+    watchdog.stop()
 
 
 def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon) -> None:
@@ -271,16 +271,16 @@ def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon
         return log.read_text().count("Accepting connection")
 
     fake.stop()
-    told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(fake, told.put, heartbeat_s=0.01)
-    keeper.start()
+    reported: queue.Queue[str] = queue.Queue()
+    watchdog = MpsWatchdog(fake, reported.put, heartbeat_s=0.01)
+    watchdog.start()
     pid, log = fake.pid, fake.logs / "control.log"
     until(lambda: questions() > 3)
     fake_mps.inject(fake.pipes, "refuse")
     before = questions()
     until(lambda: questions() > before + 3)
-    assert (fake.pid, told.empty()) == (pid, True)
-    keeper.stop()
+    assert (fake.pid, reported.empty()) == (pid, True)
+    watchdog.stop()
 
 
 def test_logs_do_not_grow_for_ever(fake: MpsDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,21 +306,21 @@ def test_a_daemon_is_kept_in_a_process_with_very_many_descriptors(root: Path, pr
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * many), hard))
     descriptors = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(many)]
     daemon = MpsDaemon(GPU, root, program=program)
-    told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put)
-    keeper.start()
+    reported: queue.Queue[str] = queue.Queue()
+    watchdog = MpsWatchdog(daemon, reported.put)
+    watchdog.start()
     server = daemon.control.start_server()
     os.kill(daemon.pid or 0, signal.SIGKILL)
-    assert "has ended" in told.get(timeout=60)
-    assert "runs again" in told.get(timeout=60)
+    assert "has ended" in reported.get(timeout=60)
+    assert "runs again" in reported.get(timeout=60)
     assert server.pid not in mps_processes(daemon.pipes)
-    keeper.stop()
+    watchdog.stop()
     for descriptor in descriptors:
         os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_who_asks_for_the_process_as_its_keeper_forgets_it_is_told(fake: MpsDaemon) -> None:
+def test_a_process_is_still_reported_while_its_watchdog_forgets_it(fake: MpsDaemon) -> None:
     process = fake._process
     assert process is not None
     poll = process.poll
@@ -336,7 +336,7 @@ def test_who_asks_for_the_process_as_its_keeper_forgets_it_is_told(fake: MpsDaem
 
 
 def test_a_daemon_that_does_not_start_is_not_kept(root: Path) -> None:
-    keeper = MpsWatchdog(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
+    watchdog = MpsWatchdog(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
     with pytest.raises(ControlFailed, match="ended with status 127"):
-        keeper.start()
-    keeper.stop()
+        watchdog.start()
+    watchdog.stop()

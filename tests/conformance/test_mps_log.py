@@ -1,4 +1,4 @@
-"""What a daemon says in its log of servers, clients and faults: the fake says it in the words of the real one."""
+"""The log of a daemon about servers, clients and faults: the fake uses the words of the real one."""
 
 import os
 import re

@@ -42,7 +42,7 @@ def test_shares_can_have_multiprocessors_of_their_own(
         static_set(shares[0], root)
 
 
-def test_a_driver_without_static_sets_is_told(root: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_static_sets_is_reported(root: Path, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MPS", '{"without": ["static"]}')
     daemon = MpsDaemon(GPU, root, sets={"a": 50}, program=program)
     with pytest.raises(

@@ -19,7 +19,7 @@ EXAMPLES, INFERENCES = 5, 15
 TIMEOUT_S = 60
 KNOWN = {"name": "m", "version": "1"}
 REFUSALS = (501, 503)
-"""What Triton's protocol answers for what is not served, and for what is not there now."""
+"""The statuses of Triton's protocol for routes that are not served, and for models that are not there now."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_no_route_fails_or_hangs(server: GatewayServer) -> None:
 
 
 def ask(operation: Any, mode: GenerationMode, statuses: set[int]) -> None:
-    """Send requests to a route, half of them to the model that there is, but for what unloads it."""
+    """Send requests to a route, half of them to the model that there is; requests that unload it go to others."""
 
     @seed(0)
     @settings(

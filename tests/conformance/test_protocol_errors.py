@@ -328,7 +328,7 @@ DIFFERENT = {
 
 
 def replayed(case: str) -> list[pytest.MarkDecorator]:
-    """What of Triton a case replays; some ask for what Triton has not."""
+    """The behaviour of Triton that a case replays; some ask for a feature that Triton lacks."""
     (http, code), text = CASES[case][1], f"a bad request: {case}"
     text = f"{text} is refused with {http}, {code.name}"
     if case in DIFFERENT:

@@ -1,4 +1,4 @@
-"""How tensors travel: every encoding that clients of Triton use, through the real tritonclient and plain sockets."""
+"""Tensors travel in every encoding that clients of Triton use, through the real tritonclient and plain sockets."""
 
 import json
 import queue
@@ -158,10 +158,10 @@ def post(
     """The JSON, the binary part and the headers of an answer; `length` stands for that of the JSON that is sent."""
     head = json.dumps(request).encode() if request else b""
     headers = {"Inference-Header-Content-Length": str(len(head) if length is None else length)}
-    status, told, body = server.request("POST", f"/v2/models/{model}/infer", head + blobs, headers)
+    status, reported, body = server.request("POST", f"/v2/models/{model}/infer", head + blobs, headers)
     assert status == 200, body
-    end = int(told.get("inference-header-content-length", len(body)))
-    return json.loads(body[:end]), body[end:], told
+    end = int(reported.get("inference-header-content-length", len(body)))
+    return json.loads(body[:end]), body[end:], reported
 
 
 @pytest.mark.behaviour(

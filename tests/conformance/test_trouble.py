@@ -24,7 +24,7 @@ from tests.support.models.timed_models import Sent, executed, metric, metrics, r
 pytestmark = pytest.mark.timed
 
 TIMEOUT_S = 60
-"""What others do is waited for."""
+"""Wait for the work of other clients."""
 
 
 class Served(NamedTuple):
@@ -77,7 +77,7 @@ def given(library: Any) -> list[Any]:
 
 
 def failures(server: GatewayServer, model: str) -> float:
-    """How many requests have failed, for whatever reason."""
+    """The number of requests that have failed, for any reason."""
     start = f'nv_inference_request_failure{{model="{model}",'
     return sum(number for name, number in metrics(server).items() if name.startswith(start))
 

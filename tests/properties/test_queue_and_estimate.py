@@ -11,8 +11,8 @@ from sluice.batcher.state import Entry, Request
 from sluice.models.profiles.latency_table import LatencyTable
 
 ORDERS = st.integers(0, 20)
-LANE_NUMBERS = (0, 1, 2)
-LANES = st.sampled_from(LANE_NUMBERS)
+FLOW_NUMBERS = (0, 1, 2)
+FLOWS = st.sampled_from(FLOW_NUMBERS)
 WEIGHTS = (1.0, 3.0, 0.5)
 NOBODY = cast("Request", None)
 
@@ -39,7 +39,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.pushed_rows = 0
         self.gone_rows = 0
 
-    @rule(order_ns=ORDERS, stage=st.integers(0, 3), rows=st.integers(1, 4), flow=LANES, times=st.integers(1, 40))
+    @rule(order_ns=ORDERS, stage=st.integers(0, 3), rows=st.integers(1, 4), flow=FLOWS, times=st.integers(1, 40))
     def push(self, order_ns: int, stage: int, rows: int, flow: int, times: int) -> None:
         for _ in range(times):
             self.sequence += 1
@@ -81,7 +81,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sum(entry.rows for entry in taken) <= max_rows or len(taken) == 1
         in_time = [entry for entry in taken if not entry.late]
         assert len({id(entry) for entry in taken}) == len(taken)
-        for flow in LANE_NUMBERS:
+        for flow in FLOW_NUMBERS:
             # Of each flow the first ones, and of those that are late as well.
             mine = [entry for entry in in_time if entry.flow == flow]
             assert mine == [entry for entry in eligible if entry.flow == flow][: len(mine)]

@@ -1,4 +1,4 @@
-"""What the tests of servers have in common: what the MPS daemons of this process leave is removed."""
+"""Removes the directories that the MPS daemons of this process leave, for all tests of servers."""
 
 import shutil
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ def infer(server: GatewayServer) -> tuple[int, dict[str, object]]:
 
 
 def waiting_and_sent(server: GatewayServer) -> tuple[float, float]:
-    """How many requests wait, and the bytes of those that were sent to the worker."""
+    """The number of requests that wait, and the bytes of those that were sent to the worker."""
     text = server.request("GET", "/metrics")[2].decode()
     waiting, sent = (
         re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)

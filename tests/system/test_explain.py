@@ -1,4 +1,4 @@
-"""What a real server tells of its requests: on the response, by `sluice why`, and in its metrics."""
+"""A real server explains its requests: on the response, by `sluice why`, and in its metrics."""
 
 import json
 import os
@@ -81,27 +81,27 @@ def why(server: GatewayServer, id: str, *options: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
-def check_cascade(told: dict[str, str]) -> None:
-    assert told["x-sluice-outcome"] == "completed"
-    assert told["x-sluice-plan"] == "first=quick:1*1@cpu0, second=slow:1*1@cpu0"
-    stages = [match.groups() for text in told["x-sluice-stages"].split(", ") if (match := STAGE.fullmatch(text))]
+def check_cascade(explained: dict[str, str]) -> None:
+    assert explained["x-sluice-outcome"] == "completed"
+    assert explained["x-sluice-plan"] == "first=quick:1*1@cpu0, second=slow:1*1@cpu0"
+    stages = [match.groups() for text in explained["x-sluice-stages"].split(", ") if (match := STAGE.fullmatch(text))]
     assert [name for name, *_ in stages] == ["first", "second"]
     figures = [[float(figure) for figure in stage[1:]] for stage in stages]
     for _, _, compute_ms, cost in figures:
         assert cost == pytest.approx(compute_ms * 1e-6, rel=0.01)
-    assert float(told["x-sluice-cost"]) == pytest.approx(sum(cost for *_, cost in figures), rel=0.01)
+    assert float(explained["x-sluice-cost"]) == pytest.approx(sum(cost for *_, cost in figures), rel=0.01)
     # Nothing of the time is left out.
     parts_ms = sum(sum(times) for *times, _ in figures)
-    assert float(told["x-sluice-total-ms"]) == pytest.approx(parts_ms, abs=0.1)
+    assert float(explained["x-sluice-total-ms"]) == pytest.approx(parts_ms, abs=0.1)
 
 
 def test_http_headers_tell_stages_times_and_costs(server: GatewayServer) -> None:
-    status, told, _ = infer(server, "cascade", headers=EXPLAIN)
+    status, explained, _ = infer(server, "cascade", headers=EXPLAIN)
     assert status == 200
-    check_cascade(told)
-    status, told, _ = infer(server, "cascade", id="mine", sluice_explain=True)
-    assert (status, "x-sluice-request" in told) == (200, False)
-    check_cascade(told)
+    check_cascade(explained)
+    status, explained, _ = infer(server, "cascade", id="mine", sluice_explain=True)
+    assert (status, "x-sluice-request" in explained) == (200, False)
+    check_cascade(explained)
     assert infer(server, "quick", id="mine")[:2] == (200, {})
 
 
@@ -112,9 +112,9 @@ def test_trailing_metadata_tells_the_same(server: GatewayServer) -> None:
     with grpc.insecure_channel(server.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         _, call = stub.ModelInfer.with_call(request, metadata=[("x-sluice-explain", "1")])
-        told = {each.key: each.value for each in call.trailing_metadata()}
-        check_cascade(told)
-        assert json.loads(why(server, told["x-sluice-request"], "--json").stdout)["pipeline"] == "cascade:1"
+        explained = {each.key: each.value for each in call.trailing_metadata()}
+        check_cascade(explained)
+        assert json.loads(why(server, explained["x-sluice-request"], "--json").stdout)["pipeline"] == "cascade:1"
 
 
 def test_why_names_what_made_a_request_late(server: GatewayServer) -> None:
@@ -134,8 +134,8 @@ def test_why_names_what_made_a_request_late(server: GatewayServer) -> None:
         until(lambda: waited_ms() > 2000)
         os.kill(worker, signal.SIGCONT)
         assert slow.result()[0] == 200
-        status, told, _ = quick.result()
-    assert (status, told["x-sluice-outcome"], told["x-sluice-cause"]) == (200, "completed_late", "queue")
+        status, explained, _ = quick.result()
+    assert (status, explained["x-sluice-outcome"], explained["x-sluice-cause"]) == (200, "completed_late", "queue")
     result = why(server, "r-late")
     assert result.returncode == 0
     lines = result.stdout.splitlines()

@@ -264,7 +264,7 @@ def test_a_new_version_leaves_the_others_alone(repository: Path, tmp_path: Path)
 
 
 @pytest.mark.behaviour(
-    "L0_lifecycle", "poll: what is new, changed or gone is loaded, loaded anew, unloaded", through="http"
+    "L0_lifecycle", "poll: what is new, changed or gone is loaded, loaded again, unloaded", through="http"
 )
 @pytest.mark.behaviour("L0_lifecycle", "poll: load and unload by clients are refused", through="http")
 def test_a_repository_that_is_polled_is_followed(repository: Path, tmp_path: Path) -> None:
@@ -378,8 +378,8 @@ def test_without_a_repository_clients_bring_the_models(tmp_path: Path, capsys: p
         assert server.request("POST", "/v2/models/mine/infer", body)[0] == 200
         capsys.readouterr()
         assert main(["model", "register", "notes", "--file", str(text), url]) == 2
-        told = capsys.readouterr().err
-        assert f"load failed for model 'notes': {text}: " in told
-        assert "sluice-" not in told
+        reported = capsys.readouterr().err
+        assert f"load failed for model 'notes': {text}: " in reported
+        assert "sluice-" not in reported
         assert main(["model", "list", url]) == 0
         assert "sluice-" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What the protocol says of a repository that changes, clause by clause, through the real tritonclient."""
+"""The protocol's rules for a repository that changes, clause by clause, through the real tritonclient."""
 
 import json
 import os

@@ -23,7 +23,7 @@ from tests.system.test_lifecycle import CLIENTS, ask, connect, index, repository
 __all__ = ["repository"]
 
 CHANGES = 10
-"""How many each client asks for that races others."""
+"""The number of changes that each of the racing clients asks for."""
 PYTHON = """
 backend: "python"
 max_batch_size: 4
@@ -33,7 +33,7 @@ output [ {name: "y" data_type: TYPE_FP32 dims: [3]} ]
 
 
 def save_timed(repository: Path, name: str, latency_ms: float, size: int = 0) -> None:
-    """A model that takes so long, in a file of so many bytes."""
+    """Save a model whose batches take `latency_ms`, in a file of at least `size` bytes."""
     path = repository / name / "1" / "model.timed.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     x, y = ({"name": each, "datatype": "FP32", "shape": [3]} for each in "xy")
@@ -74,7 +74,7 @@ def loading(server: GatewayServer, name: str, or_ready: bool = False) -> bool:
 
 
 def runs(server: GatewayServer) -> bool:
-    """Whether some worker has a batch."""
+    """True if some worker has a batch."""
     return b"\nsluice_arena_used_bytes 0.0\n" not in server.request("GET", "/metrics")[2]
 
 

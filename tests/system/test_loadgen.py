@@ -1,4 +1,4 @@
-"""The load generator against real servers: small ones that misbehave as told, and `sluice serve`."""
+"""The load generator against real servers: small ones that misbehave on purpose, and `sluice serve`."""
 
 import asyncio
 import json

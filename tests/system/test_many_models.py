@@ -16,9 +16,9 @@ ROW = json.dumps(
 ).encode()
 WIDTHS = [256, 1024, 10]
 MODEL_MB = 1.05
-"""What each file takes, in MiB."""
+"""Memory of the model of each file, in MiB."""
 GROWING_MB = 6
-"""What one more takes at least, whose file is hardly larger."""
+"""Memory that one more model takes at least, in MiB; its file is hardly larger."""
 
 
 def infer(

@@ -194,7 +194,7 @@ async def test_a_worker_that_is_killed_while_it_loads_comes_back_without_that_mo
 
 
 @in_loop
-async def test_a_worker_that_is_told_to_end_while_it_loads_ends(tmp_path: Path, small: ModelFile) -> None:
+async def test_a_worker_that_is_asked_to_end_while_it_loads_ends(tmp_path: Path, small: ModelFile) -> None:
     before = set(children(os.getpid()))  # of other tests, such as the tracker of shared memory that Python keeps
     async with serving(worker(small)) as gateway:
         gateway.supervisor.load("cpu0", timed(tmp_path / "slow.json", 2000))

@@ -51,5 +51,5 @@ def test_a_daemon_that_is_killed_is_started_again_and_every_request_is_answered(
         assert set(answers) == {200}
         assert daemon() != first
         assert f"the MPS daemon of {GPU} has ended; restarting it" in server.log.read_text()
-    # Whoever lists the daemons of this machine just now may still ask this one.
+    # A process that lists the daemons of this machine may still ask this one.
     until(lambda: mps_processes(pipe_directory(GPU)) == ())

@@ -69,7 +69,7 @@ def workers(server: GatewayServer) -> dict[str, int | None]:
 
 
 async def under_load(server: GatewayServer, trouble: Callable[[], None], over: Callable[[], bool]) -> int:
-    """How many requests were answered, all rightly, from before the trouble until it was over, and then some."""
+    """The number of requests answered, all rightly, from before the trouble until some time after it."""
     answered = 0
     stopping = False
 

@@ -50,7 +50,7 @@ def test_the_daemon_lives_as_long_as_the_server_and_the_other_partitions_serve(
         assert b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in variables
         assert f"CUDA_MPS_PIPE_DIRECTORY={pipe_directory(GPU)}".encode() in variables
         assert not any(each.startswith(b"CUDA_MPS_CLIENT_PRIORITY") for each in variables)
-    # Whoever lists the daemons of this machine just now may still ask this one.
+    # A process that lists the daemons of this machine may still ask this one.
     until(lambda: mps_processes(pipe_directory(GPU)) == ())
 
 

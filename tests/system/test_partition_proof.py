@@ -167,7 +167,7 @@ def partitions() -> list[dict[str, object]]:
     return [{"name": "only", "cores": CORES[:1]}]
 
 
-def told(server: GatewayServer) -> dict[str, object]:
+def reported(server: GatewayServer) -> dict[str, object]:
     (state,) = json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"]
     return {key: state[key] for key in ("enforcement", "reasons")}
 
@@ -181,7 +181,7 @@ def test_a_server_tells_that_its_partitions_are_enforced(tmp_path: Path) -> None
     save_identity(tmp_path / "models" / "echo" / "1" / "model.onnx", DataType.FP32, [1])
     config = {"partitions": partitions(), "strict": True}
     with gateway_server(tmp_path / "models", tmp_path, config) as server:
-        assert told(server) == {"enforcement": "enforced", "reasons": []}
+        assert reported(server) == {"enforcement": "enforced", "reasons": []}
         assert metric(server) == ['sluice_partition_enforced{partition="only"} 1.0']
         doctor = [sys.executable, "-m", "sluice.gateway.cli.main", "doctor", "--url", f"http://{server.http_url}"]
         done = subprocess.run(doctor, capture_output=True, text=True, check=False)
@@ -193,7 +193,7 @@ def test_a_server_tells_that_its_partitions_are_enforced(tmp_path: Path) -> None
 @needs_two_cores
 def test_a_model_that_leaves_its_cores_makes_its_partition_unenforced(stray: Path, tmp_path: Path) -> None:
     with gateway_server(stray, tmp_path, {"partitions": partitions()}, ["--log-format", "json"]) as server:
-        state = told(server)
+        state = reported(server)
         assert state["enforcement"] == "unenforced"
         (reason,) = msgspec.convert(state["reasons"], list[str])
         assert reason.endswith(f"may run on cores {', '.join(map(str, CORES))}, expected {CORES[0]}")
@@ -206,9 +206,9 @@ def test_a_model_that_leaves_its_cores_makes_its_partition_unenforced(stray: Pat
 def test_a_model_that_is_loaded_later_is_found_too(stray: Path, tmp_path: Path) -> None:
     config: dict[str, object] = {"partitions": partitions(), "control": "explicit", "load_models": ["echo"]}
     with gateway_server(stray, tmp_path, config) as server:
-        assert told(server) == {"enforcement": "enforced", "reasons": []}
+        assert reported(server) == {"enforcement": "enforced", "reasons": []}
         assert server.request("POST", "/v2/repository/models/stray/load", b"{}")[0] == 200
-        assert told(server)["enforcement"] == "unenforced"
+        assert reported(server)["enforcement"] == "unenforced"
         assert metric(server) == ['sluice_partition_enforced{partition="only"} 0.0']
 
 

@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
 
 
 def counts(server: GatewayServer) -> tuple[int, int]:
-    """How many requests succeeded and failed."""
+    """The numbers of requests that succeeded and that failed."""
     with tritonclient.http.InferenceServerClient(server.http_url) as client:
         (entry,) = client.get_inference_statistics("identity")["model_stats"]
     ended = entry["inference_stats"]

@@ -24,7 +24,7 @@ outputs:
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -70,13 +70,13 @@ def test_a_pipeline_is_planned_before_and_after_it_is_profiled(sluice: Sluice, r
     after = sluice(*plan, "--escalation", "large=0.1", "--explain")
     assert (after.status, after.err) == (0, "")
     assert "latencies measured: small:1 on cpu1, large:1 on cpu1" in after.out
-    for told in (
+    for reported in (
         "bottleneck: stage",
         "highest rate within 60000 ms:",
         "lowest objective at 20 requests/s:",
         "runner-up",
     ):
-        assert told in after.out
+        assert reported in after.out
     assert "20 x 0.1 = 2 per second" in after.out
     assert "critical path: small" in after.out
 
@@ -90,7 +90,7 @@ def test_all_figures_as_json(sluice: Sluice, repository: Path) -> None:
     assert [stage.probability for stage in answer.plan.stages] == [1, 0.5]
 
 
-def test_what_cannot_be_met_is_told_and_is_the_exit_status(sluice: Sluice, repository: Path) -> None:
+def test_what_cannot_be_met_is_reported_and_is_the_exit_status(sluice: Sluice, repository: Path) -> None:
     done = sluice("plan", "cascade", "--repository", repository, "--slo-ms", 0.001)
     assert done.status == 1
     assert "INFEASIBLE: the fastest configuration takes" in done.out
@@ -142,7 +142,7 @@ def test_the_partitions_and_prices_of_the_configuration(sluice: Sluice, reposito
     assert stage.cost_per_1000_rows == pytest.approx(stage.arithmetic.compute_ms)
 
 
-def test_a_price_beyond_all_sums_is_told(sluice: Sluice, repository: Path) -> None:
+def test_a_price_beyond_all_sums_is_reported(sluice: Sluice, repository: Path) -> None:
     config = repository / "sluice.yaml"
     config.write_text("prices: {core_hour: 1.0e+308}")
     done = sluice("plan", "cascade", "--repository", repository, "--config", config)
@@ -157,9 +157,9 @@ def test_whoever_reads_the_output_may_stop(repository: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        told = process.stderr.read()
+        reported = process.stderr.read()
     assert process.returncode == 141
-    assert all(line.startswith("sluice: timing") for line in told.splitlines()), told
+    assert all(line.startswith("sluice: timing") for line in reported.splitlines()), reported
 
 
 def test_the_memory_and_the_triton_servers_of_the_configuration(sluice: Sluice, repository: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_model_file_by_itself(sluice: Sluice, tmp_path: Path) -> None:
         (["cascade", "--repository", ".", "--partitions", "cpu999"], "this process may use only"),
     ],
 )
-def test_what_makes_no_sense_is_told(
+def test_what_makes_no_sense_is_reported(
     sluice: Sluice, repository: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
 ) -> None:
     monkeypatch.chdir(repository)

@@ -29,7 +29,7 @@ ONE_CORE: dict[str, object] = {"partitions": [{"name": "only", "cores": [availab
 
 
 class Done(NamedTuple):
-    """How a command ended."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -179,7 +179,7 @@ def test_what_is_stale_is_shown_as_such(profile: Profiling, tmp_path: Path) -> N
         (["export", "--csv", "x.csv", "mlp.onnx"], "mlp.profile.json: there is no profile"),
     ],
 )
-def test_what_cannot_be_done_is_told(
+def test_what_cannot_be_done_is_reported(
     profile: Profiling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
 ) -> None:
     save_mlp(tmp_path / "mlp.onnx", [4, 3])

@@ -98,7 +98,7 @@ def test_every_kind_of_partition_is_measured_as_it_is_served(models: Path, capsy
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M",
     }
-    # Whoever lists the daemons of this machine just now may still ask this one.
+    # A process that lists the daemons of this machine may still ask this one.
     until(lambda: mps_processes(pipe_directory(GPU)) == ())
 
 

@@ -23,7 +23,7 @@ def infer(server: GatewayServer, name: str) -> tuple[int, dict[str, object]]:
 
 
 def held(server: GatewayServer) -> dict[str, list[str]]:
-    """What the log says of the models that workers hold, by partition."""
+    """The models that workers hold by the log, by partition."""
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     return {line["partition"]: line["models"] for line in lines if line["event"] == "worker ready"}
 

@@ -21,7 +21,7 @@ def share(name: str, percent: int) -> dict[str, object]:
 
 
 def percentages(server: GatewayServer) -> dict[str, str]:
-    """What the environment of each partition's worker says."""
+    """The environment of each partition's worker."""
     states = json.loads(server.request("GET", "/v2/sluice/partitions")[2])["partitions"]
     found = {}
     for state in states:
@@ -48,6 +48,6 @@ def test_a_share_grows_while_it_serves_but_not_beyond_the_device(
             assert main(["partitions", "resize", "a", "--share", "61", "--url", url]) == 2
             assert percentages(server) == {"a": "60", "b": "40"}
     assert load.failures == []
-    told = capsys.readouterr()
-    assert told.out == "a: serves on mps-60\n"
-    assert told.err.endswith(f"{GPU}: 101 % are requested (40 % for b, 61 % for a), 100 % are free\n")
+    reported = capsys.readouterr()
+    assert reported.out == "a: serves on mps-60\n"
+    assert reported.err.endswith(f"{GPU}: 101 % are requested (40 % for b, 61 % for a), 100 % are free\n")

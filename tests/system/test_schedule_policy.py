@@ -168,7 +168,7 @@ def test_a_timeout_that_cannot_be_met_is_refused_at_once(server: GatewayServer, 
 
 
 @pytest.mark.behaviour("L0_batcher", "default_queue_policy_timeout_prompt_response: expired while the instance is busy")
-def test_what_expires_is_told_while_the_instance_is_busy(server: GatewayServer, client: str) -> None:
+def test_what_expires_is_reported_while_the_instance_is_busy(server: GatewayServer, client: str) -> None:
     busy, expired = replay(server, client, [Sent(0, 1, "busy"), Sent(250, 1, "prompt")])
     assert busy.error == ""
     assert expired.error == refused(client, "Request timeout expired")

@@ -180,7 +180,7 @@ def test_a_journal_is_never_overwritten_and_none_is_left_by_a_server_that_did_no
     assert journal.read_text() == "kept"
 
 
-def test_a_wrong_configuration_is_told_before_a_missing_repository(tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_reported_before_a_missing_repository(tmp_path: Path) -> None:
     config = tmp_path / "sluice.yaml"
     config.write_text("http_port: 70000")
     result = sluice("serve", "--config", str(config))

@@ -1,4 +1,4 @@
-"""A server that is told which statuses to give, through the real tritonclient."""
+"""A server with configured statuses, through the real tritonclient."""
 
 import json
 import urllib.error
@@ -19,7 +19,7 @@ EXPIRES = """dynamic_batching { preferred_batch_size: 8 max_queue_delay_microsec
 
 @pytest.mark.behaviour("L0_model_queue", "statuses: 429 and 504 where clients expect them", triton="503 only")
 @pytest.mark.behaviour("L0_lifecycle", "strict readiness: not ready while a model is broken", through="http grpc")
-def test_overload_expiry_and_readiness_are_told_as_configured(tmp_path: Path) -> None:
+def test_overload_expiry_and_readiness_are_reported_as_configured(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     save_timed(repository, "expires", {1: 1}, EXPIRES)
     save_timed(repository, "slow", {1: 50})

@@ -83,7 +83,7 @@ def rows(count: int, seed: int = 0) -> Array:
 
 
 def direct(path: Path, x: Array) -> Array:
-    """What ONNX Runtime says, a row at a time and in one thread, as everybody here runs it."""
+    """The outputs of ONNX Runtime, a row at a time and in one thread, which is how all servers here run it."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

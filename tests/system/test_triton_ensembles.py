@@ -73,7 +73,7 @@ def tensor(name: str, values: Any) -> Any:
 
 
 def answers(url: str) -> dict[str, object]:
-    """What a server answers, and how it prints instance groups; for an error its status."""
+    """A server's answer, and its text of instance groups; for an error its status."""
     found: dict[str, object] = {}
     with tritonclient.grpc.InferenceServerClient(url) as client:
         for name, shape in ASKED:

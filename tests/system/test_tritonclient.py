@@ -142,7 +142,7 @@ def test_an_unknown_model_is_not_found(client: Any, protocol: str) -> None:
 
 
 @pytest.mark.behaviour("L0_http", "a full queue is 503, UNAVAILABLE: Exceeds maximum queue size")
-def test_overload_is_told_at_once_and_the_rest_is_served(server: GatewayServer, protocol: str) -> None:
+def test_overload_is_reported_at_once_and_the_rest_is_served(server: GatewayServer, protocol: str) -> None:
     library = SYNC[protocol]
     row = np.zeros((1, 1), np.float32)
 
@@ -172,7 +172,7 @@ def test_a_client_may_give_an_objective(client: Any, protocol: str) -> None:
 
 
 @pytest.mark.behaviour("L0_infer", "class_count: the largest values as value:index, in order")
-def test_an_output_may_be_told_as_classes(client: Any, protocol: str) -> None:
+def test_an_output_may_be_reported_as_classes(client: Any, protocol: str) -> None:
     library = SYNC[protocol]
     wanted = library.InferRequestedOutput("y", class_count=2)
     given = [tensor(library, np.array([[1, 5, 3], [9, 7, 8]], np.int32), "INT32")]

@@ -31,7 +31,7 @@ def counts(server: GatewayServer, metric: str, label: str) -> dict[str, float]:
 
 
 class Load:
-    """Clients that send one request after the other, with pauses of `pause_s`, until told to stop."""
+    """Clients that send one request after the other, with pauses of `pause_s`, until they are stopped."""
 
     def __init__(self, server: GatewayServer, pause_s: float = 0) -> None:
         self.server = server

@@ -16,7 +16,7 @@ PARTITION = CpuPartition("cpu0", (CORE,))
 
 
 @in_loop
-async def test_a_worker_keeps_to_its_cores_before_it_is_told_anything() -> None:
+async def test_a_worker_keeps_to_its_cores_before_it_is_reported_anything() -> None:
     process = WorkerProcess(PARTITION, lambda message, fds: None, lambda reason: None)
     await asyncio.to_thread(until, lambda: allowed_cores(process.pid) == {str(CORE)})
     process.close()

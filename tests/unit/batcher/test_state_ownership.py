@@ -133,9 +133,10 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, ast.Tuple | ast.List):
-        is_literal = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-        for index, part in enumerate(target.elts):
-            yield from _pairs(part, value.elts[index] if is_literal else value)
+        literal = value.elts if isinstance(value, ast.Tuple | ast.List) else ()
+        values = literal if len(literal) == len(target.elts) else [value] * len(target.elts)
+        for part, its_value in zip(target.elts, values, strict=True):
+            yield from _pairs(part, its_value)
 
 
 def _changed(node: ast.AST, aliases: Aliases) -> Iterator[ast.Attribute]:
@@ -150,7 +151,7 @@ def _changed(node: ast.AST, aliases: Aliases) -> Iterator[ast.Attribute]:
 
 
 def _targets(node: ast.AST) -> Iterator[ast.expr]:
-    """What a node assigns or deletes."""
+    """The targets that a node assigns or deletes."""
     targets: list[ast.expr | None] = []
     if isinstance(node, ast.Assign | ast.Delete):
         targets += node.targets

@@ -13,10 +13,7 @@ _ROW = re.compile(r"^\| `(\w+)` \| (.+) \|$", re.MULTILINE)
 
 def _files() -> list[Path]:
     core = ROOT / "batcher"
-    files = [*core.glob("state*.py")]
-    for room in ("interface", "state", "queues"):
-        files += (core / room).rglob("*.py")
-    return files
+    return [core / "state.py", *(core / "interface").rglob("*.py"), *(core / "queues").rglob("*.py")]
 
 
 def test_the_glossary_has_the_classes_of_the_core() -> None:

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class InstantRuntime:
-    """Records what it is given, and answers with the inputs, with `answer`, or, when told to `hold`, not at all."""
+    """Records what it is given, and answers with the inputs, with `answer`, or, with `hold`, not at all."""
 
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
@@ -217,7 +217,7 @@ class Client:
         return Reply(int(status.split()[1]), headers, body)
 
     async def rest(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """The bytes that come until the server closes the connection."""
         return await asyncio.wait_for(self._reader.read(), TIMEOUT_S)
 
     def pause_reading(self) -> None:
@@ -297,7 +297,7 @@ def get(served: InstantGateway, path: str) -> Reply:
 
 
 def send(served: InstantGateway, request: bytes) -> Reply:
-    """What comes back for the bytes of a request."""
+    """The answer to the bytes of a request."""
 
     async def conversation(client: Client) -> Reply:
         client.send(request)

@@ -85,7 +85,7 @@ def test_what_can_be_in_time_nowhere_is_served_all_the_same() -> None:
 
 
 def test_what_was_left_to_a_partition_that_is_lost_goes_to_the_other() -> None:
-    """What the lost partition ran is of another model, which the other partition does not hold: nothing else comes."""
+    """The lost partition ran another model, which the other partition does not hold: nothing else comes."""
     spec = spec_of([model("m:1", 1), model("n:1", 1)], partitions=(FAST, SLOW))
     scheduler = planned(spec, {"fast": TABLES["fast"], "slow": {"m:1": THREE}})
     assert step(scheduler, 0, arrival(1, S, "n:1")) == [dispatch(1, [1], FULL, model="n:1", partition="fast0")]

@@ -47,7 +47,7 @@ def a_has_run_beside_b(scheduler: Scheduler) -> list[str]:
     return started(step(scheduler, 20 * MS, completed(1, 0, 20 * MS), completed(2, 0, 20 * MS)))
 
 
-def test_who_has_used_up_its_share_waits_until_the_other_has_had_as_much_for_its_own() -> None:
+def test_a_partition_that_has_used_up_its_share_waits_until_the_other_has_had_as_much_for_its_own() -> None:
     scheduler = two_on_a_device()
     assert a_has_run_beside_b(scheduler) == ["large"]
     # Of 20 ms each had 10. For a share of 0.2 that is what is due to it in 50 ms.
@@ -58,7 +58,7 @@ def test_who_has_used_up_its_share_waits_until_the_other_has_had_as_much_for_its
     assert started(step(scheduler, 50 * MS)) == ["small"]
 
 
-def test_who_waits_goes_on_when_the_other_has_nothing_more() -> None:
+def test_a_partition_that_waits_continues_when_the_other_has_nothing_more() -> None:
     scheduler = two_on_a_device()
     step(scheduler, 0, arrival(1, S, "a"), arrival(2, S, "b"), arrival(3, S, "a"))
     # The other may be about to have something: it is waited for during a tenth of its last batch.
@@ -67,7 +67,7 @@ def test_who_waits_goes_on_when_the_other_has_nothing_more() -> None:
     assert started(step(scheduler, 22 * MS)) == ["small"]
 
 
-def test_nobody_waits_for_who_has_nothing_to_run() -> None:
+def test_no_partition_waits_for_one_that_has_nothing_to_run() -> None:
     scheduler = two_on_a_device()
     step(scheduler, 0, *(arrival(n, S, "a") for n in range(1, 9)))
     for batch in range(1, 8):
@@ -172,5 +172,5 @@ def test_a_partition_that_is_resized_has_its_new_share() -> None:
         ([], []),
     ],
 )
-def test_those_that_run_have_equal_parts_but_for_their_caps(caps: list[float], expected: list[float]) -> None:
+def test_those_that_run_have_equal_parts_within_their_caps(caps: list[float], expected: list[float]) -> None:
     assert parts(caps) == pytest.approx(expected)

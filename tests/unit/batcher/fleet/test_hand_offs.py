@@ -45,8 +45,8 @@ def test_what_was_seen_is_forgotten_where_nothing_is_admitted_for_it() -> None:
     scheduler = hard()
     for request in range(1, 61):
         run(scheduler, request, 1000 * US)
-    told = [refused(scheduler, request, request * S, 1150 * US) for request in range(61, 64)]
-    assert told == [
+    reported = [refused(scheduler, request, request * S, 1150 * US) for request in range(61, 64)]
+    assert reported == [
         "could be complete in 1.5 ms at the soonest, 1.1 ms are left",
         "could be complete in 1.2 ms at the soonest, 1.1 ms are left",
         "",

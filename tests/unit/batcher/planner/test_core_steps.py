@@ -37,7 +37,7 @@ def test_the_third_time_in_a_row_it_is_done() -> None:
     assert [choice.look(at_s, ask(FIRST)) for at_s in (0, 5, 10)] == [None, None, ask(FIRST)]
 
 
-def test_another_step_another_reason_or_none_at_all_begins_anew() -> None:
+def test_another_step_another_reason_or_none_at_all_begins_again() -> None:
     for between in (ask(SECOND), ask(FIRST, Reason.COST), None):
         choice = StepChoice(BalanceSettings())
         asked = [ask(FIRST), ask(FIRST), between, ask(FIRST), ask(FIRST), ask(FIRST)]
@@ -45,7 +45,7 @@ def test_another_step_another_reason_or_none_at_all_begins_anew() -> None:
         assert done == [None, None, None, None, None, ask(FIRST)]
 
 
-def test_steps_keep_their_distance_whoever_did_the_one_before() -> None:
+def test_steps_keep_their_distance_whatever_caused_the_one_before() -> None:
     choice = StepChoice(BalanceSettings(pause_s=30))
     choice.changed(0)
     done = {at_s: choice.look(at_s, ask(FIRST)) for at_s in (5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0)}

@@ -1,4 +1,4 @@
-"""What the planner asks for when cores could be split otherwise."""
+"""The planner asks for cores when another split of them would be better."""
 
 import pytest
 
@@ -21,7 +21,7 @@ TABLES = {
 
 
 def spec(slo_ms: int = 0, **cores: int) -> SchedulerSpec:
-    """One model on partitions of so many cores, each core at a price of 1; with an objective, unless it is 0."""
+    """One model on partitions with these numbers of cores, at a price of 1 a core; an objective of 0 is none."""
     pipeline = PipelineConfig("m", single("m").stages, slo_ns=slo_ms * MS)
     partitions = tuple(PartitionConfig(name, f"cpu{size}", float(size)) for name, size in cores.items())
     return spec_of([model("m", 1)], [pipeline], partitions=partitions)
@@ -35,7 +35,7 @@ def asked(
     spare: Cores = (),
     more: float = 1.25,
 ) -> Ask | None:
-    """What the plan asks for; what comes may become `more` times as much."""
+    """The cores that the plan asks for; the traffic may become `more` times as much."""
     splits = [
         Split(step, tuple(PartitionConfig(name, f"cpu{len(cores)}", float(len(cores))) for name, cores in step.changes))
         for step in steps(held, own, spare)
@@ -44,7 +44,7 @@ def asked(
     return best_step(spec, observed, {"m": more * rate}, splits)
 
 
-def test_a_rate_beyond_the_cap_asks_for_a_core_that_is_nobodys() -> None:
+def test_a_rate_beyond_the_cap_asks_for_a_core_without_an_owner() -> None:
     found = asked(spec(a=1), 95, {"a": (0,)}, {"a": (0,)}, (1,))
     assert found is not None
     assert (found.step, found.reason) == (CoreStep((LoadChange("a", (0, 1)),), 1), Reason.OBJECTIVE)

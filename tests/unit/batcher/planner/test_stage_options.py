@@ -116,7 +116,7 @@ def test_a_table_that_falls_is_planned_with_as_it_is() -> None:
     assert all(each.predicted is not None for each in found)
 
 
-def test_missing_tables_are_told_with_the_stage() -> None:
+def test_missing_tables_are_reported_with_the_stage() -> None:
     with pytest.raises(ConfigError, match="stage 'm': no latencies are known of model m on any partition"):
         only_stage(demand(spec([model("m")]), {}))
     with pytest.raises(ConfigError, match="on any partition"):

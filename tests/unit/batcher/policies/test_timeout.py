@@ -54,7 +54,7 @@ def batches(scheduler: Scheduler, until_ns: int) -> list[tuple[int, int]]:
 
 
 def queue(scheduler: Scheduler, rows: Sequence[int], key: str = "") -> None:
-    """Requests of so many rows at the instant 0, all seen by one scan of the queue."""
+    """Requests with these numbers of rows at the instant 0, all seen by one scan of the queue."""
     for number, count in enumerate(rows, start=len(scheduler.requests)):
         assert scheduler.handle(arrival(number, NEVER, rows=count, key=key), 0) == []
 

@@ -1,4 +1,4 @@
-"""What levels of priority, bounds of queues and answers in order mean beside everything else that the core does."""
+"""Levels of priority, bounds of queues and answers in order, together with the other duties of the core."""
 
 from sluice.batcher.interface.config import PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import (
@@ -69,7 +69,7 @@ def test_a_delayed_entry_waits_behind_the_others_and_is_not_late() -> None:
     assert [(entry.request.identity, entry.late) for entry in queue.entries()] == [(3, False), (2, False)]
 
 
-def test_a_request_without_room_is_told_how_many_wait() -> None:
+def test_a_request_without_room_learns_how_many_wait() -> None:
     bounded = TimeoutConfig(levels=PriorityLevels(policy=QueuePolicy(max_queue_size=1)))
     scheduler = serving(spec_of([model("m:1", 1, bounded)]), ONE)
     step(scheduler, 0, arrival(1, NEVER))

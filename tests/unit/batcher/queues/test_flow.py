@@ -1,4 +1,4 @@
-"""How pipelines share a queue, and what becomes of entries that are late."""
+"""Pipelines share a queue, and late entries leave it."""
 
 from typing import cast
 
@@ -28,7 +28,7 @@ NOBODY = cast("Request", None)
 
 
 class Shared(Queue):
-    """A queue whose entries are told apart by their numbers, in the order in which they were pushed."""
+    """A queue whose entries have numbers in the order in which they were pushed."""
 
     def __init__(self) -> None:
         super().__init__("m:1", "")
@@ -46,7 +46,7 @@ class Shared(Queue):
         return [entry.sequence for entry in self.take(max_rows, from_ns)]
 
     def rows_of(self, batches: int, max_rows: int = 8) -> dict[int, int]:
-        """How many rows of each flow so many batches have."""
+        """The rows of each flow in the next `batches` batches."""
         rows: dict[int, int] = {}
         for _ in range(batches):
             for entry in self.take(max_rows):

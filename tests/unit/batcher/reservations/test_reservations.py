@@ -91,7 +91,7 @@ def test_others_are_moved_earlier_to_make_room() -> None:
     assert slots(reservations) == [("p", 22, 32, ((1, 0),)), ("p", 32, 62, ((2, 0),))]
 
 
-def test_who_cannot_make_it_is_told_the_soonest_and_changes_nothing() -> None:
+def test_a_request_that_cannot_be_on_time_learns_the_soonest_end_and_changes_nothing() -> None:
     reservations = one_partition(a=(10,))
     reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=15, now_ns=0)
     before = slots(reservations)
@@ -150,7 +150,7 @@ def test_the_cheapest_placement_that_makes_it_is_taken() -> None:
     assert slots(reservations) == [("cpu", 60, 100, ((1, 0),)), ("gpu", 40, 50, ((2, 0),))]
 
 
-def test_a_request_that_would_cost_more_than_its_limit_is_told_the_least() -> None:
+def test_a_request_that_would_cost_more_than_its_limit_learns_the_least_cost() -> None:
     reservations = two_kinds()
     refusal = reservations.reserve(1, SINGLE, (A,), 1, deadline_ns=30, now_ns=0, max_cost=49 / SECOND)
     assert refusal == ReservationRefusal(10, 5.0 * 10 / SECOND, hopeless=True)

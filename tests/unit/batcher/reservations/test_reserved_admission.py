@@ -49,7 +49,7 @@ def outcomes(decisions: list[AnyDecision]) -> list[Outcome]:
     return [decision.outcome for decision in decisions if isinstance(decision, RejectRequest)]
 
 
-def test_a_request_that_no_place_is_left_for_is_told_when_it_could_have_been_complete() -> None:
+def test_a_request_without_a_place_learns_when_it_could_have_been_complete() -> None:
     scheduler = hard()
     assert step(scheduler, 0, arrival(1, 1150 * US - 1)) == [
         RejectRequest(

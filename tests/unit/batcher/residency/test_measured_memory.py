@@ -138,7 +138,7 @@ def test_a_partition_of_another_kind_has_room_for_less() -> None:
     assert (taken_mib(scheduler, "b"), taken_mib(scheduler, "b", "cpu2")) == (10, 15)
 
 
-def test_a_plan_is_made_anew_for_what_models_take() -> None:
+def test_a_plan_is_made_again_for_the_measured_memory() -> None:
     models = [msgspec.structs.replace(model(key, 1), memory_bytes=10 * MIB) for key in "ab"]
     spec = spec_of(models, partitions=[PartitionConfig("cpu0", "cpu1", memory_bytes=20 * MIB)])
     scheduler = Scheduler(spec, LivePlanner())

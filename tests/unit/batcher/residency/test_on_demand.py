@@ -85,7 +85,7 @@ def up(spec: SchedulerSpec, **held: str) -> Scheduler:
 
 
 def wake(scheduler: Scheduler, now_ns: int) -> list[AnyDecision]:
-    """What is decided at a wake-up that is due then."""
+    """The decisions of a wake-up that is due then."""
     assert scheduler.next_wakeup_ns() == now_ns
     return step(scheduler, now_ns)
 

@@ -58,7 +58,7 @@ class Placed:
         self.tell(*(PartitionReady(name, dict.fromkeys(models, ONE)) for name, models in held.items()))
 
     def tell(self, *events: AnyEvent) -> list[AnyDecision]:
-        """What is decided a microsecond later, but for orders to build plans, which stay open."""
+        """The decisions of a microsecond later, without orders to build plans, which stay open."""
         self.now_ns += US
         decisions = step(self.scheduler, self.now_ns, *events)
         self.build += sum(isinstance(decision, BuildPlan) for decision in decisions)
@@ -69,7 +69,7 @@ class Placed:
         held = {name: tuple(models) for name, models in residency.items()}
         return self.tell(PlanBuilt(self.build, Plan((), held)))
 
-    def aim_anew(self, **residency: str) -> list[AnyDecision]:
+    def aim_again(self, **residency: str) -> list[AnyDecision]:
         """Another plan is built two seconds later, since there are requests now and were none."""
         self.now_ns += 2 * S
         before = self.build
@@ -83,7 +83,7 @@ class Placed:
         return self.aim(**residency)
 
     def fail(self, partition: str, key: str) -> int:
-        """How long a model that could not be loaded is left alone: until the scheduler wakes up by itself."""
+        """The time that a model that could not be loaded is left alone: until the scheduler wakes up by itself."""
         assert self.tell(ModelLoadFailed(partition, key, "there is no memory left")) == []
         failed_ns, wake_ns = self.now_ns, self.scheduler.next_wakeup_ns()
         assert wake_ns is not None
@@ -93,7 +93,7 @@ class Placed:
 
     @property
     def held(self) -> dict[str, str]:
-        """What each partition may be given batches of."""
+        """The models whose batches each partition may be given."""
         return {
             name: "".join(sorted(state.models)) for name, state in self.scheduler.dispatcher.fleet.partitions.items()
         }
@@ -104,7 +104,7 @@ def loaded(partition: str, key: str) -> ModelLoaded:
 
 
 def served(placed: Placed) -> list[AnyDecision]:
-    """What is decided beside it when a request comes and is served."""
+    """The other decisions when a request comes and is served."""
     request = placed.now_ns
     batch, *others = reversed(placed.tell(arrival(request, request + S, "m")))
     assert isinstance(batch, DispatchBatch)
@@ -186,7 +186,7 @@ def test_another_plan_is_no_reason_to_try_sooner() -> None:
     placed.aim(a="n", b="mn")
     assert [placed.fail("b", "m") for _ in range(3)] == [S, 2 * S, 4 * S]
     placed.tell(ModelLoadFailed("b", "m", "there is no memory left"))
-    assert placed.aim_anew(b="mn") == []
+    assert placed.aim_again(b="mn") == []
     assert placed.tell() == []
     placed.now_ns += 6 * S
     assert placed.tell() == [LoadModel("b", "m")]
@@ -199,7 +199,7 @@ def test_a_model_that_loads_at_last_has_its_failures_forgotten() -> None:
     placed.tell(loaded("b", "m"))
     assert placed.aim(b="n") == [UnloadModel("b", "m")]
     placed.tell(ModelUnloaded("b", "m"))
-    assert placed.aim_anew(b="mn") == [LoadModel("b", "m")]
+    assert placed.aim_again(b="mn") == [LoadModel("b", "m")]
     assert placed.fail("b", "m") == S
 
 
@@ -216,7 +216,7 @@ def test_a_worker_that_is_another_may_load_what_the_one_before_could_not() -> No
 def test_a_load_that_fails_for_a_plan_that_is_over_takes_nothing_from_its_partition() -> None:
     placed = Placed(a="mn", b="n")
     assert placed.aim(b="mn") == [LoadModel("b", "m")]
-    assert placed.aim_anew(a="mn") == []
+    assert placed.aim_again(a="mn") == []
     assert placed.tell(ModelLoadFailed("b", "m", "there is no memory left")) == []
     assert placed.held == {"a": "mn", "b": "n"}
 
@@ -316,7 +316,7 @@ def test_a_batch_on_a_partition_that_loses_its_model_meanwhile_is_retried_where_
 def test_a_model_that_is_wanted_back_while_it_is_unloaded_is_loaded_after_that() -> None:
     placed = Placed(a="mn", b="mn")
     assert placed.aim(b="n") == [UnloadModel("b", "m")]
-    assert placed.aim_anew(b="mn") == [LoadModel("b", "m")]
+    assert placed.aim_again(b="mn") == [LoadModel("b", "m")]
     assert placed.tell(ModelUnloaded("b", "m")) == []
     assert placed.held["b"] == "n"
     assert placed.tell(loaded("b", "m")) == []
@@ -326,7 +326,7 @@ def test_a_model_that_is_wanted_back_while_it_is_unloaded_is_loaded_after_that()
 def test_a_model_that_is_not_wanted_any_more_when_it_is_loaded_is_unloaded() -> None:
     placed = Placed(a="mn", b="n")
     assert placed.aim(b="mn") == [LoadModel("b", "m")]
-    assert placed.aim_anew(b="n") == []
+    assert placed.aim_again(b="n") == []
     assert placed.tell(loaded("b", "m")) == [UnloadModel("b", "m")]
 
 

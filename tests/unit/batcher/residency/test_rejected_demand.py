@@ -22,7 +22,7 @@ SHORT_NS = 5 * MS
 
 
 def turn_away(scheduler: Scheduler, key: str, now_ns: int, request: int = 1000) -> list[AnyDecision]:
-    """What else is decided when a request that cannot wait is refused."""
+    """The other decisions when a request that cannot wait is refused."""
     rejection, *orders = step(scheduler, now_ns, arrival(request + now_ns, now_ns + SHORT_NS, key))
     assert isinstance(rejection, RejectRequest)
     assert rejection.outcome is Outcome.REJECTED_DEADLINE

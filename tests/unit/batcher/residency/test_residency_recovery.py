@@ -51,7 +51,7 @@ class Run(WithoutConfidences):
 
     @property
     def held(self) -> dict[str, str]:
-        """What the partitions that are up hold."""
+        """The models on the partitions that are up."""
         partitions = self.scheduler.dispatcher.fleet.partitions
         return {name: "".join(sorted(state.models)) for name, state in partitions.items() if state.ready}
 

@@ -1,4 +1,4 @@
-"""What is served changes: models are loaded first, old pipelines finish what they have, then what nobody needs goes."""
+"""The served pipelines change: new models are loaded, old pipelines finish, and models that nobody needs go."""
 
 import msgspec
 
@@ -253,10 +253,10 @@ def test_a_journal_with_changes_replays() -> None:
         (2 * MS, ModelLoaded("cpu0", "m:1@1", ONE)),
         (2 * MS, ServingChanged(retired=("m:1",))),
     ]
-    told: list[AnyDecision] = []
+    reported: list[AnyDecision] = []
     for now_ns, event in events:
         decisions = scheduler.handle(event, now_ns)
         journal.record(now_ns, event, decisions)
-        told += decisions
-    assert told == [LoadModel("cpu0", "m:1@1"), UnloadModel("cpu0", "m:1")]
+        reported += decisions
+    assert reported == [LoadModel("cpu0", "m:1@1"), UnloadModel("cpu0", "m:1")]
     assert replay(lines) is None

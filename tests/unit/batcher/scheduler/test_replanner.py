@@ -96,7 +96,7 @@ class Watched:
     """A replanner, and what it watches."""
 
     def __init__(self, rows: int = 10_000) -> None:
-        """A plan was made after a second with so many rows."""
+        """Make a plan after a second with `rows` rows."""
         self.fleet = Fleet(SPEC)
         self.fleet.ready(PartitionReady("cpu0", TABLES["cpu1"]))
         self.pipelines = {
@@ -108,7 +108,7 @@ class Watched:
         assert order.observed.rates == {"m:1": rows, "cascade:1": 0.0}
 
     def look(self, now_ns: int, rows: int = 10_000) -> list[BuildPlan]:
-        """Whether a plan is asked for when so many rows have come; it is built at once, to no avail."""
+        """The order for a plan, if any, when `rows` more rows have come; it is built at once, without a result."""
         self.pipelines["m:1"].arrived_rows += rows
         order = self.replanner.review(now_ns)
         assert self.replanner.next_ns > now_ns

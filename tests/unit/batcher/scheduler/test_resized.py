@@ -41,7 +41,7 @@ def corrections(scheduler: Scheduler) -> dict[str, float]:
     return {kind: each.correction for kind, each in scheduler.dispatcher.models["m:1"].estimates.items()}
 
 
-def test_what_is_served_on_changes_but_for_the_memory_of_the_partition() -> None:
+def test_all_that_is_served_stays_except_the_memory_of_the_partition() -> None:
     scheduler = on_one_core()
     assert step(scheduler, 0, GROWN) == []
     assert scheduler.spec.partitions == (PartitionConfig("cpu0", "cpu2", 2.0, 0.5, 100),)
@@ -101,7 +101,7 @@ def test_models_that_were_forgotten_meanwhile_do_not_count() -> None:
     assert step(scheduler, MS, arrival(1, S)) == [dispatch(1, [1])]
 
 
-def test_the_plan_is_made_anew() -> None:
+def test_the_plan_is_made_again() -> None:
     spec = spec_of([model("m:1")], partitions=[ONE_CORE])
     scheduler = planned(spec, {"cpu1": {"m:1": SLOW}})
     (order,) = step(scheduler, MS, GROWN)
@@ -117,7 +117,7 @@ def test_a_larger_share_has_places_for_what_a_smaller_one_refuses() -> None:
     assert step(scheduler, 0, arrival(2, 3 * MS)) == [dispatch(1, [2])]
 
 
-def test_places_are_sought_anew_on_a_smaller_share_while_what_runs_runs_on() -> None:
+def test_places_are_sought_again_on_a_smaller_share_while_running_batches_continue() -> None:
     scheduler = on_one_core(Late.EVICT)
     step(scheduler, 0, GROWN)
     assert step(scheduler, 0, arrival(1, 3 * MS)) == [dispatch(1, [1])]

@@ -148,9 +148,9 @@ def test_the_command_exits_with_1_when_something_is_wrong(
     config = tmp_path / "sluice.yaml"
     config.write_text(json.dumps({"partitions": [{"name": "a", "cores": [CORE]}]}))
     assert main(["doctor", "--config", str(config), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"]
-    assert {"part": "partitions", "verdict": "ok", "text": f"a: core {CORE}: enforced"} in told["findings"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"]
+    assert {"part": "partitions", "verdict": "ok", "text": f"a: core {CORE}: enforced"} in printed["findings"]
     config.write_text(json.dumps({"partitions": [{"name": "a", "cores": [CORE], "hard_memory_mb": 1e9}]}))
     assert main(["doctor", "--config", str(config)]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
@@ -159,6 +159,6 @@ def test_the_command_exits_with_1_when_something_is_wrong(
     )
 
 
-def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--url", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("sluice: http://127.0.0.1:1: cannot be reached: ")

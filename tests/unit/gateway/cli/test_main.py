@@ -6,7 +6,7 @@ import pytest
 from sluice.gateway.cli.main import main
 
 
-def test_another_platform_than_linux_is_told_so(
+def test_another_platform_than_linux_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")

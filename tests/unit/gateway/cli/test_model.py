@@ -1,4 +1,4 @@
-"""`sluice model` against a server that answers what it is told to."""
+"""`sluice model` against a server with prepared answers."""
 
 import json
 import threading
@@ -62,7 +62,7 @@ def test_a_key_is_sent_along(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("answer", [b"<html>", b"\xff", b"", b"3", b'"text"'])
 @pytest.mark.parametrize("command", [["list"], ["list", "--json"], ["config", "m"]])
-def test_what_another_server_answers_is_told_as_such(
+def test_what_another_server_answers_is_reported_as_such(
     command: list[str], answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with answering(answer) as url:
@@ -71,7 +71,7 @@ def test_what_another_server_answers_is_told_as_such(
 
 
 @pytest.mark.parametrize(
-    ("reason", "arguments", "told"),
+    ("reason", "arguments", "expected"),
     [
         ("m/1/model.onnx: not an ONNX model", [], "{file}: not an ONNX model"),
         ("m/config.pbtxt: input 'z': there is none", [], "--config: input 'z': there is none"),
@@ -79,8 +79,8 @@ def test_what_another_server_answers_is_told_as_such(
         ("m/1: expected a file model.py", [], "{file}: expected a file model.py"),
     ],
 )
-def test_what_is_wrong_with_an_upload_is_told_of_the_file_it_came_from(
-    reason: str, arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_error_in_an_upload_is_reported_with_its_file(
+    reason: str, arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, config = tmp_path / "net.onnx", tmp_path / "c.json"
     file.write_bytes(b"")
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_an_upload_is_told_of_the_file_it_came_from(
     given = [each.format(config=config) for each in arguments]
     with answering(refusal, 400) as url:
         assert main(["model", "register", "m", "--file", str(file), *given, "--url", url]) == 2
-    said = told.format(file=file, config=config)
+    said = expected.format(file=file, config=config)
     assert capsys.readouterr().err == f"sluice: {url}: load failed for model 'm': {said}\n"
 
 
@@ -126,7 +126,7 @@ def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, capsys: py
     assert second.startswith(f"sluice: {latin}: cannot be read: 'utf-8' codec can't decode byte 0xe9")
 
 
-def test_what_is_wrong_with_a_configuration_is_told_of_its_file(
+def test_an_error_in_a_configuration_is_reported_with_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "c.json"
@@ -140,16 +140,16 @@ def test_what_is_wrong_with_a_configuration_is_told_of_its_file(
     assert second.endswith("load failed for model 'm': /srv/models/m/config.pbtxt: no field 'x'")
 
 
-def test_an_unload_of_what_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unload_of_what_there_is_not_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(b'[{"name": "first", "version": "1", "state": "READY"}]') as url:
         assert main(["model", "unload", "nope", "--url", url]) == 1
         assert main(["model", "unload", "first", "--url", url]) == 0
-    told = capsys.readouterr()
-    assert told.err == f"sluice: {url}: there is no model or pipeline 'nope'\n"
-    assert told.out == "first: unloaded\n"
+    expected = capsys.readouterr()
+    assert expected.err == f"sluice: {url}: there is no model or pipeline 'nope'\n"
+    assert expected.out == "first: unloaded\n"
 
 
-def test_the_port_of_grpc_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_port_of_grpc_is_reported_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -38,7 +38,7 @@ def test_models_are_packed_by_measured_peaks(file: str, capsys: pytest.CaptureFi
     ]
 
 
-def test_what_has_no_place_is_told_why(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_of_a_model_without_a_place_is_reported(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partitions", "pack", file, "--policy", "best_fit"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "best_fit: 3 of 4 models on 2 devices"
@@ -97,17 +97,17 @@ def test_compute_is_not_promised_twice(tmp_path: Path, capsys: pytest.CaptureFix
     models = "{a: {serve_mib: 3, share: 0.5}, b: {serve_mib: 2, share: 0.125}, c: {serve_mib: 1, share: 0.376}}"
     path.write_text(f"{{devices: {{gpu: 1000}}, models: {models}}}", encoding="utf-8")
     assert main(["partitions", "pack", str(path)]) == 1
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told == "  gpu: requests 37.6% of the compute, and 37.5% is not reserved (a 50%, b 12.5%)"
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == "  gpu: requests 37.6% of the compute, and 37.5% is not reserved (a 50%, b 12.5%)"
 
 
-def test_a_device_that_can_run_out_of_memory_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_that_can_run_out_of_memory_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "models.yaml"
     models = "{a: {request_mib: 400, serve_mib: 700}, b: {request_mib: 400, serve_mib: 600}}"
     path.write_text(f"{{devices: {{gpu: 1000}}, models: {models}}}", encoding="utf-8")
     assert main(["partitions", "pack", str(path), "--policy", "best_fit"]) == 0
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told == "gpu can run out of memory: the measured peaks of its models add up to 1300 MiB"
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == "gpu can run out of memory: the measured peaks of its models add up to 1300 MiB"
 
 
 def test_the_policy_of_the_file_has_its_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +123,6 @@ def test_the_policy_of_the_file_has_its_parameters(tmp_path: Path, capsys: pytes
     assert "gpu: all would come to 900 MiB, of 1000 less 101 of headroom" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partitions", "pack", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml: cannot be read: " in capsys.readouterr().err

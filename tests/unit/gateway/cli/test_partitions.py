@@ -55,14 +55,14 @@ def write(directory: Path, text: str, name: str = "gpus.yaml") -> str:
     return str(path)
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver_core_sets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["partitions", "list"]) == 0
-    assert told(capsys) == [
+    assert printed(capsys) == [
         "cpu0: core 0",
         "cpu1: core 1",
         "no GPUs: no NVIDIA driver answers on this machine (NVML: NVML Shared Library Not Found)",
@@ -73,22 +73,22 @@ def test_without_a_driver_core_sets_are_listed(capsys: pytest.CaptureFixture[str
 def test_the_core_sets_of_a_configuration_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write(tmp_path, "partitions: [{name: all, kind: cpu, cores: [0, 1], memory_mb: 512}]")
     assert main(["partitions", "list", "--config", config]) == 0
-    assert told(capsys)[0] == "all: cores 0, 1, 512 MiB for models"
+    assert printed(capsys)[0] == "all: cores 0, 1, 512 MiB for models"
 
 
-def test_a_gpu_that_is_lost_is_told_and_the_others_are_there(
+def test_a_gpu_that_is_lost_is_reported_and_the_others_are_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost, sound = FakeGpu(), FakeGpu(mig=True)
     with installed(FakeNvml(lost, sound)):
         lost.lost = True
         assert main(["partitions", "list"]) == 0
-        assert told(capsys)[2:4] == [
+        assert printed(capsys)[2:4] == [
             "GPU 0: lost (NVML: GPU is lost)",
             f"GPU 1: NVIDIA H100 80GB HBM3, 81152 MiB, {sound.uuid}, MIG on",
         ]
         assert main(["partitions", "plan", write(tmp_path, "gpus: [{device: 1, instances: [1g@0]}]")]) == 0
-        assert "1. create 1g.10gb@0" in told(capsys)
+        assert "1. create 1g.10gb@0" in printed(capsys)
         file = write(tmp_path, "gpus: [{device: 0, instances: [1g]}]")
         assert main(["partitions", "plan", file]) == 2
         assert f"{file}: gpus.0.device: GPU 0 is lost (NVML: GPU is lost)" in capsys.readouterr().err
@@ -102,7 +102,7 @@ def test_gpus_are_listed_with_their_instances(gpu: FakeGpu, capsys: pytest.Captu
     lay_out(gpu, "4g@0", "2g@4")
     gpu.hold(parse_placement(H100, "2g@4"), 4194301)
     assert main(["partitions", "list"]) == 0
-    assert told(capsys)[2:] == [
+    assert printed(capsys)[2:] == [
         "GPU 0: NVIDIA H100 80GB HBM3, 81152 MiB, GPU-00000000-0000-0000-0000-000000000000, MIG on",
         "4g.40gb@0, 64 multiprocessors, 40448 MiB, MIG-00000001-0000-0000-0000-000000000000",
         "2g.20gb@4, 32 multiprocessors, 20096 MiB, MIG-00000002-0000-0000-0000-000000000000, in use by pid 4194301",
@@ -114,16 +114,16 @@ def test_gpus_are_listed_with_their_instances(gpu: FakeGpu, capsys: pytest.Captu
 def test_a_whole_gpu_is_listed_with_what_it_could_be_cut_into(gpu: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.mig = False
     assert main(["partitions", "list"]) == 0
-    assert told(capsys)[3] == "MIG profiles: 7g.80gb, 4g.40gb, 3g.40gb, 2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me"
+    assert printed(capsys)[3] == "MIG profiles: 7g.80gb, 4g.40gb, 3g.40gb, 2g.20gb, 1g.20gb, 1g.10gb, 1g.10gb+me"
 
 
-def test_whoever_is_not_root_sees_the_names_of_instances(
+def test_a_user_who_is_not_root_sees_the_names_of_instances(
     fake: FakeNvml, gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lay_out(gpu, "4g@0")
     fake.root = False
     assert main(["partitions", "list"]) == 0
-    assert told(capsys)[3:] == [
+    assert printed(capsys)[3:] == [
         "MIG-00000001-0000-0000-0000-000000000000, whose profile and placement are readable by root only"
     ]
     assert main(["partitions", "plan", write(tmp_path, "gpus: [{instances: [1g]}]")]) == 2
@@ -134,7 +134,7 @@ def test_whoever_is_not_root_sees_the_names_of_instances(
 def test_an_empty_h100_is_planned_without_a_driver(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, "gpus: [{gpu: H100-80, instances: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}}]")
     assert main(["partitions", "plan", file]) == 0
-    assert told(capsys)[1:] == [
+    assert printed(capsys)[1:] == [
         "GPU 0 (H100-80)",
         "present: no instances",
         "wanted:  3g.40gb@4, 2g.20gb@0, 1g.10gb@2, 1g.10gb@3",
@@ -160,7 +160,7 @@ gpus:
 """,
     )
     assert main(["partitions", "plan", file]) == 0
-    assert told(capsys)[1:] == [
+    assert printed(capsys)[1:] == [
         "GPU 0 (A100-80)",
         "present: no instances",
         "wanted:  3g.40gb@4, 2g.20gb@0, 1g.10gb@2",
@@ -182,7 +182,7 @@ def test_a_4g_and_a_3g_are_planned_for_what_a_whole_gpu_does_not_serve(
     assert main(["partitions", "plan", write(tmp_path, text.format("7g: 2796"))]) == 2
     assert "resnet50: one A100-80 is not enough; it could serve 93% of these rates" in capsys.readouterr().err
     assert main(["partitions", "plan", write(tmp_path, text.format("3g: 1423, 4g: 1620, 7g: 2796"))]) == 0
-    assert told(capsys)[3:5] == ["wanted:  4g.40gb@0, 3g.40gb@4", "resnet50: 4g.40gb, 3g.40gb"]
+    assert printed(capsys)[3:5] == ["wanted:  4g.40gb@0, 3g.40gb@4", "resnet50: 4g.40gb, 3g.40gb"]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_two_halves_are_planned_from_what_another_file_says(
     now = write(tmp_path, f"gpus: [{{gpu: H100-80, {present}}}]", "now.yaml")
     file = write(tmp_path, "gpus: [{instances: {3g: 2}}]")
     assert main(["partitions", "plan", file, "--present", now]) == status
-    lines = told(capsys)
+    lines = printed(capsys)
     assert lines[0] == "GPU 0 (H100-80)"
     assert lines[2] == "wanted:  3g.40gb@0, 3g.40gb@4"
     assert [line.partition(". ")[2] or line for line in lines if not line.startswith(("GPU", "wanted"))] == steps
@@ -241,7 +241,7 @@ def test_two_halves_are_planned_from_what_another_file_says(
     ],
 )
 @pytest.mark.usefixtures("no_driver")
-def test_what_cannot_be_planned_is_told(
+def test_what_cannot_be_planned_is_reported(
     text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["partitions", "plan", write(tmp_path, text)]) == 2
@@ -254,7 +254,7 @@ def test_the_present_of_this_machine_is_planned_from(
 ) -> None:
     lay_out(gpu, "3g@0", "1g@4")
     assert main(["partitions", "plan", write(tmp_path, "gpus: [{instances: [3g, 3g]}]")]) == 0
-    assert told(capsys)[3:] == ["1. destroy 1g.10gb@4", "2. create 3g.40gb@4"]
+    assert printed(capsys)[3:] == ["1. destroy 1g.10gb@4", "2. create 3g.40gb@4"]
     assert gpu.layout == {parse_placement(H100, "3g@0"), parse_placement(H100, "1g@4")}
 
 
@@ -271,11 +271,11 @@ def test_a_layout_is_applied_and_holds(gpu: FakeGpu, tmp_path: Path, capsys: pyt
     gpu.mig = False
     file = write(tmp_path, f"gpus: [{{device: {gpu.uuid[:12]}, instances: {{3g: 1, 1g: 1}}}}]")
     assert main(["partitions", "assert", file]) == 1
-    assert told(capsys) == [
+    assert printed(capsys) == [
         f"GPU GPU-00000000 is not as in {file}: turn MIG mode on; create 3g.40gb@4; create 1g.10gb@0"
     ]
     assert main(["partitions", "apply", file, "--allow-mig"]) == 0
-    assert told(capsys)[-3:] == [
+    assert printed(capsys)[-3:] == [
         "done: turn MIG mode on",
         "done: create 3g.40gb@4: MIG-00000001-0000-0000-0000-000000000000",
         "done: create 1g.10gb@0: MIG-00000002-0000-0000-0000-000000000000",
@@ -285,14 +285,14 @@ def test_a_layout_is_applied_and_holds(gpu: FakeGpu, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.usefixtures("fake")
-def test_an_instance_that_programs_do_not_see_is_made_anew(
+def test_an_instance_that_programs_do_not_see_is_made_again(
     gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lay_out(gpu, "3g@0", "1g@4")
     gpu.instances[0].compute = None  # as `nvidia-smi mig -cgi` leaves it without -C
     file = write(tmp_path, "gpus: [{instances: [3g@0, 1g@4]}]")
     assert main(["partitions", "assert", file]) == 1
-    assert told(capsys) == [f"GPU 0 is not as in {file}: destroy 3g.40gb@0; create 3g.40gb@0"]
+    assert printed(capsys) == [f"GPU 0 is not as in {file}: destroy 3g.40gb@0; create 3g.40gb@0"]
     assert main(["partitions", "apply", file, "--allow-mig"]) == 0
     assert main(["partitions", "assert", file]) == 0
     assert gpu.compute(parse_placement(H100, "3g@0")).uuid == "MIG-00000003-0000-0000-0000-000000000000"
@@ -304,7 +304,7 @@ def test_what_is_in_use_is_not_taken_away(gpu: FakeGpu, tmp_path: Path, capsys: 
     gpu.hold(parse_placement(H100, "1g@4"), 4194301)
     file = write(tmp_path, "gpus: [{instances: [3g, 3g]}]")
     assert main(["partitions", "apply", file, "--allow-mig"]) == 1
-    assert told(capsys)[-1] == "refused: 1g.10gb@4 is in use by pid 4194301"
+    assert printed(capsys)[-1] == "refused: 1g.10gb@4 is in use by pid 4194301"
     assert gpu.layout == {parse_placement(H100, "3g@0"), parse_placement(H100, "1g@4")}
 
 
@@ -336,7 +336,7 @@ def test_a_step_that_fails_ends_it_and_the_next_try_goes_on(
     ],
 )
 @pytest.mark.usefixtures("fake")
-def test_a_gpu_that_is_not_there_is_told(
+def test_a_gpu_that_is_not_there_is_reported(
     device: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["partitions", "plan", write(tmp_path, f"gpus: [{{device: {device}}}]")]) == 2
@@ -356,14 +356,14 @@ def test_a_layout_for_another_model_of_gpu_is_refused(tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("fake")
-def test_one_gpu_under_two_names_is_told(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_gpu_under_two_names_is_reported(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, f"gpus: [{{device: 0}}, {{device: {gpu.uuid}}}]")
     assert main(["partitions", "plan", file]) == 2
     assert "gpus.1.device: GPU 0 is listed twice" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_gpu_without_mig_is_told(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_mig_is_reported(gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.has_mig = False
     assert main(["partitions", "plan", write(tmp_path, "gpus: [{instances: [1g]}]")]) == 2
     assert "gpus.0.device: GPU 0, NVIDIA H100 80GB HBM3, has no MIG" in capsys.readouterr().err
@@ -391,7 +391,7 @@ def test_a_watch_tells_what_leaves_the_layout_and_puts_it_right(
 
     monkeypatch.setattr("sluice.gateway.cli.partitions.time.sleep", between_looks)
     assert main(["partitions", "watch", file, "--every", "5", "--allow-mig"]) == 0
-    assert told(capsys) == [
+    assert printed(capsys) == [
         f"all GPUs are as in {file}",
         f"GPU 0 is not as in {file}: create 3g.40gb@4",
         "done: create 3g.40gb@4: MIG-00000002-0000-0000-0000-000000000000",
@@ -409,7 +409,7 @@ def test_a_watch_without_leave_only_tells(
     monkeypatch.setattr("sluice.gateway.cli.partitions.time.sleep", interrupt)
     file = write(tmp_path, "gpus: [{instances: [3g]}]")
     assert main(["partitions", "watch", file]) == 0
-    assert told(capsys) == [f"GPU 0 is not as in {file}: create 3g.40gb@4", ""]
+    assert printed(capsys) == [f"GPU 0 is not as in {file}: create 3g.40gb@4", ""]
     assert gpu.layout == frozenset()
 
 
@@ -429,7 +429,7 @@ def test_a_watch_puts_right_what_it_may_and_tells_once_what_it_may_not(
         lay_out(busy, "7g@0")
         busy.hold(parse_placement(H100, "7g@0"), 4194301)
         assert main(["partitions", "watch", file, "--allow-mig"]) == 0
-    assert told(capsys) == [
+    assert printed(capsys) == [
         f"GPU 0 is not as in {file}: destroy 7g.80gb@0; create 3g.40gb@4",
         f"GPU 1 is not as in {file}: create 3g.40gb@4",
         "done: create 3g.40gb@4: MIG-00000002-0000-0000-0000-000000000000",

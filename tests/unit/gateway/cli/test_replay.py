@@ -5,7 +5,7 @@ import pytest
 from sluice.gateway.cli.main import main
 
 
-def test_what_is_no_journal_is_told_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_journal_is_reported_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notes, absent = tmp_path / "notes.txt", tmp_path / "absent"
     notes.write_text("hello\n")
     for path in (notes, absent, tmp_path):

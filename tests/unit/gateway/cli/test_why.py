@@ -1,4 +1,4 @@
-"""What `sluice why` makes of the answers, and of none."""
+"""`sluice why` prints the answers, and the lack of one."""
 
 import socket
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def http(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
-def told(answer: bytes | None) -> str:
+def printed(answer: bytes | None) -> str:
     """The sentence for an answer, without the URL; it is not that the request is not known."""
     with answering(answer) as url, pytest.raises(ServingError) as raised:
         fetch(url, "7")
@@ -65,12 +65,12 @@ def test_a_request_that_is_not_known_is_not_found() -> None:
 
 def test_a_server_that_fails_is_said_to_fail() -> None:
     answer = http("503 Service Unavailable", b'{"error": "the server is stopping"}')
-    assert told(answer) == "the server is stopping"
+    assert printed(answer) == "the server is stopping"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"detail": "Not Found"}', b""])
 def test_another_server_that_has_no_such_page_is_no_server_of_ours(body: bytes) -> None:
-    assert told(http("404 Not Found", body)) == "not a Sluice server: it answered 404 Not Found"
+    assert printed(http("404 Not Found", body)) == "not a Sluice server: it answered 404 Not Found"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_another_server_that_has_no_such_page_is_no_server_of_ours(body: bytes) 
     ],
 )
 def test_an_answer_that_is_no_explanation_is_no_answer_of_ours(body: bytes, reason: str) -> None:
-    assert told(http("200 OK", body)) == f"not a Sluice server: {reason}"
+    assert printed(http("200 OK", body)) == f"not a Sluice server: {reason}"
 
 
 def test_what_does_not_speak_http_is_said_so() -> None:
-    assert told(b"220 mail.example.org ESMTP\r\n") == "expected an answer in HTTP, got 220 mail.example.org ESMTP"
+    assert printed(b"220 mail.example.org ESMTP\r\n") == "expected an answer in HTTP, got 220 mail.example.org ESMTP"
 
 
 def test_a_server_that_is_not_there_cannot_be_reached() -> None:
@@ -98,7 +98,7 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
 
 def test_a_server_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "TIMEOUT_S", 0.05)
-    assert told(None) == "no answer within 0.05 s"
+    assert printed(None) == "no answer within 0.05 s"
 
 
 def test_another_url_is_refused() -> None:

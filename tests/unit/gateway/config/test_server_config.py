@@ -273,7 +273,7 @@ def test_a_wrong_setting_is_named_with_its_place(tmp_path: Path, text: str, mess
         read_config(path)
 
 
-def test_who_asks_for_cores_is_a_setting(tmp_path: Path) -> None:
+def test_a_setting_decides_which_partitions_ask_for_cores(tmp_path: Path) -> None:
     assert read_config(write(tmp_path, "")).balance is None
     for text, asks in (("auto", "plan"), ("{pause_s: 60}", "plan"), ("{by: load}", "load")):
         balance = read_config(write(tmp_path, f"resize: {text}")).balance

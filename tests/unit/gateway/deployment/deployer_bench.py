@@ -1,4 +1,4 @@
-"""A gateway whose workers are stood in for by what does at once what it is told."""
+"""A gateway whose workers are replaced by a double that does everything at once."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -44,7 +44,7 @@ PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: onl
 
 
 class InstantExecutor:
-    """Loads, unloads and runs at once, but for batches while it is to `hold` them and models that are `broken`.
+    """Loads, unloads and runs at once, except batches while it is to `hold` them and models that are `broken`.
 
     One that is `slow` does not load anything for now.
     """

@@ -1,4 +1,4 @@
-"""What is served changes as clients ask for it."""
+"""The served models change as clients ask for it."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def test_a_model_is_served_from_its_load_to_its_unload(gateway: Served, re
 
 
 @served
-async def test_a_model_of_a_kind_that_is_not_served_is_told_as_such(gateway: Served, repository: Path) -> None:
+async def test_a_model_of_a_kind_that_is_not_served_is_reported_as_such(gateway: Served, repository: Path) -> None:
     save(repository, "many")
     config = repository / "many" / "config.pbtxt"
     config.write_text('backend: "timed" model_transaction_policy { decoupled: true }')
@@ -144,7 +144,7 @@ async def test_a_pipeline_goes_with_its_model_and_returns_with_it(gateway: Serve
 
 
 @served
-async def test_a_model_that_is_to_report_more_is_loaded_anew_with_what_needs_it(
+async def test_a_model_that_is_to_report_more_is_loaded_again_with_what_needs_it(
     gateway: Served, repository: Path
 ) -> None:
     await gateway.deployer.load("p")
@@ -267,7 +267,9 @@ async def test_an_unload_that_nobody_waits_for_any_more_still_ends(gateway: Serv
 
 
 @served
-async def test_memory_that_does_not_return_in_time_is_told_and_returns_later(gateway: Served, repository: Path) -> None:
+async def test_memory_that_does_not_return_in_time_is_reported_and_returns_later(
+    gateway: Served, repository: Path
+) -> None:
     await busy(gateway)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice.gateway.deployment.deployer.RECYCLE_TIMEOUT_S", 0)
@@ -280,7 +282,9 @@ async def test_memory_that_does_not_return_in_time_is_told_and_returns_later(gat
 
 
 @served
-async def test_who_waits_for_an_unload_is_told_that_the_server_stops(gateway: Served, repository: Path) -> None:
+async def test_a_caller_that_waits_for_an_unload_learns_that_the_server_stops(
+    gateway: Served, repository: Path
+) -> None:
     await busy(gateway)
     waiting = asyncio.create_task(gateway.deployer.unload("m", recycle=True))
     await gateway.settle()

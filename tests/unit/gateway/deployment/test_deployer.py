@@ -88,7 +88,7 @@ def test_versions_that_have_not_changed_stay_as_they_are(repository: Path) -> No
     assert keys(read(repository, "m", number=3, served=again)) == {"m": ["m:3@3"]}
 
 
-def test_a_pipeline_that_a_new_model_does_not_fit_is_told(repository: Path) -> None:
+def test_a_pipeline_that_a_new_model_does_not_fit_is_reported(repository: Path) -> None:
     save(repository, "m", output="z")
     revision = read_revision(source(repository), ["p", "m"], 2, {}, {})
     assert keys(revision.deployed) == {"m": ["m:1@2"]}

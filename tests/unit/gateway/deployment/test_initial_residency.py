@@ -1,4 +1,4 @@
-"""What a server begins with where there is no room for all models."""
+"""The models that a server begins with where there is no room for all of them."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from tests.support.scheduling.builders import model, spec_of
 
 
 def spec(memory: int, **models: dict[str, object]) -> SchedulerSpec:
-    """Models of one byte each, but for what is given."""
+    """Models of one byte each, except those that are given."""
     configs = [
         msgspec.structs.replace(model(f"{name}:1"), **{"memory_bytes": 1, **given}) for name, given in models.items()
     ]

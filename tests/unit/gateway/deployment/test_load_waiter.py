@@ -10,7 +10,7 @@ from tests.unit.gateway.deployment.test_deployer import in_loop
 
 
 @in_loop
-async def test_a_model_has_come_when_all_partitions_have_told_and_one_holds_it() -> None:
+async def test_a_model_has_come_when_all_partitions_have_reported_and_one_holds_it() -> None:
     inventory = PlayedInventory("a", "b", "down")
     waiter = LoadWaiter(inventory)
     inventory.partition_ready("a", [], {})

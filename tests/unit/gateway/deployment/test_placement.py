@@ -1,4 +1,4 @@
-"""New models have room beside what is served, or are told that there is none."""
+"""New models have room beside those that are served, or are refused for want of room."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is served follows a repository that is looked at from time to time."""
+"""The served models follow a repository that is polled."""
 
 import shutil
 from pathlib import Path

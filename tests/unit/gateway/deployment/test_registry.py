@@ -179,7 +179,7 @@ def test_a_strict_server_is_ready_while_all_is_served() -> None:
     assert torn.server_ready()
 
 
-def test_a_model_of_a_kind_that_is_not_served_is_told_from_one_that_is_broken() -> None:
+def test_a_model_of_a_kind_that_is_not_served_is_distinguished_from_one_that_is_broken() -> None:
     kind = BrokenEntry("many", None, "many/config.pbtxt: a request has exactly one answer", unsupported=True)
     _, registry = new_registry([], [*BROKEN, kind], WORKERS)
     with pytest.raises(UnsupportedRequest, match=r"'many' cannot be served: .*: a request has exactly"):

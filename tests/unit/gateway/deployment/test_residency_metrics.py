@@ -1,4 +1,4 @@
-"""What is told of models that come and go on demand."""
+"""Metrics of models that come and go on demand."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ def test_loads_are_counted_by_what_they_were_for() -> None:
     }
 
 
-def test_what_models_take_is_told_with_who_says_so() -> None:
+def test_the_memory_of_models_is_reported_with_its_source() -> None:
     mib = 1 << 20
     spec = demanded(*"abc", memory=100 * mib)
     measured, *others = spec.models

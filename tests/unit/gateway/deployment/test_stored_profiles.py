@@ -76,7 +76,7 @@ def test_a_profile_of_another_model_file_is_not_used(model: ModelEntry, caplog: 
     ]
 
 
-def test_a_stale_entry_is_told_of_beside_a_simulated_one(model: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stale_entry_is_reported_beside_a_simulated_one(model: ModelEntry, caplog: pytest.LogCaptureFixture) -> None:
     path, sha256 = model.path.with_name("mlp.profile.json"), model_hash(model.path)
     there = ProfileEntry(fingerprint="there", kind="cpu1", source=FigureSource.MEASURED, sha256=sha256, cells=CELLS)
     simulated = ProfileEntry(

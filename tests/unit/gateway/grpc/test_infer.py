@@ -1,4 +1,4 @@
-"""Requests over gRPC that are alike but for their numbers."""
+"""Requests over gRPC that differ only in their numbers."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_several_inputs_go_their_own_ways(served: InstantGateway) -> None:
     converse(served, talk)
 
 
-def test_fields_may_come_in_any_order_and_what_is_no_message_is_told(served: InstantGateway) -> None:
+def test_fields_may_come_in_any_order_and_what_is_no_message_is_reported(served: InstantGateway) -> None:
     whole = request(1, 2).SerializeToString()
     raw = PB.ModelInferRequest(raw_input_contents=request(7, 8).raw_input_contents).SerializeToString()
     rest = whole[: -len(raw)]

@@ -115,7 +115,7 @@ def test_cancelling_a_stream_cancels_its_requests(served: InstantGateway) -> Non
     stream(served, talk)
 
 
-def test_answers_of_a_stream_carry_what_else_is_told_as_parameters(served: InstantGateway) -> None:
+def test_answers_of_a_stream_carry_other_facts_as_parameters(served: InstantGateway) -> None:
     async def talk(call: Any) -> None:
         asking = request()
         asking.parameters["triton_enable_empty_final_response"].bool_param = True

@@ -267,7 +267,7 @@ def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
     assert json.loads(head)["outputs"][0]["data"] == [1, 3, 2, 4]
 
 
-def test_outputs_that_are_elsewhere_or_classes_are_told_as_such() -> None:
+def test_outputs_that_are_elsewhere_or_classes_are_reported_as_such() -> None:
     buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
     head, blobs, _ = encode_response(
         respond(

@@ -11,7 +11,7 @@ def test_a_free_port_is_listened_on() -> None:
         pass
 
 
-def test_an_address_that_cannot_be_bound_is_told_with_its_reason() -> None:
+def test_an_address_that_cannot_be_bound_is_reported_with_its_reason() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"^HTTP port 127.0.0.1:{port} cannot be bound: Address already in use$"):

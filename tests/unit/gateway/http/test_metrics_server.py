@@ -19,7 +19,7 @@ class Exposition:
 
 
 def answered(*sent: bytes) -> list[bytes]:
-    """What comes back for what is sent, each on a connection of its own, until that is closed."""
+    """The answers to the bytes sent, each on a connection of its own, until that is closed."""
 
     async def ask() -> list[bytes]:
         server = MetricsServer(cast(ServerMetrics, Exposition()), "127.0.0.1", 0)
@@ -41,7 +41,7 @@ def answered(*sent: bytes) -> list[bytes]:
     return asyncio.run(ask())
 
 
-def test_metrics_are_told_and_nothing_else() -> None:
+def test_metrics_are_reported_and_nothing_else() -> None:
     metrics, head, other, posted = answered(
         b"GET /metrics?x=1 HTTP/1.1\r\nHost: h\r\n\r\n",
         b"HEAD /metrics HTTP/1.1\r\n\r\n",
@@ -57,7 +57,7 @@ def test_metrics_are_told_and_nothing_else() -> None:
     assert posted.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
 
 
-def test_a_port_that_is_taken_is_told_with_what_it_was_for() -> None:
+def test_a_port_that_is_taken_is_reported_with_what_it_was_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
@@ -66,7 +66,7 @@ def test_a_port_that_is_taken_is_told_with_what_it_was_for() -> None:
             MetricsServer(cast(ServerMetrics, Exposition()), "127.0.0.1", port)
 
 
-def test_who_says_too_much_gets_no_answer_and_the_next_one_does() -> None:
+def test_a_client_that_sends_too_much_gets_no_answer_and_the_next_one_does() -> None:
     too_much, next_one = answered(b"GET /metrics" + b"x" * 4 * MAX_HEAD_BYTES, b"GET /metrics HTTP/1.1\r\n\r\n")
     assert too_much == b""
     assert next_one.endswith(b"sluice_requests_total 3\n")

@@ -147,7 +147,7 @@ def test_what_the_head_rules_out_is_answered_before_the_body_which_is_ignored(
     assert len(served.runtime.submitted) == 1
 
 
-def test_a_client_may_wait_to_be_told_to_continue(served: InstantGateway) -> None:
+def test_a_client_may_wait_for_100_continue(served: InstantGateway) -> None:
     head, body = small(1, Expect="100-continue").split(b"\r\n\r\n")
 
     async def conversation(client: Client) -> None:
@@ -162,7 +162,7 @@ def test_a_client_may_wait_to_be_told_to_continue(served: InstantGateway) -> Non
     talk(served, conversation)
 
 
-def test_a_client_that_is_not_told_to_continue_need_not_send_its_body(served: InstantGateway) -> None:
+def test_a_client_without_100_continue_need_not_send_its_body(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.send(message("POST", PATH, headers={"Expect": "100-continue", "Content-Length": str(LIMIT + 1)}))
         reply = await client.reply()
@@ -286,7 +286,7 @@ def test_a_shutdown_lets_a_request_finish_and_ends_its_connection(served: Instan
     talk(served, conversation)
 
 
-def test_who_is_refused_by_a_server_that_stops_is_told_that_the_connection_ends(served: InstantGateway) -> None:
+def test_a_stopping_server_refuses_a_request_and_announces_the_end_of_its_connection(served: InstantGateway) -> None:
     served.runtime.answer = Answer(Outcome.REJECTED_DRAINING, "the server is stopping", 1)
 
     async def conversation(client: Client) -> None:
@@ -327,7 +327,7 @@ def serve(
     asyncio.run(run())
 
 
-def test_clients_beyond_the_limit_are_told_so(served: InstantGateway) -> None:
+def test_clients_beyond_the_limit_are_refused_with_the_reason(served: InstantGateway) -> None:
     async def conversation(server: HttpServer) -> None:
         first: Any = await asyncio.open_connection("127.0.0.1", server.port)
         first[1].write(HEALTH)
@@ -342,7 +342,7 @@ def test_clients_beyond_the_limit_are_told_so(served: InstantGateway) -> None:
     serve(served, conversation, max_connections=1)
 
 
-def test_who_has_connected_when_a_server_stops_is_answered_and_nobody_else_can(served: InstantGateway) -> None:
+def test_a_client_connected_when_a_server_stops_is_answered_and_no_other_can_connect(served: InstantGateway) -> None:
     async def conversation(server: HttpServer) -> None:
         address, loop = ("127.0.0.1", server.port), asyncio.get_running_loop()
         await until(lambda: server.started)

@@ -1,4 +1,4 @@
-"""What the data plane accepts, hands to the runtime, and tells of outcomes."""
+"""The data plane accepts requests, hands them to the runtime, and reports outcomes."""
 
 import asyncio
 import weakref

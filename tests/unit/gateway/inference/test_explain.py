@@ -1,4 +1,4 @@
-"""How clients ask what became of their requests, and are told."""
+"""Clients ask for the explanation of their requests, and get it."""
 
 import asyncio
 import json
@@ -32,13 +32,13 @@ def served() -> InstantGateway:
     return instant_gateway(identity("m", ("x", DataType.FP32, (2,))))
 
 
-def told(headers: dict[str, str]) -> dict[str, str]:
+def explained(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.startswith("x-sluice-")}
 
 
 def test_a_request_without_id_gets_one(served: InstantGateway) -> None:
-    assert told(post(served, PATH, ROW).headers) == {"x-sluice-request": "sluice-1"}
-    assert told(post(served, PATH, {**ROW, "id": "mine"}).headers) == {}
+    assert explained(post(served, PATH, ROW).headers) == {"x-sluice-request": "sluice-1"}
+    assert explained(post(served, PATH, {**ROW, "id": "mine"}).headers) == {}
     assert [get(served, f"/v2/sluice/requests/{id}").json["id"] for id in ("sluice-1", "mine")] == ["sluice-1", "mine"]
 
 
@@ -58,7 +58,7 @@ def test_an_explanation_is_given_on_request(
 ) -> None:
     reply = post(served, PATH, {**ROW, "parameters": parameters}, headers=headers)
     assert reply.status == 200
-    assert told(reply.headers) == {"x-sluice-request": "sluice-1"} | (EXPLAINED if asked else {})
+    assert explained(reply.headers) == {"x-sluice-request": "sluice-1"} | (EXPLAINED if asked else {})
 
 
 def test_a_refusal_is_explained_as_well(served: InstantGateway) -> None:
@@ -68,7 +68,7 @@ def test_a_refusal_is_explained_as_well(served: InstantGateway) -> None:
         503,
         {"error": "the request cannot be answered at that price: the least is 3e-06"},
     )
-    assert told(reply.headers) == EXPLAINED | {
+    assert explained(reply.headers) == EXPLAINED | {
         "x-sluice-outcome": "rejected_cost",
         "x-sluice-cause": "rejected_cost",
         "x-sluice-reason": "the least is 3e-06",

@@ -102,7 +102,7 @@ def test_a_small_response_and_an_error_are_not_compressed(served: InstantGateway
         (b"plain", "cannot be decompressed"),
     ],
 )
-def test_compressed_bodies_that_are_bad_are_told_and_the_next_request_is_answered(
+def test_compressed_bodies_that_are_bad_are_reported_and_the_next_request_is_answered(
     served: InstantGateway, body: bytes, problem: str
 ) -> None:
     async def conversation(client: Client) -> tuple[Reply, Reply]:
@@ -114,7 +114,7 @@ def test_compressed_bodies_that_are_bad_are_told_and_the_next_request_is_answere
     assert (bad.status, problem in bad.json["error"], good.status) == (400, True, 200)
 
 
-def test_an_unsupported_encoding_is_told_with_those_that_are(served: InstantGateway) -> None:
+def test_an_unsupported_encoding_is_reported_with_those_that_are(served: InstantGateway) -> None:
     reply = post(served, PATH, b"", headers={"Content-Encoding": "br"})
     assert (reply.status, reply.headers["accept-encoding"]) == (501, "gzip, deflate")
 
@@ -197,7 +197,7 @@ def test_places_that_do_not_fit_are_refused(
     assert memory.read_bytes() == np.arange(16, dtype=np.float32).tobytes()
 
 
-def test_outputs_may_be_told_as_classes(served: InstantGateway) -> None:
+def test_outputs_may_be_reported_as_classes(served: InstantGateway) -> None:
     tensor = {"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 4, 3]}
     output = {"name": "x", "parameters": {"classification": 1}}
     reply = post(served, "/v2/models/m/infer", {"inputs": [tensor], "outputs": [output]})

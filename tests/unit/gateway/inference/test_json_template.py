@@ -59,7 +59,7 @@ def test_the_numbers_of_a_request_that_repeats_are_those_of_its_body(head: str, 
     ["", "[", "[[", "[]", "[1]", "[1,2,3]", "[1,true]", "[1,2", "1,2", "[1,NaN]", "[1,1e40]", '[1,"2"]', "[1,2],[3]",
      '[9,9],"data":[1,2]', '[1,2],"shape":[2,1]', "null", "[[1],2]", "[1,2]]}]}"],
 )  # fmt: skip
-def test_data_that_is_not_as_before_is_left_to_who_reads_the_whole_body(data: str) -> None:
+def test_data_that_is_not_as_before_is_left_to_the_reader_of_the_whole_body(data: str) -> None:
     template = form_of(request("[1,2]"))
     body = request(data)
     assert not template.matches(body, None, SIGNATURE) or template.tensors(body) is None
@@ -83,7 +83,7 @@ def test_requests_that_say_something_else_do_not_fit() -> None:
         request("[1,2]", tail="}]" + " " * 5000 + "}"),
     ],
 )
-def test_a_request_with_an_id_or_whose_data_is_not_told_by_its_text_is_not_repeatable(body: bytes) -> None:
+def test_a_request_with_an_id_or_with_data_outside_its_text_is_not_repeatable(body: bytes) -> None:
     assert not form_of(body).repeatable
 
 

@@ -147,7 +147,7 @@ def test_rate_and_count_say_which_requests_are_traced(tmp_path: Path) -> None:
     assert ids(path) == ["r2", "r4", "r9"]
 
 
-def test_a_log_frequency_begins_a_file_after_so_many(tmp_path: Path) -> None:
+def test_a_log_frequency_begins_a_file_after_that_number_of_traces(tmp_path: Path) -> None:
     traces = settings(tmp_path / "trace.json", log_frequency=2)
     for number in range(1, 4):
         traces.ended(traced(number))

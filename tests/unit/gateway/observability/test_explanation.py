@@ -1,4 +1,4 @@
-"""What is said of requests whose traces are known to the nanosecond."""
+"""Explanations of requests whose traces are known to the nanosecond."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def ran(
     dispatched: float,
     started: float,
     ended: float,
-    told: float,
+    explained: float,
     *,
     free: float = 0,
     expected: float = 0,
@@ -49,7 +49,7 @@ def ran(
         expected_ns=ns(max(expected, dispatched)),
         started_ns=ns(started),
         ended_ns=ns(ended),
-        reported_ns=ns(told),
+        reported_ns=ns(explained),
         cost=cost,
     )
 
@@ -76,8 +76,8 @@ def why(given: Trace) -> tuple[str, str]:
 def test_times_follow_each_other_and_a_request_pays_for_its_rows() -> None:
     members = Member(6, 0, 2), Member(7, 0, 1)
     run = ran(batch(3, *members, predicted_ms=4.5), 1, 2.25, 4, 4.5, free=2, cost=0.75)
-    told = explain(trace([run], Outcome.COMPLETED, 4.5), 0)
-    assert told == Explanation(
+    explained = explain(trace([run], Outcome.COMPLETED, 4.5), 0)
+    assert explained == Explanation(
         id="r-1",
         pipeline="mlp:1",
         rows=1,
@@ -172,17 +172,17 @@ def test_the_largest_cause_of_a_late_answer_is_named(
     assert (named, said) == (cause, f"It was {round(ended_ms - 10.0, 3)} ms late; the largest cause was {sentence}.")
 
 
-def test_a_stage_waits_from_when_the_one_before_was_told() -> None:
+def test_a_stage_waits_from_when_the_end_of_the_one_before_was_reported() -> None:
     runs = [
         ran(batch(1, Member(7, 0, 4), model="small:1"), 1, 1, 2, 2.5),
         ran(batch(2, Member(7, 1, 2, (0, 3)), model="large:1"), 11.5, 11.5, 12, 12),
     ]
-    told = explain(trace(runs, Outcome.COMPLETED_LATE, 12, stages=CASCADE, rows=4), 0)
-    assert [(stage.stage, stage.rows, stage.queue_ms) for stage in told.stages] == [
+    explained = explain(trace(runs, Outcome.COMPLETED_LATE, 12, stages=CASCADE, rows=4), 0)
+    assert [(stage.stage, stage.rows, stage.queue_ms) for stage in explained.stages] == [
         ("small", 4, 1.0),
         ("large", 2, 9.0),
     ]
-    assert told.sentence == (
+    assert explained.sentence == (
         "It was 2.0 ms late; the largest cause was waiting behind other requests: 10.0 ms, "
         "9.0 ms of it for stage 'large' on cpu0."
     )
@@ -193,16 +193,16 @@ def test_of_stages_side_by_side_only_the_one_that_ended_last_counts() -> None:
         ran(batch(1, Member(7, 0, 1), model="m:1"), 8, 8, 9, 9),
         ran(batch(2, Member(7, 1, 1), model="m:1"), 1, 7, 12, 12),
     ]
-    told = explain(trace(runs, Outcome.COMPLETED_LATE, 12, stages=ENSEMBLE), 0)
-    assert [(stage.stage, stage.queue_ms) for stage in told.stages] == [("a", 8.0), ("b", 1.0)]
-    assert told.cause == "hand_off"
+    explained = explain(trace(runs, Outcome.COMPLETED_LATE, 12, stages=ENSEMBLE), 0)
+    assert [(stage.stage, stage.queue_ms) for stage in explained.stages] == [("a", 8.0), ("b", 1.0)]
+    assert explained.cause == "hand_off"
 
 
 def test_two_stages_of_a_request_may_share_a_batch() -> None:
     run = ran(batch(1, Member(7, 0, 1), Member(7, 1, 1), model="m:1"), 1, 1, 2, 2, cost=0.5)
-    told = explain(trace([run, run], Outcome.COMPLETED, 2, stages=ENSEMBLE), 0)
-    assert [(stage.stage, stage.cost) for stage in told.stages] == [("a", 0.25), ("b", 0.25)]
-    assert told.cost == 0.5
+    explained = explain(trace([run, run], Outcome.COMPLETED, 2, stages=ENSEMBLE), 0)
+    assert [(stage.stage, stage.cost) for stage in explained.stages] == [("a", 0.25), ("b", 0.25)]
+    assert explained.cost == 0.5
 
 
 def test_a_request_without_an_answer_tells_its_reason() -> None:

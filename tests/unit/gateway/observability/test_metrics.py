@@ -65,7 +65,7 @@ def test_batches_are_counted_by_model_partition_and_reason() -> None:
     assert got[key("partition_busy_seconds_total", "cpu0")] == 0.002
 
 
-def test_cost_is_summed_and_told_for_a_thousand_good_requests() -> None:
+def test_cost_is_summed_and_reported_for_a_thousand_good_requests() -> None:
     metrics = new_metrics()
     meter = metrics.pipeline("cascade:1")
     meter.stage_ran(0, 3, 0.25)

@@ -33,7 +33,7 @@ def ready(inventory: Inventory, details: ProcessDetails, *models: str) -> Partit
 
 
 def changes(inventory: Inventory) -> list[InventoryChange]:
-    """What subscribers get from now on."""
+    """The events that subscribers get from now on."""
     seen: list[InventoryChange] = []
     inventory.subscribe(seen.append)
     return seen
@@ -139,7 +139,7 @@ def test_the_reason_of_the_last_failure_is_kept_until_a_model_is_forgotten() -> 
     assert (known.failed, known.loaded_ever) == ({}, set())
 
 
-def test_who_waits_for_service_goes_on_with_it() -> None:
+def test_a_task_that_waits_for_service_continues_with_it() -> None:
     async def main() -> None:
         known = PlayedInventory("a")
         waiting = asyncio.create_task(known.in_service.wait())

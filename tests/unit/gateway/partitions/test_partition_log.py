@@ -34,7 +34,7 @@ class Bench:
         self.inventory.apply(PartitionReady("cpu0", {"m:1": TABLE}), READY)
 
     def lines(self) -> list[tuple[str, str, dict[str, object]]]:
-        """What was logged since the last time: level, event and fields."""
+        """The records logged since the last call: level, event and fields."""
         lines = [(record.levelname, record.getMessage(), record.__dict__["fields"]) for record in self._caplog.records]
         self._caplog.clear()
         return lines

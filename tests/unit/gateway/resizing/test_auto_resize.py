@@ -191,7 +191,7 @@ def test_where_the_plan_knows_other_sizes_it_is_asked_instead_and_says_why(caplo
 
     caplog.set_level(logging.INFO)
     run_virtual(main)
-    told = [record.__dict__["fields"] for record in caplog.records if record.message == "partition to be resized"]
+    reported = [record.__dict__["fields"] for record in caplog.records if record.message == "partition to be resized"]
     figures = {
         "by": "plan",
         "reason": "objective",
@@ -202,7 +202,7 @@ def test_where_the_plan_knows_other_sizes_it_is_asked_instead_and_says_why(caplo
         "busiest_after": 0.612,
         "cost_per_hour_after": 0.05,
     }
-    assert told == [{"partition": "b", "cores": [1], **figures}, {"partition": "a", "cores": [0, 2], **figures}]
+    assert reported == [{"partition": "b", "cores": [1], **figures}, {"partition": "a", "cores": [0, 2], **figures}]
 
 
 @pytest.mark.usefixtures("cores")
@@ -234,7 +234,7 @@ def test_what_was_resized_by_hand_while_the_plan_was_asked_is_not_undone() -> No
     run_virtual(main)
 
 
-def test_resizes_are_counted_by_who_asked() -> None:
+def test_resizes_are_counted_by_origin() -> None:
     (family,) = ResizeMetrics({("a", ResizeCause("plan", "cost")): 2, ("a", CLIENT_REQUEST): 1}).collect()
     assert [(sample.labels, sample.value) for sample in family.samples] == [
         ({"partition": "a", "by": "plan", "reason": "cost"}, 2),

@@ -1,4 +1,4 @@
-"""What is asked of the planner about other splits of the cores, and what becomes of its answers."""
+"""Questions to the planner about other splits of the cores, and the use of its answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Traffic:
         return best_step(spec, observed, later, splits)
 
     def come(self, *counts: int) -> None:
-        """So many rows in each of the next times of 5 s, each of which ends with a look; what is asked for is done."""
+        """Have rows arrive in the next periods of 5 s, each ending with a look; what is asked for is done."""
 
         async def look() -> Ask | None:
             known = await self.steps.known([self.partition], self.spare)

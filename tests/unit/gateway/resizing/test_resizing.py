@@ -1,4 +1,4 @@
-"""What shares a partition may be given, by the protocol and by the command."""
+"""The shares that a partition may be given, by the protocol and by the command."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ def test_a_hand_over_takes_no_memory_that_is_not_free(
         Machine(monkeypatch, free_mb=40).ask(*asked)
 
 
-def test_a_new_worker_that_cannot_take_over_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_worker_that_cannot_take_over_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, failure="model m does not load there: out of memory")
     with pytest.raises(PartitionError) as failure:
         machine.ask("cpu0", [0, 1])
@@ -179,7 +179,7 @@ def test_the_first_request_finds_all_routes_made(monkeypatch: pytest.MonkeyPatch
     assert made == []
 
 
-def test_who_may_resize_can_be_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_right_to_resize_can_be_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     restrictions = Restrictions([RestrictedSettings((ApiGroup.PARTITIONS,), "admin-key", "s3cret")])
     served = instant_gateway(resizing=Machine(monkeypatch).resizing, restrictions=restrictions)
     path = "/v2/sluice/partitions/cpu0/resize"

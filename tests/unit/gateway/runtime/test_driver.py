@@ -201,7 +201,7 @@ def test_closing_answers_what_is_still_open_and_refuses_more() -> None:
     run_virtual(main)
 
 
-def test_when_the_scheduler_fails_open_requests_are_answered_and_the_failure_is_told() -> None:
+def test_when_the_scheduler_fails_open_requests_are_answered_and_the_failure_is_reported() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         _, future = bench.submit()

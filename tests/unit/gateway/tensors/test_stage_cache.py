@@ -1,4 +1,4 @@
-"""What stages have made is kept under the key that a request to their model alone would have."""
+"""Outputs of stages are cached under the key that a request to their model alone would have."""
 
 from collections.abc import Mapping
 

@@ -41,9 +41,9 @@ def store(
 
 def used(model: ModelEntry) -> tuple[TableSource, tuple[str, ...], list[str]]:
     """Where the latencies on one core come from, what is noted of them, and what was announced."""
-    told: list[str] = []
-    _, (one,) = latency_tables([model], [CPU], None, told.append)
-    return one.source, one.notes, told
+    reported: list[str] = []
+    _, (one,) = latency_tables([model], [CPU], None, reported.append)
+    return one.source, one.notes, reported
 
 
 def test_stored_medians_are_taken(model: ModelEntry) -> None:
@@ -62,9 +62,9 @@ def test_what_falls_or_is_missing_in_between_is_noted(model: ModelEntry) -> None
 
 
 def test_without_a_profile_models_are_timed_and_it_is_said(model: ModelEntry) -> None:
-    source, notes, told = used(model)
+    source, notes, reported = used(model)
     assert (source, notes) == (TableSource.TIMED_NOW, ("there is no stored profile",))
-    assert told == ["timing mlp:1 on cpu1: there is no stored profile"]
+    assert reported == ["timing mlp:1 on cpu1: there is no stored profile"]
     tables, _ = latency_tables([model], [CPU], None, print)
     assert [size for size, _ in tables["mlp:1"]["cpu1"].cells] == [1, 2, 4, 8]
     assert not model.path.with_name("mlp.profile.json").exists()
@@ -92,7 +92,7 @@ def test_a_profile_that_ends_too_soon_is_not_taken_as_no_server_takes_it(model: 
     assert used(model)[1] == ("the stored profile ends at batch 2, and batches may have 8",)
 
 
-def test_a_zero_in_a_profile_is_told_with_its_place(model: ModelEntry) -> None:
+def test_a_zero_in_a_profile_is_reported_with_its_place(model: ModelEntry) -> None:
     store(model)
     path = model.path.with_name("mlp.profile.json")
     path.write_text(path.read_text().replace('"p50_ns": 2000', '"p50_ns": 0'))

@@ -29,7 +29,7 @@ def test_kinds_of_the_configuration_are_its_own_partitions() -> None:
     assert other == CpuPartition("cpu1/x3", available_cores()[:1], 3)
 
 
-def test_what_cannot_be_measured_is_told() -> None:
+def test_what_cannot_be_measured_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"mps-20 cannot be measured here, .* the configuration mig-1g\.10gb, mps-30"):
         chosen("mps-20", CORE, SLICE, SMALL)
     with pytest.raises(ConfigError, match=r"mps-20 cannot be measured here, .*; GPUs need --config FILE"):

@@ -20,9 +20,9 @@ def test_there_are_25_engines_of_six_kinds() -> None:
 
 
 def test_over_provisioned_requests_delay_engines_and_measured_peaks_do_not(runs: Runs) -> None:
-    booked = [run.pending_s for run in runs["best_fit"]]
-    assert booked[0] == pytest.approx(10, abs=2)
-    assert booked[3:] == pytest.approx([540] * 3, rel=0.02)
+    by_average = [run.pending_s for run in runs["best_fit"]]
+    assert by_average[0] == pytest.approx(10, abs=2)
+    assert by_average[3:] == pytest.approx([540] * 3, rel=0.02)
     assert all(run.pending_s <= 5 and run.restarts == 0 for run in runs["peak_safe"])
 
 
@@ -31,8 +31,8 @@ def test_the_ratios_of_the_slides_are_reached(runs: Runs) -> None:
     assert (pending >= 8.6, p99 >= 2.4) == (True, True)
     pending, p99 = ratios(runs["exclusive"], runs["peak_safe"])
     assert (pending >= 11, p99 >= 3.2) == (True, True)
-    for extra, booked, safe in zip(EXTRA_PERCENT, runs["best_fit"], runs["peak_safe"], strict=True):
-        assert extra < 100 or booked.p99_s / safe.p99_s >= 2.4
+    for extra, by_average, safe in zip(EXTRA_PERCENT, runs["best_fit"], runs["peak_safe"], strict=True):
+        assert extra < 100 or by_average.p99_s / safe.p99_s >= 2.4
 
 
 def test_the_published_policy_gives_ratios_of_the_size_of_the_slides(runs: Runs) -> None:

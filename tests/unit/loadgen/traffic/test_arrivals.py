@@ -62,7 +62,7 @@ def test_gamma_gaps_have_the_mean_of_the_rate_and_the_variation_that_was_asked_f
     arrivals = gamma(1000.0, cv, None, 400_000, np.random.default_rng(7))
     gaps = np.diff(arrivals)
     assert gaps.min() >= 0
-    # Four standard deviations of the mean of so many gaps.
+    # Four standard deviations of the mean of this number of gaps.
     assert gaps.mean() == pytest.approx(1_000_000, rel=4 * cv / 400_000**0.5)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
 

@@ -164,7 +164,7 @@ def test_without_an_answer_there_is_nothing_to_measure() -> None:
         host_settings([refused], [refused])
 
 
-def test_windows_of_a_journal_are_told_apart(tmp_path: Path) -> None:
+def test_windows_of_a_journal_are_distinguished(tmp_path: Path) -> None:
     machine = Machine(50)
     path = tmp_path / "journal.jsonl"
     with path.open("wb") as file:

@@ -19,7 +19,7 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
         running.communicate(b"\n")
 
 
-def test_a_thread_that_has_just_ended_is_in_nobodys_way(
+def test_a_thread_that_has_just_ended_does_no_harm(
     process: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, thread = tmp_path / str(1 << 22), tmp_path / str(process.pid)

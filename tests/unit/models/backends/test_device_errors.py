@@ -1,4 +1,4 @@
-"""What runtimes say when there is no memory, and when a context is lost."""
+"""Messages of runtimes when there is no memory, and when a context is lost."""
 
 import errno
 

@@ -100,7 +100,7 @@ def test_a_file_that_is_saved_again_in_the_same_second_is_read_again(
         assert model.run({"x": X})["y"].tolist() == (factor * X).tolist()
 
 
-def test_a_function_that_is_told_its_configuration(tmp_path: Path) -> None:
+def test_a_function_that_gets_its_configuration(tmp_path: Path) -> None:
     assert load(tmp_path, LOADED).run({"x": X})["y"].tolist() == [[3, 6], [9, 12]]
 
 

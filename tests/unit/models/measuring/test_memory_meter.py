@@ -1,4 +1,4 @@
-"""What a process and those that it has started take of memory."""
+"""The memory of a process and of those that it has started."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_what_a_process_of_a_process_takes_counts() -> None:
     assert peak > 50 * MIB
 
 
-def test_a_thread_that_has_just_ended_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_has_just_ended_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = 1 << 22
     monkeypatch.setattr(processes, "threads_of", lambda pid: [ended, pid])
     monkeypatch.setattr(processes, "_has_children", lambda: True)

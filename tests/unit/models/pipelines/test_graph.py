@@ -12,7 +12,7 @@ def test_no_cycle() -> None:
     assert find_cycle({}) is None
 
 
-def test_a_cycle_is_told_in_the_direction_of_the_data() -> None:
+def test_a_cycle_is_reported_in_the_direction_of_the_data() -> None:
     assert find_cycle({"a": ["c"], "b": ["a"], "c": ["b"], "behind": ["a"], "before": []}) == ["a", "b", "c", "a"]
     assert find_cycle({"behind": ["loop"], "loop": ["loop"]}) == ["loop", "loop"]
 

@@ -105,7 +105,7 @@ def test_a_size_that_was_not_measured_takes_the_next_larger_cell() -> None:
     assert [table.latency_ns(rows) for rows in (1, 2, 3, 4)] == [100, 240, 240, 240]
 
 
-def test_a_larger_batch_that_is_quicker_is_kept_and_told() -> None:
+def test_a_larger_batch_that_is_quicker_is_kept_and_reported() -> None:
     odd = entry(cells=(Cell(1, 100, 110, 150, 9), Cell(2, 90, 95, 96, 9), Cell(4, 200, 210, 220, 9)))
     assert odd.warnings == ("batch 2 is quicker than batch 1 at the median (90 against 100 ns)",)
     assert odd.table(50) == LatencyTable(((1, 100), (2, 90), (4, 200)))

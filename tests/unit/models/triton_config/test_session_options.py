@@ -83,7 +83,7 @@ def threads() -> set[str]:
 
 
 def threads_of_a_session(path: str, config: str) -> int:
-    """How many threads a session on a partition of three cores has, that of the caller included."""
+    """The threads of a session on a partition of three cores, that of the caller included."""
     before = threads()
     backend = onnxruntime.load(path, 3, config)
     begun = threads() - before

@@ -1,4 +1,4 @@
-"""What MPS answers, as its documentation and users show it, read by both protocols."""
+"""Answers of MPS, as its documentation and users show them, read by both protocols."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ OPAQUE = "Dx4AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 
 
 class Answers(MpsChannel):
-    """A daemon that answers what it is told to, and nothing else."""
+    """A daemon with prepared answers, and no others."""
 
     def __init__(self, answers: dict[str, str]) -> None:
         super().__init__(Path("/nowhere"))
@@ -61,7 +61,7 @@ def test_chunks_are_free_that_are_in_no_set() -> None:
         Protocol2(Answers({"lspart": ""})).free_chunks()
 
 
-def test_answers_that_are_none_are_told() -> None:
+def test_answers_that_are_none_are_reported() -> None:
     control = Protocol2(
         Answers(
             {

@@ -15,7 +15,7 @@ from sluice.mps.partitions.partition import MpsPartition, ShareMode
 PIPES = Path("/tmp/mps")
 
 
-def test_a_worker_is_told_its_daemon_its_device_its_share_and_its_memory() -> None:
+def test_a_worker_gets_its_daemon_its_device_its_share_and_its_memory() -> None:
     partition = MpsPartition("a", "GPU-5d1f", share_percent=25, memory_mb=2048)
     assert mps_environment(partition, PIPES) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mps",

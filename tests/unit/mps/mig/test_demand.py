@@ -56,7 +56,7 @@ def test_three_pipelines_share_a_gpu() -> None:
     }
 
 
-def test_what_cannot_be_served_is_told_how_much_could_be() -> None:
+def test_a_demand_that_cannot_be_served_is_reported_with_the_most_that_could_be() -> None:
     with pytest.raises(InfeasibleLayout) as refused:
         shares(resnet50=demand(7340, RESNET50))
     assert str(refused.value) == "resnet50: one A100-80 is not enough; it could serve 50% of these rates"

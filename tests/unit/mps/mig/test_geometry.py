@@ -112,7 +112,7 @@ def test_profiles_are_found_by_what_they_are(written: str, found: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["5g.40gb", "3g.20gb", "1c.3g.40gb", "large", "", "2g+me", "1g.10gb+gfx"])
-def test_an_unknown_profile_is_told_those_there_are(written: str) -> None:
+def test_an_unknown_profile_is_reported_with_the_known_ones(written: str) -> None:
     with pytest.raises(ConfigError) as refused:
         GEOMETRIES["H100-80"].find(written)
     assert str(refused.value).startswith(
@@ -120,7 +120,7 @@ def test_an_unknown_profile_is_told_those_there_are(written: str) -> None:
     )
 
 
-def test_an_unknown_gpu_is_told_those_there_are() -> None:
+def test_an_unknown_gpu_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'T4': unknown GPU; expected one of A30, A100-40, "):
         find_geometry("T4")
 

@@ -9,16 +9,16 @@ def lay(text: str) -> Layout:
     return frozenset(parse_placement(H100, each) for each in text.split())
 
 
-def told(present: str, wanted: str, in_use: str = "") -> list[str]:
+def reported(present: str, wanted: str, in_use: str = "") -> list[str]:
     return [str(step) for step in plan_steps(H100, lay(present), lay(wanted), in_use=lay(in_use))]
 
 
 def test_nothing_is_done_where_nothing_changes() -> None:
-    assert told("3g@0 3g@4", "3g@4 3g@0") == []
+    assert reported("3g@0 3g@4", "3g@4 3g@0") == []
 
 
 def test_an_empty_gpu_gets_the_largest_first() -> None:
-    assert told("", "1g@2 1g@3 2g@0 3g@4") == [
+    assert reported("", "1g@2 1g@3 2g@0 3g@4") == [
         "create 3g.40gb@4",
         "create 2g.20gb@0",
         "create 1g.10gb@2",
@@ -27,11 +27,11 @@ def test_an_empty_gpu_gets_the_largest_first() -> None:
 
 
 def test_from_one_whole_to_two_halves() -> None:
-    assert told("7g@0", "3g@0 3g@4") == ["destroy 7g.80gb@0", "create 3g.40gb@0", "create 3g.40gb@4"]
+    assert reported("7g@0", "3g@0 3g@4") == ["destroy 7g.80gb@0", "create 3g.40gb@0", "create 3g.40gb@4"]
 
 
 def test_a_half_that_stays_is_not_touched() -> None:
-    assert told("3g@0 2g@4 1g@6", "3g@0 3g@4", in_use="3g@0") == [
+    assert reported("3g@0 2g@4 1g@6", "3g@0 3g@4", in_use="3g@0") == [
         "destroy 1g.10gb@6",
         "destroy 2g.20gb@4",
         "create 3g.40gb@4",
@@ -39,11 +39,11 @@ def test_a_half_that_stays_is_not_touched() -> None:
 
 
 def test_what_has_a_place_is_created_before_anything_goes() -> None:
-    assert told("2g@0", "3g@4") == ["create 3g.40gb@4", "destroy 2g.20gb@0"]
+    assert reported("2g@0", "3g@4") == ["create 3g.40gb@4", "destroy 2g.20gb@0"]
 
 
 def test_what_is_in_use_goes_last() -> None:
-    assert told("1g@0 1g@1 1g@2", "", in_use="1g@0 1g@1") == [
+    assert reported("1g@0 1g@1 1g@2", "", in_use="1g@0 1g@1") == [
         "destroy 1g.10gb@2",
         "destroy 1g.10gb@1",
         "destroy 1g.10gb@0",
@@ -51,7 +51,7 @@ def test_what_is_in_use_goes_last() -> None:
 
 
 def test_one_is_cut_into_several() -> None:
-    assert told("3g@4 4g@0", "3g@4 1g@0 1g@1 2g@2") == [
+    assert reported("3g@4 4g@0", "3g@4 1g@0 1g@1 2g@2") == [
         "destroy 4g.40gb@0",
         "create 2g.20gb@2",
         "create 1g.10gb@0",
@@ -60,7 +60,7 @@ def test_one_is_cut_into_several() -> None:
 
 
 def test_media_engines_move_by_destroying_first() -> None:
-    assert told("1g+me@0 1g@1", "1g+me@6") == ["destroy 1g.10gb+me@0", "create 1g.10gb+me@6", "destroy 1g.10gb@1"]
+    assert reported("1g+me@0 1g@1", "1g+me@6") == ["destroy 1g.10gb+me@0", "create 1g.10gb+me@6", "destroy 1g.10gb@1"]
 
 
 def test_the_mode_is_turned_on_first_and_off_last() -> None:

@@ -68,7 +68,7 @@ def test_what_is_there_has_places_and_users() -> None:
         ),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_place(text: str, reason: str) -> None:
+def test_what_is_wrong_in_a_file_is_reported_with_its_place(text: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         decode_layouts(text, "gpus.yaml")
     assert str(refused.value).startswith(reason)
@@ -88,7 +88,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(text: str, reason: str) 
         ),
     ],
 )
-def test_what_the_gpu_does_not_have_is_told_with_what_it_has(line: str, reason: str) -> None:
+def test_what_the_gpu_does_not_have_is_reported_with_what_it_has(line: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         decode_layouts(gpu_file(line), "gpus.yaml").wanted(0, H100)
     assert str(refused.value) == reason
@@ -109,14 +109,14 @@ def test_what_the_gpu_does_not_have_is_told_with_what_it_has(line: str, reason: 
         ),
     ],
 )
-def test_demands_that_cannot_be_served_are_told(rates: str, error: type[Exception], reason: str) -> None:
+def test_demands_that_cannot_be_served_are_reported(rates: str, error: type[Exception], reason: str) -> None:
     file = decode_layouts(gpu_file(f"demands: {{m: {{rate: 10, rates: {rates}}}}}"), "gpus.yaml")
     with pytest.raises(error) as refused:
         plan_gpu(file, 0, H100, GpuState())
     assert str(refused.value).startswith(reason)
 
 
-def test_what_does_not_fit_is_told_with_what_would() -> None:
+def test_what_does_not_fit_is_reported_with_what_would() -> None:
     file = decode_layouts(gpu_file("instances: {3g: 2, 1g: 1}"), "gpus.yaml")
     with pytest.raises(InfeasibleLayout) as refused:
         plan_gpu(file, 0, H100, GpuState())

@@ -116,7 +116,7 @@ def test_fixed_starts_are_kept() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_why_and_what_would(profiles: str, refusal: str) -> None:
+def test_a_demand_that_does_not_fit_is_reported_with_the_reason_and_one_that_would(profiles: str, refusal: str) -> None:
     with pytest.raises(InfeasibleLayout) as refused:
         pack(H100, wanted(H100, profiles))
     assert str(refused.value) == refusal

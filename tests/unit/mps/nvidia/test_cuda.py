@@ -48,7 +48,7 @@ class Driver:
         return 0
 
 
-def test_the_device_that_is_visible_is_told_without_a_context() -> None:
+def test_the_device_that_is_visible_is_reported_without_a_context() -> None:
     driver = Driver()
     assert visible_gpu(driver) == VisibleGpu(1, str(UUID), 132, name=NAME)
     assert driver.contexts == 0
@@ -58,7 +58,7 @@ def test_with_a_context_it_has_the_multiprocessors_of_a_client() -> None:
     assert visible_gpu(Driver(), attach=True) == VisibleGpu(1, str(UUID), 33, name=NAME)
 
 
-def test_what_cuda_refuses_is_told() -> None:
+def test_what_cuda_refuses_is_reported() -> None:
     assert visible_gpu(Driver(cuInit=100)).error == "no device is visible"
     assert visible_gpu(Driver(cuDevicePrimaryCtxRetain=807), attach=True).error == (
         "cuDevicePrimaryCtxRetain failed with error 807"

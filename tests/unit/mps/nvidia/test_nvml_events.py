@@ -1,4 +1,4 @@
-"""Fatal errors of GPUs, told by a fake of the driver's library under the real pynvml."""
+"""Fatal errors of GPUs, reported by a fake of the driver's library under the real pynvml."""
 
 import asyncio
 
@@ -63,7 +63,7 @@ def test_an_application_s_own_error_is_left_to_it(xid: int) -> None:
         events.close()
 
 
-def test_a_gpu_that_has_fallen_off_the_bus_is_told_once_and_the_other_is_watched_on() -> None:
+def test_a_gpu_that_has_fallen_off_the_bus_is_reported_once_and_the_other_is_watched_on() -> None:
     first, second = FakeGpu(), FakeGpu()
     with installed(FakeNvml(first, second)) as fake, open_nvml() as nvml:
         events = nvml.events()
@@ -84,20 +84,20 @@ def test_a_gpu_that_is_lost_already_leaves_the_others_watched() -> None:
         assert list(control.events().watched) == [second.uuid]
 
 
-def test_the_loop_is_told_of_the_devices_that_are_watched_only() -> None:
+def test_the_loop_hears_only_of_the_devices_that_are_watched() -> None:
     first, second = FakeGpu(), FakeGpu()
 
     async def main(fake: FakeNvml) -> list[tuple[frozenset[str], str]]:
-        told: asyncio.Queue[tuple[frozenset[str], str]] = asyncio.Queue()
-        watch = DeviceWatch([GPU1], lambda devices, reason: told.put_nowait((devices, reason)))
+        reported: asyncio.Queue[tuple[frozenset[str], str]] = asyncio.Queue()
+        watch = DeviceWatch([GPU1], lambda devices, reason: reported.put_nowait((devices, reason)))
         watch.start()
         await asyncio.to_thread(until, lambda: fake.watched == {GPU0, GPU1})
         fake.tell(first, XID, 79)
         fake.tell(second, XID, 79)
         async with asyncio.timeout(60):
-            found = [await told.get()]
+            found = [await reported.get()]
         await watch.close()
-        assert told.empty()
+        assert reported.empty()
         return found
 
     with installed(FakeNvml(first, second)) as fake:
@@ -116,7 +116,7 @@ def test_without_a_driver_the_log_says_that_nothing_is_watched(caplog: pytest.Lo
     assert "devices are not watched for errors: no NVIDIA driver answers on this machine" in caplog.text
 
 
-def test_a_driver_that_fails_while_it_is_watched_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_driver_that_fails_while_it_is_watched_is_reported_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     for error in (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST):
         with installed(FakeNvml(FakeGpu())) as fake, open_nvml() as nvml:
             events = nvml.events()

@@ -116,7 +116,7 @@ def test_a_policy_has_parameters() -> None:
         ("", "f: Expected `object`, got `null`"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, message: str) -> None:
+def test_what_is_wrong_is_reported_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         decode_packing(text, "f", unmeasured)
     assert str(refused.value) == message

@@ -25,9 +25,9 @@ def places(packed: PackingResult) -> dict[str, list[str]]:
 
 
 def test_requests_leave_one_out_that_measured_peaks_place() -> None:
-    booked = pack_tenants(POLICIES["best_fit"], MODELS, DEVICES)
-    assert places(booked) == {"gpu0": ["resnet50", "bert"], "gpu1": ["llama"]}
-    assert list(booked.refused) == ["vgg19"]
+    by_average = pack_tenants(POLICIES["best_fit"], MODELS, DEVICES)
+    assert places(by_average) == {"gpu0": ["resnet50", "bert"], "gpu1": ["llama"]}
+    assert list(by_average.refused) == ["vgg19"]
     measured = pack_tenants(POLICIES["peak_safe"], MODELS, DEVICES)
     assert places(measured) == {"gpu0": ["llama"], "gpu1": ["bert", "resnet50", "vgg19"]}
     assert measured.refused == {}

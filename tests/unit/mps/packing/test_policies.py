@@ -17,7 +17,7 @@ def device(name: str, memory_mib: int, *promised: int, used: tuple[float, ...] =
 
 
 def job(name: str, *phases: tuple[int, int], request_mib: int = 1) -> Tenant:
-    """A job of phases of so many MiB and seconds."""
+    """A job of phases, each with its MiB and seconds."""
     return Tenant(name, request_mib, tuple(MemoryPhase(mib, seconds * NS_PER_S) for mib, seconds in phases))
 
 
@@ -157,7 +157,7 @@ def test_one_load_peak_at_a_time_is_enough() -> None:
     assert policy.refusal(model("second", 6000, 3000), loaded) is None
 
 
-def test_whoever_is_loaded_again_still_has_its_peak() -> None:
+def test_a_tenant_that_is_loaded_again_still_has_its_peak() -> None:
     loaded = Device("gpu", 10_000, (PlacedTenant(model("first", 8000, 3000), 10 * NS_PER_S),))
     policy = PeakSafe(headroom_mib=0)
     assert policy.refusal(model("second", 2000, 2000), loaded) is None

@@ -15,7 +15,7 @@ Cores = tuple[int, ...]
 def looks(
     balance: CoreBalance, begin_s: float, free: list[int], **loads: PartitionLoad[Cores]
 ) -> list[LoadChange[Cores] | None]:
-    """What is decided at three looks, 5 s apart."""
+    """The decisions of three looks, 5 s apart."""
     return [balance.next_change(begin_s + 5 * number, loads, tuple(free)) for number in range(3)]
 
 
@@ -72,7 +72,7 @@ def test_one_that_gave_a_core_back_is_not_busy_enough_to_get_it_again() -> None:
 
 
 def share_after(own: int, held: int, busy: float, free: int) -> int:
-    """What a share of a GPU comes to after three looks."""
+    """The share of a GPU after three looks."""
     balance = ShareBalance(BalanceSettings(pause_s=0), {"a": own})
     changes = [balance.next_change(5.0 * number, {"a": PartitionLoad(held, busy)}, free) for number in range(3)]
     assert changes[:2] == [None, None]

@@ -85,7 +85,7 @@ def test_a_partition_whose_limits_hold_is_enforced(partition: Partition, evidenc
         ),
     ],
 )
-def test_what_does_not_hold_is_told(
+def test_what_does_not_hold_is_reported(
     partition: Partition, evidence: Evidence, changes: dict[str, object], reason: str
 ) -> None:
     assert isolation_violations(partition, msgspec.structs.replace(evidence, **changes)) == [reason]

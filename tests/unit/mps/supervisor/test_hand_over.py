@@ -91,7 +91,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.made: list[Process] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.tables: dict[str, LatencyTable] = {}
         other = WorkerSpec(CpuPartition("cpu1", (2,)), (), 4096)
         self.supervisor = Supervisor([WorkerSpec(SMALL, (A, B), 4096), other], self)
@@ -104,17 +104,17 @@ class Bench:
         self.supervisor.start()
         self.made[0].come_up(LoadResult("a", SLOW), LoadResult("b", SLOW))
         self.made[1].come_up()
-        self.told.clear()
+        self.reported.clear()
 
     def resize(self, partition: Partition = LARGE) -> tuple["asyncio.Future[None]", Process]:
         done = self.supervisor.resize(partition, {})
         return done, self.made[-1]
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
-        self.told.append(f"{partition} ready")
+        self.reported.append(f"{partition} ready")
 
     def worker_lost(self, partition: str, reason: str) -> None:
-        self.told.append(f"{partition} lost: {reason}")
+        self.reported.append(f"{partition} lost: {reason}")
 
     def worker_replaced(
         self,
@@ -124,20 +124,20 @@ class Bench:
         output_region: int,
         tables: dict[str, LatencyTable],
     ) -> None:
-        self.told.append(f"{partition} has cores {list(worker.partition.cores)}")
+        self.reported.append(f"{partition} has cores {list(worker.partition.cores)}")
         self.tables = tables
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
-        self.told.append(f"the one on {list(worker.partition.cores)} is gone: {reason}")
+        self.reported.append(f"the one on {list(worker.partition.cores)} is gone: {reason}")
 
     def model_loaded(self, partition: str, model: LoadResult) -> None:
-        self.told.append(f"{partition} loaded {model.key}")
+        self.reported.append(f"{partition} loaded {model.key}")
 
     def model_unloaded(self, partition: str, key: str) -> None:
-        self.told.append(f"{partition} unloaded {key}")
+        self.reported.append(f"{partition} unloaded {key}")
 
     def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
-        self.told.append(f"{partition}: batch {message.batch}")
+        self.reported.append(f"{partition}: batch {message.batch}")
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Coro
 Run = Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], None]
 
 
-def test_a_worker_takes_over_with_all_models_and_the_one_before_ends_when_it_is_told_to(benched: Run) -> None:
+def test_a_worker_takes_over_with_all_models_and_the_one_before_ends_when_it_is_asked_to(benched: Run) -> None:
     async def conversation(bench: Bench) -> None:
         done, successor = bench.resize()
         assert (successor.sent[0].partition, [file.key for file in successor.sent[0].models]) == (LARGE, ["a", "b"])
@@ -170,7 +170,7 @@ def test_a_worker_takes_over_with_all_models_and_the_one_before_ends_when_it_is_
         assert not done.done()
         successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         await done
-        assert (bench.told, bench.tables) == (["cpu0: batch 7", "cpu0 has cores [0, 1]"], {"a": FAST, "b": FAST})
+        assert (bench.reported, bench.tables) == (["cpu0: batch 7", "cpu0 has cores [0, 1]"], {"a": FAST, "b": FAST})
         # Both answer now.
         bench.made[0].say(BatchWithdrawn(8))
         successor.say(BatchWithdrawn(9))
@@ -179,7 +179,11 @@ def test_a_worker_takes_over_with_all_models_and_the_one_before_ends_when_it_is_
         bench.supervisor.retire(bench.made[0])  # type: ignore[arg-type]
         assert bench.made[0].closed
         bench.made[0].end("it exited with status 0")
-        assert bench.told[2:] == ["cpu0: batch 8", "cpu0: batch 9", "the one on [0] is gone: it exited with status 0"]
+        assert bench.reported[2:] == [
+            "cpu0: batch 8",
+            "cpu0: batch 9",
+            "the one on [0] is gone: it exited with status 0",
+        ]
 
     benched(conversation)
 
@@ -242,7 +246,7 @@ def test_when_the_new_worker_cannot_take_over_all_stays_as_it_is(
         if not successor.exited.is_set():
             successor.end("it was killed")
         bench.supervisor.load("cpu0", C)
-        assert "has cores" not in " ".join(bench.told)
+        assert "has cores" not in " ".join(bench.reported)
         await asyncio.sleep(1)
         again, _ = bench.resize() if not bench.made[0].exited.is_set() else (done, successor)
         bench.supervisor.cancel_replacement("cpu0", "it was given up")
@@ -263,11 +267,11 @@ def test_when_both_die_the_partition_has_its_share_again_and_can_be_resized_agai
         await asyncio.sleep(1)
         assert [each.partition for each in bench.made[3:]] == [SMALL]
         bench.made[3].come_up(LoadResult("a", SLOW), LoadResult("b", SLOW))
-        assert bench.told == ["cpu0 lost: it was killed by SIGKILL", "cpu0 ready"]
+        assert bench.reported == ["cpu0 lost: it was killed by SIGKILL", "cpu0 ready"]
         again, successor = bench.resize()
         successor.come_up(LoadResult("a", FAST), LoadResult("b", FAST))
         await again
-        assert bench.told[2:] == ["cpu0 has cores [0, 1]"]
+        assert bench.reported[2:] == ["cpu0 has cores [0, 1]"]
         bench.supervisor.retire(bench.made[3])  # type: ignore[arg-type]
 
     benched(conversation)
@@ -287,7 +291,7 @@ def test_what_is_loaded_and_unloaded_meanwhile_is_so_on_the_new_worker_before_it
         successor.say(ModelAdded(LoadResult("c", FAST)))
         successor.say(ModelDropped("a"))
         await done
-        assert bench.told == ["cpu0 loaded c", "cpu0 unloaded a", "cpu0 has cores [0, 1]"]
+        assert bench.reported == ["cpu0 loaded c", "cpu0 unloaded a", "cpu0 has cores [0, 1]"]
         assert bench.tables == {"b": FAST, "c": FAST}
         bench.supervisor.retire(first)  # type: ignore[arg-type]
 

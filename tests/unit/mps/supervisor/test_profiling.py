@@ -62,7 +62,7 @@ def test_the_reason_of_a_failure_is_the_model(tmp_path: Path) -> None:
         time_on(partition, file(torn, 1, backend="absent"))
 
 
-def test_a_worker_that_does_not_start_is_told_of_otherwise_than_a_model_that_takes_too_long(
+def test_a_worker_that_does_not_start_is_reported_otherwise_than_a_model_that_takes_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_mlp(tmp_path / "model.onnx", [8, 8, 4])
@@ -86,7 +86,7 @@ def test_a_model_is_measured_within_the_hard_memory_limit_of_its_partition(tmp_p
     assert measured.evidence.data_limit_bytes == 300 << 20
 
 
-def test_a_partition_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+def test_a_partition_that_cannot_be_had_is_reported(tmp_path: Path) -> None:
     model = save_mlp(tmp_path / "model.onnx", [8, 8, 4])
     with pytest.raises(PartitionError, match="core 999 is not available"):
         measure_on(CpuPartition("far", (999,)), file(model, 1))

@@ -34,7 +34,7 @@ class Worker:
 
     def __init__(self, ended: Callable[[str], None]) -> None:
         self.exited = asyncio.Event()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self._ended = ended
 
     def end(self, reason: str) -> None:
@@ -42,10 +42,10 @@ class Worker:
         self._ended(reason)
 
     def close(self, reason: str = "") -> None:
-        self.told.append("close")
+        self.reported.append("close")
 
     def kill(self, reason: str) -> None:
-        self.told.append("kill")
+        self.reported.append("kill")
         self.end(reason)
 
 
@@ -133,7 +133,7 @@ def test_a_lost_context_takes_all_workers_of_its_daemon_along_and_none_is_starte
         world = World(loop, SHARES, [GPU0, GPU1])
         assert world.context_lost("a") == {"a": FAULT, "b": FAULT}
         await asyncio.sleep(0.1)
-        assert [world.workers[name].told for name in ("a", "b", "c", "cpu0")] == [["close"], ["close"], [], []]
+        assert [world.workers[name].reported for name in ("a", "b", "c", "cpu0")] == [["close"], ["close"], [], []]
         world.workers["a"].end(FAULT)
         assert world.context_lost("b") == {}  # it notices as well
         await asyncio.sleep(1)
@@ -162,7 +162,7 @@ def test_a_daemon_whose_clients_fault_again_and_again_has_the_first_to_tell_in_q
 
 
 def test_a_client_that_hangs_is_ended_in_order_and_nobody_else_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def main(loop: VirtualLoop) -> None:
         world = World(loop, SHARES, (GPU0, GPU1))
@@ -171,7 +171,7 @@ def test_a_client_that_hangs_is_ended_in_order_and_nobody_else_goes_along(monkey
         async def end_client(worker: WorkerProcess, control: MpsControl, reason: str) -> None:
             await asyncio.sleep(1)  # its contexts are destroyed, which its batch fails by
             assert world.context_lost("a") == {}
-            told.append(reason)
+            reported.append(reason)
 
         def exits() -> None:
             assert world.context_lost("a") == {}, "it said so before it was killed"
@@ -183,13 +183,13 @@ def test_a_client_that_hangs_is_ended_in_order_and_nobody_else_goes_along(monkey
         loop.call_later(3, exits)
         await asyncio.sleep(10)
         assert world.launched == [("a", 3)]
-        assert [world.workers[name].told for name in ("b", "c", "cpu0")] == [[], [], []]
+        assert [world.workers[name].reported for name in ("b", "c", "cpu0")] == [[], [], []]
         on_cores = world.workers["cpu0"]
         world.recovery.end_worker("cpu0", cast(WorkerProcess, on_cores), "it hangs")
-        assert on_cores.told == ["kill"]
+        assert on_cores.reported == ["kill"]
 
     run(main)
-    assert told == ["it hangs"]
+    assert reported == ["it hangs"]
 
 
 def test_without_a_daemon_a_lost_context_is_that_of_one_process() -> None:
@@ -197,7 +197,7 @@ def test_without_a_daemon_a_lost_context_is_that_of_one_process() -> None:
         world = World(loop, (MigPartition("a", "MIG-0", "1g"), MigPartition("b", "MIG-1", "1g")))
         world.context_lost("a")
         await asyncio.sleep(0.1)
-        assert (world.workers["b"].told, world.launched) == ([], [("a", 0)])
+        assert (world.workers["b"].reported, world.launched) == ([], [("a", 0)])
 
     run(main)
 
@@ -207,7 +207,7 @@ def test_the_partitions_of_a_lost_device_are_left_alone() -> None:
         world = World(loop, SHARES, [GPU0])
         reason = f"{GPU0} has Xid 79"
         world.recovery.device_lost(frozenset({GPU0}), reason)
-        world.recovery.device_lost(frozenset({GPU0}), "it is told twice")
+        world.recovery.device_lost(frozenset({GPU0}), "it is reported twice")
         await asyncio.sleep(59)
         assert world.said == [f"{reason}; the partition is in quarantine for 60 s: {reason}"] * 2
         assert sorted(world.recovery.quarantined) == ["a", "b"]

@@ -1,4 +1,4 @@
-"""What the supervisor makes of what its workers say; `tests/system/test_workers.py` has real ones."""
+"""The supervisor handles the messages of its workers; `tests/system/test_workers.py` has real ones."""
 
 import asyncio
 import os

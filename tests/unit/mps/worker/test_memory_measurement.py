@@ -1,4 +1,4 @@
-"""What a worker finds that its models take, on real ones."""
+"""The memory that a worker measures for its models, which are real."""
 
 import random
 import socket
@@ -42,7 +42,7 @@ def weights_mib(model: LoadResult) -> float:
 
 
 def weigh(paths: Mapping[str, Path]) -> dict[str, LoadResult]:
-    """What is said of models when they are loaded one after the other; of "again" once another one has gone."""
+    """The results of loading models one after the other; "again" is loaded once another one has gone."""
     models, said = runner(), {}
     for name, path in paths.items():
         if name == "again":
@@ -124,7 +124,7 @@ class Workplace:
 
 
 def weigh_again(small: Sequence[Path], growing: Path) -> list[float]:
-    """What `growing` is said to take, in MiB, when it takes the place of others, of which many have come and gone."""
+    """The measured MiB of `growing` when it takes the place of others, of which many have come and gone."""
     share_one_arena()
     place, generator, found = Workplace(runner()), random.Random(1), []
     held: list[str] = []

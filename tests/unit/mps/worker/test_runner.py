@@ -1,4 +1,4 @@
-"""What a worker says of a batch that failed."""
+"""The result of a batch that failed."""
 
 from collections.abc import Mapping
 

@@ -50,7 +50,7 @@ def test_one_after_the_other_adds_latencies_and_costs() -> None:
     assert points(series(FAST_OR_CHEAP, steps((10, 7.0), (12, 1.0)), 100)) == [(11, 12.0), (13, 6.0), (16, 3.0)]
 
 
-def test_points_beyond_the_horizon_are_left_out_but_for_the_quickest() -> None:
+def test_points_beyond_the_horizon_are_left_out_except_the_quickest() -> None:
     second = steps((10, 7.0), (12, 1.0))
     assert points(series(FAST_OR_CHEAP, second, 15)) == [(11, 12.0), (13, 6.0)]
     assert points(series(FAST_OR_CHEAP, second, 3)) == [(11, 12.0)]
@@ -67,7 +67,7 @@ def test_the_cost_within_a_time_is_that_of_the_last_step_and_inf_before_the_firs
     assert FAST_OR_CHEAP.cost_within(np.array([0, 1, 3, 4, 99])).tolist() == [np.inf, 5.0, 5.0, 2.0, 2.0]
 
 
-def test_what_runs_beside_and_what_follows_both_is_told_by_the_time_left_at_the_end() -> None:
+def test_what_runs_beside_and_what_follows_both_is_distinguished_by_the_time_left_at_the_end() -> None:
     # 10 left. The other ends with 9 left for 5.0, or with 6 left for 2.0; what follows needs 3 (8.0) or 7 (1.0).
     assert points(beside(FAST_OR_CHEAP, steps((3, 8.0), (7, 1.0)), 10)) == [(3, 10.0), (7, 6.0)]
 

@@ -8,7 +8,7 @@ from sluice.mps.daemon.inventory import RunningDaemon
 PIPES = Path("/tmp/mps")
 
 
-def test_a_daemon_is_told_with_its_servers_and_their_clients() -> None:
+def test_a_daemon_is_reported_with_its_servers_and_their_clients() -> None:
     name = Path("/proc/self/comm").read_text(encoding="utf-8").strip()
     pid = os.getpid()
     found = RunningDaemon(
@@ -25,7 +25,7 @@ def test_a_daemon_is_told_with_its_servers_and_their_clients() -> None:
     ]
 
 
-def test_a_daemon_that_does_not_answer_is_told_with_the_reason() -> None:
+def test_a_daemon_that_does_not_answer_is_reported_with_the_reason() -> None:
     assert mps_lines(RunningDaemon(4194301, PIPES, trouble="it belongs to another user")) == [
         "MPS daemon (pid 4194301) of all devices, in /tmp/mps: it belongs to another user"
     ]

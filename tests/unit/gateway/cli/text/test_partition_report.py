@@ -2,7 +2,7 @@ from sluice.gateway.cli.text.partition_report import partition_lines
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
 
 
-def test_partitions_of_all_kinds_are_told() -> None:
+def test_partitions_of_all_kinds_are_reported() -> None:
     partitions = (
         CpuPartition("cores", (0, 1)),
         CpuPartition("walled", (2,), memory_mb=200, hard_memory_mb=300),

@@ -1,4 +1,4 @@
-"""What Triton servers are found to hold when Sluice starts."""
+"""The models that Triton servers are found to hold when Sluice starts."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from tests.support.triton.fake_server import FakeTriton, M, N, X, Y, serving_fak
 
 
 def asked(fake: FakeTriton, *servers: TritonSettings) -> triton_discovery.Discovery:
-    """What is discovered while the fake server serves, for settings with port 0 in place of its own."""
+    """The discovered models while the fake server serves, for settings with port 0 in place of its own."""
 
     async def main() -> triton_discovery.Discovery:
         async with serving_fake(fake) as port:
@@ -59,7 +59,7 @@ def test_a_server_that_cannot_be_asked_may_hold_what_is_known_by_name(monkeypatc
     assert [each.name for each in found.unknown([server], {"m", "n"})] == ["z"]
 
 
-def test_a_server_of_something_else_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_something_else_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_discovery, "CONNECT_TIMEOUT_S", 0)
     monkeypatch.setattr(triton_discovery, "_PAUSE_S", 60)  # for its one try
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:

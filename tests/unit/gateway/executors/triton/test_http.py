@@ -1,4 +1,4 @@
-"""Batches ordered over HTTP from a server that answers what it is told to."""
+"""Batches sent over HTTP to a server with prepared answers."""
 
 import asyncio
 import json

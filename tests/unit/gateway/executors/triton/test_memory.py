@@ -147,7 +147,7 @@ def test_a_server_without_known_models_has_the_smallest_slots() -> None:
     asyncio.run(main())
 
 
-def test_a_server_that_takes_no_memory_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_takes_no_memory_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     @benched()
     async def lose_it(bench: Bench) -> None:
         await bench.ready()
@@ -158,5 +158,5 @@ def test_a_server_that_takes_no_memory_is_told_once(caplog: pytest.LogCaptureFix
 
     with caplog.at_level("INFO"):
         lose_it()
-    told = [record for record in caplog.records if record.message == "triton takes no shared memory"]
-    assert [record.fields for record in told] == [{"partition": "t", "reason": "shared memory is disabled"}]  # type: ignore[attr-defined]
+    reported = [record for record in caplog.records if record.message == "triton takes no shared memory"]
+    assert [record.fields for record in reported] == [{"partition": "t", "reason": "shared memory is disabled"}]  # type: ignore[attr-defined]

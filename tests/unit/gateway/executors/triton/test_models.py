@@ -1,4 +1,4 @@
-"""What a model is taken to need on a Triton server."""
+"""The memory that a model is assumed to need on a Triton server."""
 
 import asyncio
 from typing import cast

@@ -76,7 +76,7 @@ async def test_what_the_model_refuses_fails_the_batch_and_nothing_else(bench: Be
 
 
 @benched()
-async def test_a_batch_that_had_no_memory_on_the_server_is_told_from_one_that_it_refused(bench: Bench) -> None:
+async def test_a_batch_that_had_no_memory_on_the_server_is_distinguished_from_one_that_it_refused(bench: Bench) -> None:
     await bench.ready()
     bench.fake.answer = answers(refusing(grpc.StatusCode.INTERNAL, "onnx runtime error 2: CUDA error 2: out of memory"))
     batch = bench.send(1)

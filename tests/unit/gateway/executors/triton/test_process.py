@@ -55,7 +55,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, its parent may not have noticed."""
+    """True if a process has ended, even if its parent has not noticed."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -63,14 +63,14 @@ def gone(pid: int) -> bool:
 
 
 def test_a_command_runs_in_its_partition_and_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    printed = tmp_path / "printed"
     settings = server(
-        sys.executable, "-c", TELL, str(told), cores=(FIRST,), environment={"CUDA_VISIBLE_DEVICES": "MIG-1"}
+        sys.executable, "-c", TELL, str(printed), cores=(FIRST,), environment={"CUDA_VISIBLE_DEVICES": "MIG-1"}
     )
     with launched([settings, TritonSettings("attached", "127.0.0.1:1")]) as processes:
         assert list(processes) == ["t"]
-        until(told.exists)
-        cores, device, child = told.read_text().split()
+        until(printed.exists)
+        cores, device, child = printed.read_text().split()
         assert (cores, device) == (f"[{FIRST}]", "MIG-1")
         assert processes["t"].ended() is None
         assert not gone(int(child))
@@ -100,16 +100,16 @@ def test_the_first_and_the_last_lines_of_the_output_are_kept() -> None:
     assert reason == f"the process exited with status 0; its output: {kept}"
 
 
-def test_all_that_was_said_is_told_though_something_holds_the_pipe_open() -> None:
+def test_all_that_was_said_is_reported_though_something_holds_the_pipe_open() -> None:
     with launched([server(sys.executable, "-c", LEAVE)]) as processes:
         reason = how_it_ended(processes["t"])
-    told = re.fullmatch(
+    printed = re.fullmatch(
         r"the process exited with status 0; its output: it is (\d+) that holds the pipe / and this is no whole line",
         reason,
     )
-    assert told, reason
-    assert not gone(int(told[1]))
-    os.kill(int(told[1]), signal.SIGKILL)
+    assert printed, reason
+    assert not gone(int(printed[1]))
+    os.kill(int(printed[1]), signal.SIGKILL)
 
 
 def test_a_core_that_is_not_there_is_an_error() -> None:
@@ -156,7 +156,7 @@ async def ready() -> None:
     pass
 
 
-def test_one_that_does_not_end_when_it_is_told_to_is_killed() -> None:
+def test_one_that_does_not_end_when_it_is_asked_to_is_killed() -> None:
     process = TritonProcess(server(sys.executable, "-uc", STUBBORN))
     process.start()
     pid = process.pid
@@ -171,7 +171,7 @@ def test_it_does_not_outlive_a_gateway_that_is_killed() -> None:
     ) as gateway:
         assert gateway.stdout is not None
         pid = int(gateway.stdout.readline())
-        # Until it is told with whom to end, it is our launcher.
+        # It is our launcher until it knows the process whose end is its own.
         until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"))
         gateway.kill()
     until(lambda: gone(pid))

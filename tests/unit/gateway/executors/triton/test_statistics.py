@@ -1,4 +1,4 @@
-"""What Triton servers count, in our metrics."""
+"""The counters of Triton servers in our metrics."""
 
 import asyncio
 from collections.abc import Mapping

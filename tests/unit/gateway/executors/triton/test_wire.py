@@ -1,4 +1,4 @@
-"""What is sent to Triton servers, what they answer, and what their errors mean."""
+"""Requests to Triton servers, their answers, and the meaning of their errors."""
 
 from typing import Any
 

@@ -219,7 +219,7 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
 
 
 @benched
-async def test_a_batch_without_memory_is_told_from_one_that_failed_by_its_content(bench: Bench) -> None:
+async def test_a_batch_without_memory_is_distinguished_from_one_that_failed_by_its_content(bench: Bench) -> None:
     failed = bench.send(1)
     bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: no memory", BatchFault.MEMORY))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.OUT_OF_MEMORY, "mlp:1: no memory")]
@@ -242,7 +242,7 @@ async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost
 
 
 @benched
-async def test_workers_that_go_together_are_told_of_at_once_and_once(bench: Bench) -> None:
+async def test_workers_that_go_together_are_reported_at_once_and_once(bench: Bench) -> None:
     reason = "mlp:1: CUDA failure 700"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -12,23 +12,23 @@ REASON = "the worker is being recycled to free memory"
 
 def recycled(bench: Bench) -> list[str]:
     """The partitions whose workers the supervisor is to replace from now on."""
-    told: list[str] = []
-    setattr(bench.supervisor, "recycle", told.append)  # noqa: B010  # mypy takes no assignment to a method
-    return told
+    recycled_names: list[str] = []
+    setattr(bench.supervisor, "recycle", recycled_names.append)  # noqa: B010  # mypy takes no assignment to a method
+    return recycled_names
 
 
 @benched
 async def test_a_worker_goes_when_it_has_done_what_it_was_sent(bench: Bench) -> None:
-    told = recycled(bench)
+    recycled_names = recycled(bench)
     bench.send(1)
     bench.executor.recycle("cpu0")
-    bench.send(2)  # the scheduler has not been told yet
+    bench.send(2)  # the scheduler does not know yet
     await asyncio.sleep(0)
     assert bench.events[1:] == [PartitionLost("cpu0", REASON)]
     bench.done(1)
-    assert told == []
+    assert recycled_names == []
     bench.done(2)
-    assert told == ["cpu0"]
+    assert recycled_names == ["cpu0"]
     assert bench.events[2:] == [BatchCompleted(1, 5, 9, (), "y=3"), BatchCompleted(2, 5, 9, (), "y=3")]
     bench.executor.worker_lost("cpu0", "its memory is given back")
     assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", f"cpu0 retired: {REASON}"]
@@ -37,7 +37,7 @@ async def test_a_worker_goes_when_it_has_done_what_it_was_sent(bench: Bench) -> 
 
 @benched
 async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> None:
-    told = recycled(bench)
+    recycled_names = recycled(bench)
     bench.executor.recycle("cpu0")
     await asyncio.sleep(0)
     bench.executor.recycle("cpu0")
@@ -45,7 +45,7 @@ async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> Non
     bench.executor.unload(UnloadModel("cpu0", "mlp:1"))
     bench.executor.model_loaded("cpu0", LoadResult("big:1", TABLE))
     bench.executor.model_unloaded("cpu0", "mlp:1")
-    assert (told, bench.worker.sent) == (["cpu0"], [])
+    assert (recycled_names, bench.worker.sent) == (["cpu0"], [])
     assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", f"cpu0 retired: {REASON}"]
     assert bench.events[1:] == [PartitionLost("cpu0", REASON)]
 

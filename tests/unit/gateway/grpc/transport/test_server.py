@@ -113,7 +113,7 @@ def test_time_metadata_and_status_go_both_ways() -> None:
     async def answer(request: bytes, context: Any) -> bytes:
         seen["remaining"] = context.time_remaining()
         seen["metadata"] = dict(context.invocation_metadata())["x-mine"]
-        context.set_trailing_metadata([("x-told", "this")])
+        context.set_trailing_metadata([("x-note", "this")])
         if request == b"refused":
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such thing: ä", (("retry-after", "3"),))
         return b"answer"
@@ -122,15 +122,15 @@ def test_time_metadata_and_status_go_both_ways() -> None:
         call = channel.unary_unary("/s/M", None, None)
         done = call(b"", metadata=(("x-mine", "yes"),))
         assert await done == b"answer"
-        assert (await done.trailing_metadata())["x-told"] == "this"
+        assert (await done.trailing_metadata())["x-note"] == "this"
         assert seen == {"remaining": None, "metadata": "yes"}
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"refused", metadata=(("x-mine", "no"),), timeout=100)
         assert 90 < seen["remaining"] < 102
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert caught.value.details() == "there is no such thing: ä"
-        told: Any = caught.value.trailing_metadata()
-        assert told["retry-after"] == "3"
+        reported: Any = caught.value.trailing_metadata()
+        assert reported["retry-after"] == "3"
 
     serve(unary(answer), talk)
 
@@ -223,10 +223,10 @@ def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelle
         call = channel.unary_unary("/s/M", None, None)
         answered = call(b"answered")
         await asked.wait()
-        calls[b"answered"].set_trailing_metadata([("x-told", "this")])
+        calls[b"answered"].set_trailing_metadata([("x-note", "this")])
         calls[b"answered"].finish(b"later")
         assert await answered == b"later"
-        assert (await answered.trailing_metadata())["x-told"] == "this"
+        assert (await answered.trailing_metadata())["x-note"] == "this"
         with pytest.raises(grpc.aio.AioRpcError, match="the model is on fire"):
             await call(b"bad")
         assert not cancelled.is_set()
@@ -337,7 +337,7 @@ def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status() 
     asyncio.run(run())
 
 
-def test_what_is_told_of_an_event_may_fail_once_and_the_next_call_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_of_an_event_may_fail_once_and_the_next_call_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     def begin(request: bytes, call: Any) -> None:

@@ -30,7 +30,7 @@ Patience = Callable[[GrpcServer, int], None]
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
-    """Has a server that stops take calls for as long as it takes so many to come."""
+    """Makes a server that stops take calls until `count` of them have come."""
     last_calls_s, sleep = 12.5, asyncio.sleep
 
     def be_patient(server: GrpcServer, count: int) -> None:
