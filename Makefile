@@ -31,7 +31,7 @@ DEMO := .venv-demo
 TEST := .venv-test
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
-PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-a-k \
+PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
 	test-core-rest test-core-simulation test-system-u-z test-core-gateway
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 5
@@ -83,7 +83,7 @@ test-core-gateway: $(TEST)/installed-$(ORT)
 test-core-simulation: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/simulation
 
-# test-system-a-k: the files tests/system/test_[a-k]*.py.
+# test-system-0-9a-k: the files tests/system/test_[0-9a-k]*.py.
 $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/system/test_[$*]*.py
 

@@ -150,7 +150,7 @@ def test_a_price_beyond_all_sums_is_reported(sluice: Sluice, repository: Path) -
     assert "expected a finite number: see `prices`" in done.err
 
 
-def test_whoever_reads_the_output_may_stop(repository: Path) -> None:
+def test_the_reader_of_the_output_may_stop(repository: Path) -> None:
     plan = ("plan", "cascade", "--repository", str(repository), "--partitions", "cpu1")
     command = [sys.executable, "-m", "sluice.gateway.cli.main", *plan]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
