@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
-from sluice.batcher.fleet.fair_sharing import DeviceSharing
+from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.partition_group import first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
@@ -125,7 +125,7 @@ class Dispatcher:
             model.peak_rows = outstanding
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         if first or queue.rows >= queue.wanted_rows:
-            queue.offered()
+            queue.stop_waiting()
             wakeups = self.wakeups
             for group in model.groups:
                 # If the queue was not empty, the groups already know when a partition opens.

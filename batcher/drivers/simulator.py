@@ -6,7 +6,6 @@ from typing import Protocol
 
 import msgspec
 
-from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -24,6 +23,7 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchRevoked,
     CacheMiss,
+    Confidences,
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
@@ -31,11 +31,9 @@ from sluice.batcher.interface.events import (
     PartitionResized,
     PlanBuilt,
 )
-from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.planner_protocol import BuildPlans
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-
-Confidences = tuple[tuple[float, ...], ...]
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -62,10 +60,6 @@ class Host(msgspec.Struct, frozen=True):
     answers_ns: int = 0
     answer_ns: int = 0
     deliver_ns: int = 0
-
-
-BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
-"""Builds a plan; the simulator has it in no time."""
 
 
 class Service(Protocol):

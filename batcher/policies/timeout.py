@@ -11,9 +11,7 @@ from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.models.dynamic_batching import DynamicBatching
-from sluice.models.units import NS_PER_US, ms_to_ns
-
-_FOREVER_NS = 1 << 62
+from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
 
 class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
@@ -32,7 +30,7 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
         """The policy that a model's own configuration asks for."""
         return cls(
             batching.preferred,
-            min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
+            min(batching.max_queue_delay_us * NS_PER_US, INFINITE_NS),
             PriorityLevels(
                 batching.priority_levels,
                 batching.default_priority_level,

@@ -39,11 +39,11 @@ def _doctor(options: argparse.Namespace) -> int:
     findings = list(run_checks(config, with_layout=options.url is None))
     if options.url is not None:
         findings += partition_findings(options.url)
-    wrong = any(each.verdict is Severity.WRONG for each in findings)
+    wrong = any(each.severity is Severity.WRONG for each in findings)
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())
     else:
-        for line in aligned([(each.verdict.value, each.part, each.text) for each in findings], left=3):
+        for line in aligned([(each.severity.value, each.part, each.text) for each in findings], left=3):
             print(line)
     return WRONG if wrong else 0
 

@@ -1,6 +1,6 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +61,7 @@ class SimulatedTarget:
         served = latest | repository.pipelines
         if name not in served:
             reasons = [broken.reason for broken in repository.broken if broken.name == name]
-            found = "; ".join(reasons) or f"it serves {', '.join(sorted(served))}"
+            found = "; ".join(reasons) or _known_names(served, {broken.name for broken in repository.broken})
             raise ConfigError(f"--model {name}: not served by {path}: {found}")
         self.pipeline: Pipeline = served[name]
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
@@ -212,3 +212,8 @@ class _Observer:
         record.status[query] = status
         if reason:
             record.count_reason(reason)
+
+
+def _known_names(served: Collection[str], broken: Collection[str]) -> str:
+    known = f"it serves {', '.join(sorted(served)) or 'nothing'}"
+    return f"{known}; broken: {', '.join(sorted(broken))}" if broken else known

@@ -201,14 +201,14 @@ def test_a_directory_that_is_too_long_for_a_socket_is_refused(root: Path) -> Non
 def test_a_daemon_that_is_killed_is_kept_running(root: Path, program: str) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put)
-    keeper.start()
+    watchdog = MpsWatchdog(daemon, told.put)
+    watchdog.start()
     first = daemon.pid
     os.kill(first or 0, signal.SIGKILL)
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} has ended; restarting it"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
     assert daemon.control.start_server().status == "ACTIVE"
-    keeper.stop()
+    watchdog.stop()
     assert daemon.pid is None
     assert mps_processes(daemon.pipes) == ()
 
@@ -225,8 +225,8 @@ def test_a_daemon_that_hangs_is_ended_with_its_server_and_started_again(
 
     daemon = Daemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
-    keeper.start()
+    watchdog = MpsWatchdog(daemon, told.put, heartbeat_s=0.1, answer_s=0.5)
+    watchdog.start()
     client = clients(daemon)
     first = mps_processes(daemon.pipes)
     fake_mps.inject(daemon.pipes, "hang")
@@ -234,7 +234,7 @@ def test_a_daemon_that_hangs_is_ended_with_its_server_and_started_again(
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
     assert told.get(timeout=60).startswith(f"the MPS daemon of {GPU} runs again (pid ")
     assert client.ask("check") == RPC_FAILURE
-    keeper.stop()
+    watchdog.stop()
     assert len(first) >= 2, "a daemon and a server"
     until(lambda: not any(map(alive, first)))  # whoever becomes the server's parent takes note of its end
 
@@ -244,8 +244,8 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
 ) -> None:
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put, heartbeat_s=0.1)
-    keeper.start()
+    watchdog = MpsWatchdog(daemon, told.put, heartbeat_s=0.1)
+    watchdog.start()
     process, waits = daemon._process, [0]
     assert process is not None
     wait = process.wait
@@ -263,7 +263,7 @@ def test_a_daemon_that_nobody_can_reach_is_started_again_also_when_it_does_not_e
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} does not answer; restarting it"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} (pid {pid}) does not exit"
     assert told.get(timeout=60) == f"the MPS daemon of {GPU} runs again (pid {daemon.pid})"
-    keeper.stop()
+    watchdog.stop()
 
 
 def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon) -> None:
@@ -272,15 +272,15 @@ def test_a_daemon_that_answers_is_left_alone_whatever_it_answers(fake: MpsDaemon
 
     fake.stop()
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(fake, told.put, heartbeat_s=0.01)
-    keeper.start()
+    watchdog = MpsWatchdog(fake, told.put, heartbeat_s=0.01)
+    watchdog.start()
     pid, log = fake.pid, fake.logs / "control.log"
     until(lambda: questions() > 3)
     fake_mps.inject(fake.pipes, "refuse")
     before = questions()
     until(lambda: questions() > before + 3)
     assert (fake.pid, told.empty()) == (pid, True)
-    keeper.stop()
+    watchdog.stop()
 
 
 def test_logs_do_not_grow_for_ever(fake: MpsDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,14 +307,14 @@ def test_a_daemon_is_kept_in_a_process_with_very_many_descriptors(root: Path, pr
     descriptors = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) for _ in range(many)]
     daemon = MpsDaemon(GPU, root, program=program)
     told: queue.Queue[str] = queue.Queue()
-    keeper = MpsWatchdog(daemon, told.put)
-    keeper.start()
+    watchdog = MpsWatchdog(daemon, told.put)
+    watchdog.start()
     server = daemon.control.start_server()
     os.kill(daemon.pid or 0, signal.SIGKILL)
     assert "has ended" in told.get(timeout=60)
     assert "runs again" in told.get(timeout=60)
     assert server.pid not in mps_processes(daemon.pipes)
-    keeper.stop()
+    watchdog.stop()
     for descriptor in descriptors:
         os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -336,7 +336,7 @@ def test_who_asks_for_the_process_as_its_keeper_forgets_it_is_told(fake: MpsDaem
 
 
 def test_a_daemon_that_does_not_start_is_not_kept(root: Path) -> None:
-    keeper = MpsWatchdog(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
+    watchdog = MpsWatchdog(MpsDaemon(GPU, root, program=str(root / "nothing")), print)
     with pytest.raises(ControlFailed, match="ended with status 127"):
-        keeper.start()
-    keeper.stop()
+        watchdog.start()
+    watchdog.stop()

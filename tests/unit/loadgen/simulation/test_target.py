@@ -186,3 +186,12 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
 def test_a_wrong_file_says_where(tmp_path: Path, settings: dict[str, object], model: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run_server_scenario(config(write_simulation(tmp_path, **settings), model, rate=10))
+
+
+def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_broken(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path)
+    broken = tmp_path / "repository" / "other"
+    broken.mkdir()
+    (broken / "pipeline.yaml").write_text("stages: {}")
+    with pytest.raises(ConfigError, match=r"it serves cascade, large, small; broken: other$"):
+        run_server_scenario(config(target, "smal", rate=1.0))
