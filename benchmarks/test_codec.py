@@ -73,7 +73,7 @@ def http_json_repeated() -> Callable[[], None]:
         assert form.matches(JSON, None, signature)
         inputs = form.tensors(JSON)
         assert inputs is not None
-        codec_http.encode_response(respond(inputs["x"]), form.flags, signature)
+        codec_http.encode_response(respond(inputs["x"]), form.binary_flags, signature)
 
     return there_and_back
 

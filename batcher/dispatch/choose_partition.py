@@ -1,4 +1,4 @@
-"""Where a batch runs: on the cheapest partition that is open and in time, near the stage before."""
+"""Choice of a batch's partition: the cheapest open one that is in time, preferably that of the stage before."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ from sluice.batcher.state import Entry, ModelState, PartitionGroup, PartitionSta
 from sluice.models.units import INFINITE_NS, NS_PER_S
 
 RANKED_BATCHES = 16
-"""A stage is ranked by estimates that are at most this many batches of its model old."""
+"""The ranking of a stage is renewed after this many batches of its model."""
 NOTHING_LEFT = CostToGo((0,), (0.0,))
 
 
 class _Ranking(NamedTuple):
-    """The options of a stage and their ranker, with what they were made from."""
+    """The options of a stage and their ranker, with the inputs that they were computed from."""
 
     options: list[LiveOption]
     ranker: Ranker
@@ -29,7 +29,7 @@ class _Ranking(NamedTuple):
 
 
 class PartitionChooser:
-    """Chooses where a queue's next batch runs; `planner` ranks where and how big, where there is a choice."""
+    """Chooses the partition and size of a queue's next batch; `planner` ranks the options if there are several."""
 
     __slots__ = ("_hand_off_ns", "_planner", "_rankings")
 
@@ -41,13 +41,13 @@ class PartitionChooser:
     def choose(
         self, queue: Queue, head: Entry, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, int, int] | None:
-        """The partition of a queue's next batch, its rows, and the deadline from which on entries are taken.
+        """The partition of a queue's next batch, its rows, and the deadline from which entries are taken.
 
-        The options that are open now are ranked by their cost, with all that then has to follow, for the first entry
-        that is in time. The first option that fits is taken (ESG_Dispatch, HPDC 2024), unless it is smaller than is
-        worthwhile while more waits: the time that a plan leaves to later stages includes long waits under load, and
-        small batches would make them longer. Then the batch is `_worthwhile` on `partition`. None if the entries are
-        left to another partition.
+        The open options are ranked by cost, later stages included, for the first entry that is in time. The first
+        option that fits is taken (ESG_Dispatch, HPDC 2024), unless it is smaller than is worthwhile while more rows
+        wait: the time that a plan leaves to later stages includes long waits under load, and small batches would make
+        these waits longer. Then `_worthwhile` sizes the batch on `partition`. None leaves the entries to another
+        partition.
         """
         groups = model.groups
         stage = head.request.pipeline.stages[head.stage]
@@ -99,17 +99,18 @@ class PartitionChooser:
         return [known.options[option] for option in known.ranker.rank(remaining_ns, rows, waits_ns, least_rows)]
 
     def forget(self, stage: StageState) -> None:
-        """Forget a stage of a pipeline that is gone."""
+        """Forget a stage of a removed pipeline."""
         self._rankings.pop(stage, None)
 
     def _worthwhile(
         self, queue: Queue, head: Entry, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
     ) -> tuple[PartitionState, int, int] | None:
-        """The largest batch on a partition that is in time for the first entry, or for the first that lets it be large.
+        """The largest batch on a partition in time for the first entry, or for the first that allows a large batch.
 
-        Entries before that one are left to a partition where they would be in time. Those that have none go first, in a
-        small batch, if its time is not worth more rows at the best rate than it has and would be lost otherwise; with
-        `DEEP` batches waiting they yield. Later stages are taken to find their partition busy for half of their time.
+        Earlier entries are left to a partition where they would be in time. If there is none, they go first in a small
+        batch, provided that at the best rate its time would serve no more rows than it has plus those that would be
+        late otherwise. With `DEEP` batches waiting they yield. Later stages are assumed to find their partition busy
+        for half of their time.
         """
         estimate = model.estimates[partition.kind]
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns

@@ -49,7 +49,7 @@ REFRESH_BATCHES = 16
 
 
 class Dispatcher:
-    """Owns batches; closes them when asked to, for the partitions of the `fleet`.
+    """Owns batches, and closes them in `form` for the partitions of the `fleet`.
 
     `planner` ranks where a batch runs and how large it is, where there is a choice. `evict` is called for requests
     whose deadline a batch would miss, `resume` for entries whose answers were held back. Entries with a reserved slot
@@ -76,7 +76,7 @@ class Dispatcher:
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._evict = evict
         self._resume = resume
-        self._disturbed: dict[PriorityQueue, None] = {}
+        self._changed: dict[PriorityQueue, None] = {}
         self._formed_ns = 0
         self._next_batch = 1
         self._next_sequence = 1
@@ -94,7 +94,7 @@ class Dispatcher:
         if self.reserved.active:
             slot = self.reserved.slot(request.identity, stage.index)
             if slot is not None and slot.queue[0] != model.config.key:
-                model = self.models[slot.queue[0]]  # another variant was reserved
+                model = self.models[slot.queue[0]]  # the slot is for another variant
         if stage.is_keyed and not model.mixes_keys:
             queue = self._queues.get((model.config.key, batch_key_for(request, stage)))
         else:
@@ -131,19 +131,19 @@ class Dispatcher:
             queue.offered()
             wakeups = self.wakeups
             for group in model.groups:
-                # With entries before this one, it is known already when a partition opens.
+                # If the queue was not empty, the groups already know when a partition opens.
                 if first or queue in wakeups.run_queues[group].deferred:
                     wakeups.notify(queue, group, now_ns)
             if first and not model.served:
                 self.strand(model, now_ns)
 
     def strand(self, model: ModelState, now_ns: int) -> None:
-        """Note that something waits for a model that no partition that is up holds."""
+        """Record that entries wait for a model that no running partition holds."""
         self.fleet.strand(model)
         self.wakeups.check_ns = now_ns
 
     def check_by(self, at_ns: int) -> None:
-        """Wake up at a time, or before, for queues that no group can run."""
+        """Wake up at `at_ns` or before, for queues that no group can run."""
         if self.wakeups.check_ns is None or at_ns < self.wakeups.check_ns:
             self.wakeups.check_ns = at_ns
 
@@ -162,7 +162,7 @@ class Dispatcher:
         self._push(entry, self._queues.get(entry.queue_key), self.models[entry.queue_key[0]], now_ns)
 
     def withdraw(self, entry: Entry) -> None:
-        """Take out an entry that waits."""
+        """Remove a waiting entry."""
         if self.reserved.active and self.reserved.drop(entry):
             if (queue := self._queues.find(entry.queue_key)) is not None:
                 self._queues.forget_if_empty(queue)
@@ -171,19 +171,19 @@ class Dispatcher:
         queue.discard(entry)
         self.models[queue.model].outstanding -= entry.rows
         self._queues.forget_if_empty(queue)
-        self.disturb(queue.key)
+        self.mark_changed(queue.key)
 
-    def disturb(self, key: QueueKey) -> None:
-        """Note that entries of a queue moved or were settled: those after them may have waited for that."""
+    def mark_changed(self, key: QueueKey) -> None:
+        """Record that entries of a queue were moved or settled: entries behind them may now be able to run."""
         queue = self._queues.find(key)
         if isinstance(queue, PriorityQueue):
-            self._disturbed[queue] = None
+            self._changed[queue] = None
             self.wakeups.check_ns = self._formed_ns + 1
 
-    def _calm(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Offer the queues again that were disturbed."""
-        while self._disturbed:
-            queue, _ = self._disturbed.popitem()
+    def _reoffer_changed(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Offer changed queues again to their groups, and resume the entries whose answers are no longer held back."""
+        while self._changed:
+            queue, _ = self._changed.popitem()
             for done in queue.response_order.release() if queue.response_order is not None else ():
                 self._resume(done, now_ns, decisions)
             if queue:
@@ -198,13 +198,13 @@ class Dispatcher:
     # -- partitions
 
     def ready(self, event: PartitionReady, now_ns: int) -> None:
-        """Take in that a partition's worker is up with these models."""
+        """Record that a partition's worker is up with these models."""
         self.fleet.partitions[event.partition].idle_since_ns = now_ns
         self.fleet.ready(event)
         self.reconsider(event.partition, now_ns)
 
     def reconsider(self, name: str, now_ns: int) -> None:
-        """Reconsider what a partition could run, here and elsewhere: it is gone, or holds other models."""
+        """Reconsider all groups after a partition was lost or its models changed."""
         mine = self.fleet.partitions[name].group
         for group in self.fleet.groups:
             run_queue = self.wakeups.run_queues[group]
@@ -214,7 +214,7 @@ class Dispatcher:
         self.reserved.sync(now_ns)
 
     def resized(self, event: PartitionResized, now_ns: int) -> None:
-        """Take in that a partition's worker is another one, on another share of the machine."""
+        """Record that a partition has a new worker with another share of the machine."""
         self.fleet.resized(event)
         partition = self.fleet.partitions[event.partition]
         self._sharing.resized(partition, event.device, now_ns)
@@ -222,7 +222,7 @@ class Dispatcher:
         self.reconsider(event.partition, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
-        """Take in that a partition's worker is gone; its batches fail one by one in events of their own."""
+        """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         self.fleet.lost(name, now_ns)
         if batches := self.fleet.partitions[name].batches:
             batches[0].suspect = True
@@ -232,7 +232,7 @@ class Dispatcher:
     # -- batches
 
     def end(self, identity: int, now_ns: int) -> Batch:
-        """Take a batch off its partition."""
+        """Remove a batch that ended from its partition, and return it."""
         batch = self.batches.pop(identity)
         partition = batch.partition
         was_running = partition.batches[0] is batch
@@ -265,9 +265,9 @@ class Dispatcher:
         return batch
 
     def drop_member(self, entry: Entry, batch: Batch, decisions: list[AnyDecision]) -> None:
-        """Note that a running entry's request has its outcome; a batch without such requests is taken back."""
+        """Record that a running entry's request is settled; a batch whose requests are all settled is revoked."""
         batch.live -= 1
-        self.disturb(batch.queue_key)
+        self.mark_changed(batch.queue_key)
         if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
             batch.revoking = True
             decisions.append(RevokeBatch(batch.identity))
@@ -277,7 +277,7 @@ class Dispatcher:
         self._formed_ns = now_ns
         wakeups, reserved, sharing = self.wakeups, self.reserved, self._sharing
         if wakeups.check_ns is not None and wakeups.check_ns <= now_ns:
-            self._calm(now_ns, decisions)
+            self._reoffer_changed(now_ns, decisions)
         items = wakeups.items
         while items and items[0][0] <= now_ns:
             due = wakeups.due(now_ns)
@@ -299,24 +299,28 @@ class Dispatcher:
                 sharing.wake_throttled(due, now_ns)
 
     def _revoke_unstarted(self, decisions: list[AnyDecision]) -> None:
-        """Take back the batches that have not started on partitions that were throttled."""
+        """Revoke the batches that have not started on throttled partitions."""
         for batch in self._sharing.take_unstarted():
             if not batch.revoking:
                 batch.revoking = True
                 decisions.append(RevokeBatch(batch.identity))
 
     def _form_reserved(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """As `_form_in`, of reserved work as well: what of it is not due yet comes in the order of deadlines."""
+        """Like `_form_in`, but also form reserved batches.
+
+        Reserved work not yet due is ordered by deadline with the rest.
+        """
         waiting = run_queue.waiting
         for before_ns in (waiting[0][0], INFINITE_NS) if waiting else (INFINITE_NS,):
             for batch, parked_rows in self.reserved.form_in(run_queue.group, ahead, before_ns, now_ns):
-                self.models[batch[1].model].outstanding += parked_rows  # parked entries do not count yet
-                decisions.append(self._close(*self._chosen(*batch, now_ns), now_ns))
+                self.models[batch[1].model].outstanding += parked_rows  # `outstanding` does not include parked entries
+                self._offer_rest(batch[1], now_ns)
+                decisions.append(self._close(*batch, now_ns))
             if before_ns < INFINITE_NS:
                 self._form_in(run_queue, ahead, now_ns, decisions)
 
     def _form_in(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Close batches for the idle partitions of a group, or for those about to become so."""
+        """Close batches for the idle partitions of a group or, with `ahead`, for those about to be idle."""
         group, reserved = run_queue.group, self.reserved
         while run_queue.waiting:
             if reserved.active:
@@ -335,7 +339,7 @@ class Dispatcher:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
 
     def _choose(self, run_queue: RunQueue, partition: PartitionState, now_ns: int) -> Chosen | None:
-        """The batch to run now, here or on a better partition, from the most urgent queue that is to be served."""
+        """Take the next batch from the most urgent queue that can be served now, for this or a better partition."""
         reserved = self.reserved
         while (queue := run_queue.most_urgent()) is not None:
             model = self.models[queue.model]
@@ -346,11 +350,13 @@ class Dispatcher:
                 if reserved.active and not reserved.has_room(partition, queue, now_ns):
                     reserved.defer(queue, run_queue.group, now_ns)
                     continue
-                return self._chosen(partition, queue, queue.take_retry(), ReleaseReason.RETRY, now_ns)
+                entries = queue.take_retry()
+                self._offer_rest(queue, now_ns)
+                return partition, queue, entries, ReleaseReason.RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
-                run_queue.notify(queue)  # there may be another head now, which is less urgent
+                run_queue.notify(queue)  # the new head may be less urgent
                 continue
             policy = self.fleet.policies[queue.model]
             estimate = model.estimates[partition.kind]
@@ -363,7 +369,8 @@ class Dispatcher:
                 if placement is None:
                     run_queue.defer(queue, max(head.stage_deadline_ns, now_ns + 1))
                 elif (taken := self._take(run_queue, partition, queue, placement, now_ns)) is not None:
-                    return self._chosen(*taken, choice.reason, now_ns)
+                    self._offer_rest(taken[1], now_ns)
+                    return *taken, choice.reason
             else:
                 if choice.until_ns <= now_ns:
                     raise _wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
@@ -380,7 +387,10 @@ class Dispatcher:
         placement: tuple[PartitionState, int, int],
         now_ns: int,
     ) -> tuple[PartitionState, Queue, list[Entry]] | None:
-        """Take a batch out of a queue for a placement, or for `partition` if that has no time before its next slot."""
+        """Take a batch out of a queue for a placement.
+
+        It runs on `partition` if the host of the placement has no time before its next slot.
+        """
         host, rows, from_ns = placement
         if not self.reserved.active:
             return host, queue, queue.take(rows, from_ns)
@@ -389,10 +399,8 @@ class Dispatcher:
             self.reserved.defer(queue, run_queue.group, now_ns)
         return taken
 
-    def _chosen(
-        self, host: PartitionState, queue: Queue, entries: list[Entry], reason: ReleaseReason, now_ns: int
-    ) -> Chosen:
-        """Offer what is left of the queue to all groups."""
+    def _offer_rest(self, queue: Queue, now_ns: int) -> None:
+        """Offer the entries that are left in a queue to all groups, after a batch was taken."""
         if queue.live or queue.retries:
             wakeups = self.wakeups
             model = self.models[queue.model]
@@ -403,12 +411,11 @@ class Dispatcher:
                 ):
                     continue
                 wakeups.notify(queue, group, now_ns)
-        return host, queue, entries, reason
 
     def _on_time(
         self, partition: PartitionState, queue: Queue, entries: list[Entry], now_ns: int, decisions: list[AnyDecision]
     ) -> list[Entry]:
-        """The entries without those that are evicted because they would be late in this batch."""
+        """Evict entries that would be late; return the rest."""
         if not any(entry.request.pipeline.evicts for entry in entries):
             return entries
         model = self.models[queue.model]
@@ -479,7 +486,7 @@ def _wrong_choice(model: ModelState, problem: str) -> ConfigError:
 
 
 def leave_batch(entry: Entry) -> None:
-    """Note that an entry no longer runs."""
+    """Record that an entry no longer runs."""
     entry.batch = None
 
 

@@ -24,7 +24,8 @@ class Failures:
     that ran out of memory says nothing about its requests, but makes the next batches there smaller (`BatchLimit`). A
     request that does not fit by itself goes to a partition of another kind, if one may have memory for it.
 
-    `fail` settles a request. `ended` notes that a piece of its work is over, and returns True if it was settled before.
+    `fail` settles a request. `ended` records that a piece of its work is over; it returns True if the request was
+    settled before.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Failures:
             dispatcher.timeouts.plan(entry, now_ns)
 
     def revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Retry what is left of a batch that was taken back."""
+        """Retry the unsettled requests of a revoked batch."""
         batch = self._dispatcher.end(event.batch, now_ns)
         if alive := self._detach(batch):
             self._dispatcher.retry(batch.queue_key, alive, now_ns)
@@ -86,7 +87,7 @@ class Failures:
 
     def _detach(self, batch: Batch) -> list[Entry]:
         """Free the entries of a batch that ended; returns those whose requests still want an answer."""
-        self._dispatcher.disturb(batch.queue_key)
+        self._dispatcher.mark_changed(batch.queue_key)
         alive = []
         for entry in batch.entries:
             leave_batch(entry)

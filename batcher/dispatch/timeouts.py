@@ -1,4 +1,4 @@
-"""Timeouts of queued entries: when they can no longer be in time, may not wait longer, or go behind the others."""
+"""Timeouts of queued entries: when an entry cannot be in time, has waited too long, or moves behind the others."""
 
 import enum
 from collections.abc import Iterator
@@ -10,28 +10,28 @@ from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.state import Entry
 
 COMPACT = 1024
-"""Planned timeouts, at least, before those of entries that have left their queues are dropped."""
+"""Least number of planned timeouts at which timeouts of entries that have left their queues are dropped."""
 
 
 class TimeoutCause(enum.IntEnum):
-    """Why an entry may not wait any longer as it does."""
+    """The reason for a timeout."""
 
     LATE = 0
-    """It can no longer be in time, and its request is evicted rather than answered late."""
+    """The entry cannot be in time, and its request is evicted instead of answered late."""
     EXPIRED = 1
-    """It has waited as long as it may, and its request is evicted."""
+    """The entry's timeout has expired, and its request is evicted."""
     DELAYED = 2
-    """It has waited as long as it may ahead of the others of its priority level."""
+    """The entry's timeout has expired, and it moves behind the others of its priority level."""
 
 
 REASONS = {TimeoutCause.LATE: "the deadline is out of reach", TimeoutCause.EXPIRED: ""}
-"""The reason given to the client, beside the outcome."""
+"""The reason that the client gets with the outcome."""
 
 
 class RequestTimeouts:
-    """The times at which waiting entries time out; the heap `planned` has the first one first.
+    """The times at which waiting entries time out, in the heap `planned`.
 
-    An entry with a reserved slot that would be late is evicted only when the slot has passed.
+    An entry with a reserved slot is evicted as late only once it has missed the slot.
     """
 
     __slots__ = ("_compact_above", "_fleet", "_reserved", "planned")
@@ -50,7 +50,7 @@ class RequestTimeouts:
         self._add(entry, max(late_ns, now_ns), TimeoutCause.LATE)
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:
-        """Bound how long an entry waits, and how long it does so ahead of the others of its priority level."""
+        """Set when an entry expires, and when it moves behind the others of its priority level."""
         for at_ns, cause in ((expires_ns, TimeoutCause.EXPIRED), (delay_ns, TimeoutCause.DELAYED)):
             if at_ns is not None:
                 self._add(entry, max(at_ns, now_ns + 1), cause)
@@ -64,7 +64,7 @@ class RequestTimeouts:
         heappush(planned, (at_ns, entry.sequence, entry, cause))
 
     def next_ns(self) -> int | None:
-        """When the first entry times out; entries that were dispatched before they had waited too long are dropped."""
+        """When the first entry times out; drops timeouts of entries that were dispatched in time."""
         planned = self.planned
         while planned and planned[0][3] and not planned[0][2].queued:
             heappop(planned)

@@ -26,7 +26,7 @@ class BatchLimit:
         self._raised = False
 
     def ran_out(self, rows: int, now_ns: int) -> bool:
-        """Note that a batch of `rows` rows had no memory; False if it was above the limit, which does not change."""
+        """Record that a batch of `rows` rows had no memory; False if it was above the limit, which does not change."""
         self.room = min(self.room, rows - 1)
         if rows > self.rows:
             return False

@@ -98,7 +98,7 @@ class LatencyEstimate:
         return int(self._profile_ns[cell] * self._medians[cell])
 
     def observe(self, rows: int, latency_ns: int) -> None:
-        """Take in that a batch of `rows` rows took `latency_ns`."""
+        """Record that a batch of `rows` rows took `latency_ns`."""
         cell = self._cell_of[rows]
         ratio = latency_ns / self._profile_ns[cell]
         self._corrections[cell] = _step(self._corrections[cell], ratio, QUANTILE)

@@ -1,4 +1,4 @@
-"""Fair sharing of devices: throttles partitions that are over their share while others have something to run."""
+"""Fair sharing of devices: throttles partitions above their share while others have work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sluice.batcher.state import Batch, PartitionState
 
 
 class DeviceSharing:
-    """Keeps the `accounts` of partitions on devices where one is elastic; there are none without such a device.
+    """Keeps the `accounts` of partitions on devices with an elastic partition; there are none without such a device.
 
-    A throttled partition is reconsidered when it is within its share, or before that when something changes on its
-    device. What its worker holds behind the running batch is to be taken back. `set_free` changes when an idle
-    partition is free: its throttled time counts as busy.
+    A throttled partition is reconsidered once it is within its share, or earlier when something changes on its device.
+    The batches behind its running batch are revoked. `set_free` changes when an idle partition is free: throttled time
+    counts as busy.
     """
 
     def __init__(
@@ -39,25 +39,25 @@ class DeviceSharing:
                 device.accounts.append(account)
 
     def order(self, due: list[RunQueue], now_ns: int) -> list[RunQueue]:
-        """The run queues of the groups that are reconsidered, with those last whose partitions borrow time."""
+        """The run queues in `due`, with groups of partitions that borrow time last."""
         accounts = (self.accounts.get(each) for run_queue in due for each in run_queue.group.partitions.values())
         for device in dict.fromkeys(account.device for account in accounts if account is not None):
             self._settle(device, now_ns)
         return sorted(due, key=self._borrows)
 
     def started(self, partition: PartitionState, now_ns: int) -> None:
-        """Take in that a partition has one more batch."""
+        """Record that a partition has one more batch."""
         if (account := self.accounts.get(partition)) is not None:
             self._settle(account.device, now_ns)
 
     def ended(self, batch: Batch, now_ns: int) -> None:
-        """Take in that a batch is off its partition."""
+        """Record the end of a batch."""
         if (account := self.accounts.get(batch.partition)) is not None:
             account.ran(now_ns - batch.dispatched_ns, batch.median_ns, now_ns)
             self._settle(account.device, now_ns)
 
     def resized(self, partition: PartitionState, share: DeviceShare | None, now_ns: int) -> None:
-        """Take in that a partition has another share of its device."""
+        """Record that a partition has another share of its device."""
         if share is not None and (account := self.accounts.get(partition)) is not None:
             self._settle(account.device, now_ns)
             account.share = share
@@ -70,7 +70,7 @@ class DeviceSharing:
         return behind
 
     def wake_throttled(self, due: Iterable[RunQueue], now_ns: int) -> None:
-        """Have groups reconsidered when their throttled partitions will be within their share."""
+        """Reconsider groups when their throttled partitions will be within their share."""
         for run_queue in due:
             for partition in run_queue.group.partitions.values():
                 if partition.throttled and not partition.batches:

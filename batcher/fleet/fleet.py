@@ -20,8 +20,8 @@ from sluice.models.profiles.latency_table import LatencyTable
 class Fleet:
     """Keeps partitions in groups of equals, and the estimates of models up to date.
 
-    `queues` are those of all models, `policies` the batch policies by model key. `wakeups` says when to
-    reconsider each group. `stranded` are the models without a running partition, as far as entries may wait for them.
+    `queues` are those of all models, `policies` the batch policies by model key. `wakeups` has the times to
+    reconsider each group. `stranded` are the models without a running partition for which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -45,7 +45,7 @@ class Fleet:
             self.add(model)
 
     def add(self, config: ScheduledModel) -> None:
-        """Add a model, which no partition holds yet."""
+        """Add a model that no partition holds yet."""
         assert config.key not in self.models, f"there is a model {config.key} already"
         policy = self.policies[config.key] = select_policy(config.policy, self._limits)
         model = self.models[config.key] = new_model(config, policy)
@@ -54,7 +54,7 @@ class Fleet:
             self._foresee(model, kind)
 
     def forget(self, key: str) -> None:
-        """Forget a model that no partition holds and nothing waits for."""
+        """Forget a model without partitions and waiting entries."""
         model = self.models.pop(key)
         self.stranded.pop(model, None)
         self.queues.remove(model)
@@ -65,7 +65,7 @@ class Fleet:
     # -- partitions
 
     def ready(self, event: PartitionReady) -> None:
-        """Take in that a partition's worker is up with these models."""
+        """Record that a partition's worker is up with these models."""
         partition = self.partitions[event.partition]
         partition.ready = True
         partition.lost_ns = None
@@ -79,7 +79,7 @@ class Fleet:
             self.move(partition, frozenset(event.tables))
 
     def resized(self, event: PartitionResized) -> None:
-        """Take in that a partition is of another kind; estimates of a kind that no longer exists are forgotten."""
+        """Record the new kind of a partition; estimates of a kind without partitions are forgotten."""
         partition = self.partitions[event.partition]
         before = partition.kind
         partition.kind, partition.price = event.kind, event.price
@@ -93,9 +93,9 @@ class Fleet:
         self.move(partition, partition.models)
 
     def lost(self, name: str, now_ns: int) -> None:
-        """Take in that a partition's worker is gone; its batches fail one by one in events of their own."""
+        """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         partition = self.partitions[name]
-        if partition.ready or partition.lost_ns is None:  # not when another start of it failed
+        if partition.ready or partition.lost_ns is None:  # not after a failed restart
             partition.lost_ns = now_ns
         partition.ready = False
         if partition.group is not None:
@@ -103,7 +103,7 @@ class Fleet:
         self.touch(partition.models)
 
     def move(self, partition: PartitionState, models: frozenset[str]) -> None:
-        """Give a partition batches of these models from now on."""
+        """Move a partition to the group of its equals for these models."""
         old, before = partition.group, partition.models
         partition.models = models
         kind, price = partition.kind, partition.price
@@ -130,9 +130,9 @@ class Fleet:
         self._holders_changed(group, before | models)
 
     def _change_models(self, group: PartitionGroup, partition: PartitionState) -> bool:
-        """Have a group hold the models of its only partition, which are others now; what is promised stays promised.
+        """Give a group the new models of its only partition; promised work stays promised.
 
-        False if the group is not of that partition alone, or its partition is of another kind or price now.
+        False if the group has other partitions, or the kind or price of its partition has changed.
         """
         if (group.only, group.kind, group.price) != (partition, partition.kind, partition.price):
             return False
@@ -143,7 +143,7 @@ class Fleet:
         return True
 
     def _holders_changed(self, group: PartitionGroup, keys: frozenset[str]) -> None:
-        """Take in that other groups hold some models; what waits for the models of `group` is new to it."""
+        """Record that other groups hold some models, and offer the queues of the models of `group` to it."""
         run_queue = self.wakeups.run_queues[group]
         for key in sorted(keys):
             model = self.models[key]
@@ -156,7 +156,7 @@ class Fleet:
     # -- models
 
     def learn(self, key: str, kind: str, table: LatencyTable) -> None:
-        """Take in a latency table; of two tables for the same kind the faster cells count, since noise only slows."""
+        """Record a latency table; of two tables for a kind the faster cells count, since noise only adds time."""
         model = self.models[key]
         known = self._tables.get((key, kind))
         if known is not None:
@@ -169,13 +169,13 @@ class Fleet:
         set_estimate(model, kind, LatencyEstimate(table, model.config.max_batch, self.hand_off_ns))
 
     def _foresee(self, model: ModelState, kind: str) -> None:
-        """Use the table in a model's footprint until a partition of that kind has held the model."""
+        """Use the latency table of a model's footprint until a partition of that kind has held the model."""
         known = model.config.footprints.get(kind)
         if known is not None and known.table is not None and kind not in model.estimates:
             set_estimate(model, kind, LatencyEstimate(known.table, model.config.max_batch, self.hand_off_ns))
 
     def touch(self, keys: Iterable[str]) -> None:
-        """Take in that other partitions hold some models, or that other pipelines need them."""
+        """Record that the partitions or pipelines of some models have changed."""
         models = [self.models[key] for key in sorted(keys)]
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
         for pipeline in {pipeline for model in models for pipeline in model.pipelines}:
@@ -185,14 +185,14 @@ class Fleet:
             )
 
     def strand(self, model: ModelState) -> None:
-        """Note that something waits for a model that no partition that is up holds."""
+        """Record that entries wait for a model that no running partition holds."""
         self.stranded[model] = None
 
     def rescue(self, model: ModelState) -> None:
-        """Note that a model is served again, or that nothing waits for it."""
+        """Record that a model is served again, or has no waiting entries."""
         del self.stranded[model]
 
 
 def new_model(config: ScheduledModel, policy: BatchPolicy) -> ModelState:
-    """The state of a model before anything is known of it but its configuration."""
+    """The state of a new model."""
     return ModelState(config, policy.by_deadline, policy.mixes_keys, policy.full_rows)

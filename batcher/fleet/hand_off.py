@@ -1,4 +1,4 @@
-"""Hand-off times: how long the way to a worker and back takes, learned for each partition."""
+"""Hand-off times: the time to a worker and back, learned for each partition."""
 
 from sluice.batcher.state import PartitionState
 from sluice.models.units import NS_PER_MS
@@ -6,13 +6,13 @@ from sluice.models.units import NS_PER_MS
 HAND_OFF_WEIGHT = 0.05
 """Weight of one batch in the smoothed hand-off time."""
 MAX_HAND_OFF_NS = 10 * NS_PER_MS
-"""Hand-off times are learned up to this."""
+"""Upper bound of a learned hand-off time."""
 
 
 def observe_hand_off(
     partition: PartitionState, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int
 ) -> int | None:
-    """Learn the time that a batch took to its worker and back, and return it; None if it waited for another batch."""
+    """Learn the hand-off time of a batch, and return it; None if the batch waited for another batch."""
     took_ns = None
     if dispatched_ns >= partition.last_end_ns:
         took_ns = (started_ns - dispatched_ns) + (now_ns - ended_ns)

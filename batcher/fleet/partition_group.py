@@ -1,4 +1,4 @@
-"""Groups of equal partitions: which partition is idle, opens or is free first, without looking at all of them.
+"""Groups of equal partitions: finds the partition that is idle, opens or is free first, without a scan of all.
 
 A partition opens when its only batch is about to end, so that the next batch is there in time.
 """
@@ -10,7 +10,7 @@ from sluice.models.units import INFINITE_NS
 
 COMPACT_ABOVE = 64
 COMPACT_FACTOR = 8
-"""Items in the heaps, at least and for each partition, before outdated ones are dropped."""
+"""Outdated items are dropped from a heap with more than this many items, and this many per partition."""
 
 
 def partition_changed(group: PartitionGroup, partition: PartitionState) -> None:
@@ -34,7 +34,7 @@ def partition_changed(group: PartitionGroup, partition: PartitionState) -> None:
 
 
 def throttle(group: PartitionGroup, partition: PartitionState) -> None:
-    """Give a throttled partition no batches until it is no longer throttled and `partition_changed`."""
+    """Exclude a throttled partition until `partition_changed` is called after the throttling."""
     partition.opening_ns = INFINITE_NS
     if partition.is_listed_idle:
         partition.is_listed_idle = False
@@ -46,18 +46,18 @@ def recount(group: PartitionGroup) -> None:
     members = list(group.partitions.values())
     group.ready_count = sum(partition.ready for partition in members)
     group.only = members[0] if len(members) == 1 else None
-    _compact(group)  # a partition by itself is not in `busy`
+    _compact(group)  # a single partition is not in `busy`
 
 
 def join(group: PartitionGroup, partition: PartitionState) -> None:
-    """Update the group: the partition comes from another one."""
+    """Add a partition that comes from another group."""
     partition.is_listed_idle = False
     recount(group)
     partition_changed(group, partition)
 
 
 def _compact(group: PartitionGroup) -> None:
-    """Drop outdated items about busy partitions."""
+    """Rebuild the heaps without outdated items."""
     busy = [partition for partition in group.partitions.values() if partition.ready and partition.batches]
     group.busy = sorted((each.free_at_ns, each.number, each) for each in busy)
     opens = [each for each in busy if len(each.batches) == 1 and not each.throttled]
@@ -107,7 +107,7 @@ def first_available(group: PartitionGroup, now_ns: int) -> PartitionState | None
 
 
 def start_ns(group: PartitionGroup, now_ns: int) -> int:
-    """When the next batch could start, after the batches that are dispatched."""
+    """When the next batch could start, after the dispatched batches."""
     if group.only is not None:
         return group.only.start_ns(now_ns)
     if group.partitions:
@@ -123,7 +123,7 @@ def start_ns(group: PartitionGroup, now_ns: int) -> int:
 
 
 def start_after_backlog_ns(group: PartitionGroup, now_ns: int) -> int:
-    """When work that arrives now could start, after all that is promised."""
+    """When work that arrives now could start, after all promised work."""
     only = group.only
     if only is not None and only.ready:
         free_ns = only.free_at_ns

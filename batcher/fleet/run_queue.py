@@ -1,4 +1,4 @@
-"""Run queues: which queues wait for the partitions of a group, and when each group is to be reconsidered."""
+"""Run queues: the queues that wait for the partitions of a group, and the times to reconsider each group."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
 RunItem = tuple[int, int, int, int, Queue]
 """(deadline of the head's stage, minus the depth of that stage, sequence number of the head, serial number, queue)."""
 RETRY: tuple[int, int, int] = (-1, 0, 0)
-"""Takes the place of a head for entries that are retried: they come first."""
+"""The item of a queue with retried entries: they come first."""
 
 
 class RunQueue:
     """The queues that have work for one group of partitions, the most urgent first.
 
     A queue is in one of two states. A ready queue has an item in the heap `waiting`, and `ready` has the serial number
-    of the item that counts. A deferred queue waits because its batch policy does: until the time in `deferred` (and in
-    the heap `timers`), and if it is in `waiting_for_idle`, also until a partition has been idle for the nanoseconds
-    given there, which is at `idle_wakeup_ns` if the partition gets nothing else to do.
+    of its valid item. A deferred queue waits because of its batch policy until the time in `deferred` (and in the heap
+    `timers`). If it is in `waiting_for_idle`, it also becomes ready when a partition has been idle for the nanoseconds
+    given there: at `idle_wakeup_ns` if the partition gets no other work.
 
-    Items are checked when they come to the front. In a queue that is ordered by deadline a head is followed by a less
-    urgent one, so its item never comes up too late, and a change of such a queue costs nothing in groups that have not
-    come to it. Other queues have to be notified for each head.
+    Items are checked when they reach the front. In a queue ordered by deadline, the next head is never more urgent, so
+    its item never comes up too late. A change of such a queue costs nothing in groups that have not reached its item.
+    Other queues must be notified for each head.
     """
 
     __slots__ = (
@@ -52,13 +52,13 @@ class RunQueue:
         self._serial = 0
 
     def partition_changed(self, partition: PartitionState) -> None:
-        """Update the group and what waits for it: a partition became ready, or got or lost a batch."""
+        """Update the group and its waiting queues: a partition became ready, or got or lost a batch."""
         partition_changed(self.group, partition)
         if self.waiting_for_idle and partition.ready and not partition.batches:
             self.idle_wakeup_ns = partition.idle_since_ns + min(self.waiting_for_idle.values())
 
     def notify(self, queue: Queue) -> None:
-        """Make a queue ready for its present head (or for entries that are retried)."""
+        """Make a queue ready with its present head or its retried entries."""
         self.waiting_for_idle.pop(queue, None)
         item = _item(queue, self._serial + 1)
         if item is not None:
@@ -66,7 +66,7 @@ class RunQueue:
             heappush(self.waiting, item)
 
     def most_urgent(self) -> Queue | None:
-        """Take out the ready queue whose head is the most urgent."""
+        """Remove and return the ready queue with the most urgent head."""
         waiting, ready = self.waiting, self.ready
         while waiting:
             _, _, sequence, serial, queue = waiting[0]
@@ -85,14 +85,14 @@ class RunQueue:
         return None
 
     def defer(self, queue: Queue, until_ns: int, wanted_rows: int = 0) -> None:
-        """Reconsider a queue at a time, when it has another head, or when it holds `wanted_rows` rows."""
+        """Reconsider a queue at `until_ns`, for a new head, or once it holds `wanted_rows` rows."""
         self._serial += 1
         queue.want(wanted_rows)
         self.deferred[queue] = until_ns
         heappush(self.timers, (until_ns, self._serial, queue))
 
     def wait_for_idle(self, queue: Queue, idle_ns: int) -> None:
-        """Reconsider a deferred queue also when a partition has been idle for `idle_ns`."""
+        """Also reconsider a deferred queue once a partition has been idle for `idle_ns`."""
         self.waiting_for_idle[queue] = idle_ns
 
     def forget(self, models: frozenset[str]) -> None:
@@ -125,10 +125,10 @@ class RunQueue:
                 self.notify(queue)
 
     def next_ns(self) -> int | None:
-        """When a partition or a timer calls for a reconsideration without an event; None for never."""
+        """When a partition or a timer requires reconsideration without an event; None for never."""
         timers = self.timers
         while timers and self.deferred.get(timers[0][2]) != timers[0][0]:
-            heappop(timers)  # it became ready for another reason
+            heappop(timers)  # the queue became ready for another reason
         next_ns = self.idle_wakeup_ns
         if timers and (next_ns is None or timers[0][0] < next_ns):
             next_ns = timers[0][0]
@@ -139,10 +139,10 @@ class RunQueue:
 
 
 class WakeupQueue:
-    """The groups by the times at which they are to be reconsidered, the first one first in `items`.
+    """The groups by the times at which to reconsider them, in the heap `items`.
 
-    `run_queues` has one for each group. `check_ns` is when to check queues that no group can run, or that were
-    disturbed; None for never.
+    `run_queues` has one for each group. `check_ns` is when to check queues that changed or that no group can
+    run; None for never.
     """
 
     __slots__ = ("check_ns", "items", "run_queues")
@@ -154,7 +154,7 @@ class WakeupQueue:
 
     @property
     def next_ns(self) -> int | None:
-        """When there is something to reconsider next; None if an event has to come first."""
+        """The next time to reconsider something; None until the next event."""
         items = self.items
         while items and items[0][2].wake_ns != items[0][0]:
             heappop(items)
@@ -163,15 +163,15 @@ class WakeupQueue:
         return self.check_ns
 
     def add(self, group: PartitionGroup) -> None:
-        """Add a group, for which nothing waits yet."""
+        """Add a group without waiting queues."""
         self.run_queues[group] = RunQueue(group)
 
     def remove(self, group: PartitionGroup) -> None:
-        """Drop a group that has no partition any more."""
+        """Drop a group without partitions."""
         del self.run_queues[group]
 
     def wake(self, group: PartitionGroup, at_ns: int) -> None:
-        """Have a group reconsidered at `at_ns` or before."""
+        """Reconsider a group at `at_ns` or before."""
         self.wake_run_queue(self.run_queues[group], at_ns)
 
     def wake_run_queue(self, run_queue: RunQueue, at_ns: int) -> None:
@@ -181,26 +181,26 @@ class WakeupQueue:
             heappush(self.items, (at_ns, run_queue.group.number, run_queue))
 
     def wake_when_open(self, group: PartitionGroup, now_ns: int) -> None:
-        """Have a group reconsidered as soon as one of its partitions may be given a batch."""
+        """Reconsider a group as soon as one of its partitions may get a batch."""
         if first_idle(group) is not None:
             self.wake(group, now_ns)
         elif (partition := first_opening(group)) is not None:
             self.wake(group, max(partition.opening_ns, now_ns))
 
     def notify(self, queue: Queue, group: PartitionGroup, now_ns: int) -> None:
-        """Offer a queue that has changed to a group, as soon as one of its partitions may be given a batch."""
+        """Offer a changed queue to a group as soon as one of its partitions may get a batch."""
         run_queue = self.run_queues[group]
         run_queue.deferred.pop(queue, None)
         run_queue.notify(queue)
         self.wake_when_open(group, now_ns)
 
     def notify_all(self, queue: Queue, model: ModelState, now_ns: int) -> None:
-        """Offer a queue of a model that has changed to all groups that hold the model."""
+        """Offer a changed queue to all groups that hold its model."""
         for group in model.groups:
             self.notify(queue, group, now_ns)
 
     def due(self, now_ns: int) -> list[RunQueue]:
-        """Take out the run queues of the groups that are to be reconsidered now."""
+        """Remove and return the run queues of the groups to reconsider now."""
         items = self.items
         due: list[RunQueue] = []
         while items and items[0][0] <= now_ns:
@@ -213,7 +213,7 @@ class WakeupQueue:
 
 
 def _item(queue: Queue, serial: int) -> RunItem | None:
-    """The item of a queue, the least of which is the most urgent; None for a queue that has no work."""
+    """The item of a queue, which is smaller for a more urgent queue; None for a queue without work."""
     if queue.retries:
         return (*RETRY, serial, queue)
     if not queue.live:

@@ -1,4 +1,4 @@
-"""A device that partitions share by time: one that uses more than its promised share borrows only idle time."""
+"""A device that partitions share by time: a partition above its promised share borrows only idle time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sluice.batcher.state import PartitionState
 SLOWDOWN_GAIN = 0.25
 """Weight of one batch in the smoothed slowdown of a partition that is throttled."""
 LINGER = 0.1
-"""A partition that runs nothing is expected to run again soon for this part of the time of its last batch."""
+"""An idle partition is expected to run again soon for this part of the time of its last batch."""
 
 
 class DeviceAccount:
     """A partition's account of a device (weighted fair queueing).
 
-    `overuse_ns` is the time that the partition has had, for each part of its share, above the mean of all partitions
-    that have something to run; a partition with overuse has used up its share. `contended` says that a partition
-    without overuse runs now, or did so until its `lingers_ns`. `slowdown` is how many times as long the batches of this
-    partition take, throttled as they are while it is contended, as batches that are dispatched at once.
+    `overuse_ns` is the time that the partition has had per unit of its share, above the mean of all partitions with
+    work; a partition with overuse has used up its share. `contended` is true while a partition without overuse runs,
+    and until its `lingers_ns`. `slowdown` is the factor by which throttling lengthens the batches of this partition
+    while it is contended.
     """
 
     __slots__ = (
@@ -59,17 +59,17 @@ class DeviceAccount:
         return self.slowdown if self.contended else 1.0
 
     def wait(self, now_ns: int) -> None:
-        """Note that it is throttled and runs nothing."""
+        """Record that the partition is throttled while idle."""
         if self._throttled_ns is None:
             self._throttled_ns = now_ns
 
     def go_on(self, now_ns: int) -> None:
-        """Note that it is no longer throttled."""
+        """Record that the partition is no longer throttled."""
         if self._throttled_ns is not None:
             self._waited_ns, self._throttled_ns = now_ns - self._throttled_ns, None
 
     def ran(self, took_ns: int, expected_ns: int, now_ns: int) -> None:
-        """Learn from a batch that has ended how much longer throttled batches take, with the time that they waited."""
+        """Learn the slowdown of throttled batches, waiting time included, from a batch that has ended."""
         self.lingers_ns = now_ns + int(LINGER * took_ns)
         if self._waited_ns:
             ratio = (self._waited_ns + took_ns) / max(expected_ns, 1)
@@ -78,12 +78,11 @@ class DeviceAccount:
 
 
 class SharedDevice:
-    """The partitions of a device of which one at least is elastic.
+    """The partitions of a device with at least one elastic partition.
 
-    Its time is shared by weighted fair queueing, with the shares as weights, except that running batches are not
-    preempted: in any stretch of time a partition that has something to run gets its share, less one batch of each of
-    the others. Idle time earns nothing: a partition that comes back stands at the mean of those that stayed, or where
-    it was if that is worse.
+    The device's time is shared by weighted fair queueing, with the shares as weights, without preemption of running
+    batches. In any period, a partition with work gets its share, less one batch of each of the others. Idle time earns
+    no credit: a partition that gets work again starts at the mean of the active ones, or at its old overuse if larger.
     """
 
     __slots__ = ("_active", "_since_ns", "accounts")
@@ -94,10 +93,10 @@ class SharedDevice:
         self._since_ns = 0
 
     def update(self, now_ns: int) -> Iterator[tuple[DeviceAccount, bool]]:
-        """Take in which partitions run something now; yields each elastic one and whether to throttle it.
+        """Record which partitions run batches now; yields each elastic partition and whether to throttle it.
 
-        A partition is throttled while one without overuse runs something and it has overuse itself, or will have it
-        with the batch that it runs. O(partitions).
+        A partition is throttled while a partition without overuse runs a batch, if it has overuse itself or will have
+        it after its running batch. O(partitions).
         """
         if now_ns > self._since_ns:
             self._pass_time(now_ns - self._since_ns)
@@ -121,7 +120,7 @@ class SharedDevice:
                 )
 
     def entitled_ns(self, account: DeviceAccount, now_ns: int) -> int:
-        """When a throttled partition will be within its share again, if all goes on as it is."""
+        """When a throttled partition will be within its share again, if nothing changes."""
         waiting = account.share.promised if account not in self._active else 0.0
         wanted = waiting + sum(each.share.promised for each in self._active)
         used = sum(each.part for each in self._active) - account.part
@@ -130,14 +129,14 @@ class SharedDevice:
         return now_ns + math.ceil(account.overuse_ns * wanted / used)
 
     def _pass_time(self, elapsed_ns: int) -> None:
-        """Charge the time since the last change, in which the same partitions ran."""
+        """Charge the time since the last change to the partitions that ran."""
         self._centre()
         for account in self._active:
             account.overuse_ns += account.part * elapsed_ns / account.share.promised
         self._centre()
 
     def _centre(self) -> None:
-        """Measure overuse from the mean of the partitions that have something to run; idle ones earn no credit."""
+        """Measure overuse from the mean of the partitions with work; idle ones earn no credit."""
         if not self._active:
             return
         weights = sum(each.share.promised for each in self._active)
@@ -149,7 +148,7 @@ class SharedDevice:
 
 
 def parts(caps: Sequence[float]) -> list[float]:
-    """The part of a device that each running partition gets: as much as the others, or its cap if that is less."""
+    """The part of a device that each running partition gets: an equal part, or its cap if that is less."""
     found = [0.0] * len(caps)
     left = 1.0
     for done, each in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):

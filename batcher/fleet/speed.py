@@ -1,4 +1,4 @@
-"""The speed of models on each kind of partition: estimates, batch limits, and predictions that they outdate."""
+"""The speed of models on each kind of partition: estimates and batch limits, whose changes outdate predictions."""
 
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
@@ -7,7 +7,7 @@ from sluice.batcher.state import ModelState, PipelineState
 
 
 def outdate(pipeline: PipelineState) -> None:
-    """Have the predictions of a pipeline made again when its next request arrives."""
+    """Renew the predictions of a pipeline when its next request arrives."""
     pipeline.changes += 1
 
 
@@ -18,7 +18,7 @@ def outdate_pipelines(model: ModelState) -> None:
 
 
 def set_estimate(model: ModelState, kind: str, estimate: LatencyEstimate) -> None:
-    """Estimate a model on a kind of partition from now on; a batch limit that is known there holds."""
+    """Set the estimate of a model on a kind of partition; a known batch limit still applies."""
     model.estimates[kind] = estimate
     if (batch_limit := model.batch_limits.get(kind)) is not None:
         estimate.limit(batch_limit.rows)
@@ -32,7 +32,7 @@ def forget_kind(model: ModelState, kind: str) -> None:
 
 
 def observe_batch(model: ModelState, kind: str, rows: int, took_ns: int) -> bool:
-    """Correct the estimate by a batch; False if its partition is of another kind by now, which has no estimate."""
+    """Correct the estimate by a batch; False if there is no estimate, because the partition's kind has changed."""
     estimate = model.estimates.get(kind)
     if estimate is None:
         return False
@@ -42,7 +42,7 @@ def observe_batch(model: ModelState, kind: str, rows: int, took_ns: int) -> bool
 
 
 def decay_corrections(model: ModelState) -> None:
-    """Let the corrections of all estimates fall back half-way."""
+    """Let the corrections of all estimates decay by one step."""
     for estimate in model.estimates.values():
         estimate.decay()
         _update_quickest(model)
@@ -50,7 +50,7 @@ def decay_corrections(model: ModelState) -> None:
 
 
 def ran_out_of_memory(model: ModelState, kind: str, rows: int, now_ns: int) -> bool:
-    """Note that a batch had no memory on a kind of partition; True if smaller ones are to be made there now."""
+    """Record that a batch ran out of memory on a kind of partition; True if batches there become smaller."""
     limit = model.batch_limits.setdefault(kind, BatchLimit(model.config.max_batch))
     if not limit.ran_out(rows, now_ns):
         return False
@@ -59,7 +59,7 @@ def ran_out_of_memory(model: ModelState, kind: str, rows: int, now_ns: int) -> b
 
 
 def raise_limits(model: ModelState, now_ns: int) -> bool:
-    """Make larger batches where the limit has held for long enough; True if there are such kinds."""
+    """Raise the batch limits that have held for long enough; True if there are any."""
     raised = [kind for kind, limit in model.batch_limits.items() if limit.held(now_ns)]
     for kind in raised:
         limit = model.batch_limits[kind]
@@ -75,7 +75,7 @@ def fits_elsewhere(model: ModelState, rows: int, kind: str) -> bool:
 
 
 def is_left_to_others(model: ModelState, queue: Queue, kind: str) -> bool:
-    """True if the first batch of a queue has no memory on this kind of partition and may have it on others."""
+    """True if the first batch of a queue does not fit into the memory of this kind, but may fit elsewhere."""
     rows = sum(entry.rows for entry in queue.retries[0]) if queue.retries else queue.head().rows
     return rows > _room(model, kind) and fits_elsewhere(model, rows, kind)
 

@@ -1,4 +1,4 @@
-"""Promised work: what admitted requests are expected to need of each group and has not been dispatched."""
+"""Promised work: the expected work of admitted requests on each group, without dispatched batches."""
 
 from collections.abc import Iterable
 
@@ -6,13 +6,13 @@ from sluice.batcher.state import Entry, Request, Shares
 
 
 def promise(shares: Shares, rows: int) -> None:
-    """Count the expected work of the rows of a request that is admitted."""
+    """Add the expected work of an admitted request."""
     for group, row_ns in shares:
         group.backlog_ns += row_ns * rows
 
 
 def release(request: Request, stage: int) -> None:
-    """Discount the expected work of a stage that starts, or that never will."""
+    """Remove the expected work of a stage that starts or is skipped."""
     bit = 1 << stage
     if request.committed & bit:
         request.committed &= ~bit
@@ -21,7 +21,7 @@ def release(request: Request, stage: int) -> None:
 
 
 def settle_rows(request: Request, stage: int, rows: int) -> None:
-    """Count the work of the rows that a stage is known to run for in place of what was expected."""
+    """Replace the expected work of a stage by that of its known rows."""
     release(request, stage)
     request.work = request.work.known(stage, rows / request.rows)
     request.committed |= 1 << stage

@@ -11,7 +11,7 @@ from sluice.batcher.queues.queue_table import QueueTable
 from sluice.batcher.state import PartitionGroup, PipelineState
 
 LITTLE = 0.25
-"""Share of the time left that a request may have to wait for others until its pipeline's share of a model matters."""
+"""A pipeline's share of a model counts once a request waits for others for this share of its remaining time."""
 
 Soonest = Callable[[PartitionGroup, int, int], int]
 """When an entry could start in a group, given its stage's deadline and the present; all in ns."""
@@ -22,8 +22,8 @@ def completion_ns(
 ) -> int:
     """When the request is predicted to be complete.
 
-    Every stage comes after the work that is promised before it on its groups, and what follows the stage does not wait.
-    With `soonest_ns` the stage comes before what has its slot reserved later.
+    Each stage runs after the work that is promised before it on its groups; the stages after it do not wait. With
+    `soonest_ns`, it runs before work in later reserved slots.
     """
     done_ns = now_ns + pipeline.critical_path_ns
     for stage, model, rest_ns, row_ns in pipeline.steps:

@@ -9,8 +9,8 @@ def rows_ahead(
 ) -> float:
     """The rows that are served before an entry of that order, in a queue whose flows share by weight.
 
-    While a flow's own rows are served every other one gets as many as its weight allows, as far as it has them already
-    or they come within `left_ns`, before the entry has to start. Late entries get their share beside all that.
+    While a flow's rows are served, every other flow gets as many rows as its weight allows. These are waiting rows and
+    rows that arrive within `left_ns`, before the entry must start. Late entries get their own share in addition.
     Entries with a reserved slot are not in the queue. O(pipelines of the model).
     """
     flows = queue.flows
@@ -32,12 +32,12 @@ def rows_ahead(
 
 
 def beyond_share(pipeline: PipelineState, rows: int, left_ns: int, now_ns: int) -> tuple[ModelState, int] | None:
-    """A model of which a request of `rows` rows would take more than its pipeline's share, and when it would be over.
+    """A model on which a request of `rows` rows would exceed its pipeline's share, and its time to completion.
 
-    None when there is no such model: before the request has to start, `left_ns` less what it takes, the rows that its
-    pipeline has under way can be done, and as many of the others as weights allow, as far as these ask for them: a row
-    at least of those that ever did. A pipeline may have about a batch under way however little time there is.
-    O(pipelines of the models).
+    None if there is no such model. The request must start `left_ns` minus its own time from now. Until then, the model
+    must be able to run the rows that its pipeline has under way, and the rows that other pipelines demand, as far as
+    their weights allow; a pipeline that ever had requests counts with at least one row. A pipeline may always have
+    about one batch under way, however little time there is. O(pipelines of the models).
     """
     if not pipeline.rows_under_way:
         return None

@@ -1,4 +1,4 @@
-"""Predictions for a pipeline: how long its stages take, where a request may have to wait, how much work a row is."""
+"""Predictions for a pipeline: the times of its stages, the stages at which requests wait, and the work of a row."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from sluice.batcher.state import ModelState, PartitionGroup, PipelineState, Shar
 def predict(pipeline: PipelineState, hand_off_ns: int) -> None:
     """Make the predictions of a pipeline from the present estimates and groups.
 
-    O(stages^2 * groups), so it is done only when a request comes after `pipeline.changes`.
+    O(stages^2 * groups), so it is done only for the first request after `pipeline.changes`.
     """
     probabilities = [1.0] * pipeline.stage_count
     expected_runs: dict[ModelState, float] = {}
@@ -76,10 +76,10 @@ def _waiting_stages(
     spans: Sequence[Span],
     hand_off_ns: int,
 ) -> list[WaitingStage]:
-    """The first stages, and later ones on other groups that too many rows reach for a few late ones not to matter.
+    """The first stages, and later stages on other groups with so many rows that late rows matter.
 
-    Of stages on the same groups only one waits for all that is promised there: the one that has the most to come. With
-    `spans`, which are those of a request by itself, the stages of the request that run there after it are to come too.
+    Of the stages on the same groups, only the one with the longest time to come waits for the promised work there.
+    With `spans`, the times of a request by itself, that time lasts until its later stages on these groups end.
     """
     steps: list[WaitingStage] = []
     longest_ns: dict[frozenset[PartitionGroup], int] = {}

@@ -1,4 +1,4 @@
-"""A request by itself: its stages run at the same time as far as there are partitions for them."""
+"""A request by itself: its stages run in parallel as far as there are partitions for them."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,10 +12,11 @@ Span = tuple[int, int]
 def unloaded_run(
     stages: Sequence[StageState], in_the_way: Sequence[bool], took_ns: Callable[[ModelState, LatencyEstimate], int]
 ) -> list[Span]:
-    """When each stage runs: as soon as it can, where it ends first, in the order in which stages are listed.
+    """The span of each stage: it starts as early as possible, where it ends first, in the order of the list.
 
-    Only stages `in_the_way` keep others waiting. Stages of the same model that can begin at the same time run in one
-    batch if the model batches. Partitions count that are up, or all of a model when none is up. O(stages^2 * groups).
+    Only stages `in_the_way` delay others. Stages of the same model that can begin at the same time run in one batch if
+    the model batches. Only running partitions count, or all partitions of a model if none is running.
+    O(stages^2 * groups).
     """
     spans: list[Span] = []
     free_ns: dict[PartitionGroup, list[int]] = {}
@@ -45,7 +46,7 @@ def unloaded_run(
 def _soonest(
     free_ns: dict[PartitionGroup, list[int]], group: PartitionGroup, most: int, ready_ns: int, took_ns: int
 ) -> tuple[Span, list[int], int]:
-    """When a stage runs on a group, and on which of its partitions: of those that are free then the last to be so."""
+    """The span of a stage on a group, and its partition: of the free ones, the last to become free."""
     if group not in free_ns:
         free_ns[group] = [0] * min(group.ready_count or len(group.partitions), most)
     hosts = free_ns[group]

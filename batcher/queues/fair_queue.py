@@ -11,21 +11,23 @@ from sluice.batcher.state import Entry
 CONTENDED = 4
 """Number of full batches waiting from which pipelines are served by weight, not by deadline."""
 NO_WAITERS = 1 << 62
-"""More rows than ever wait: no group waits for the queue to grow."""
+"""A number of rows that no queue reaches: no group waits for the queue to grow."""
 LATE_SHARE = 0.125
-"""Least share of the rows taken that late entries get: they yield to entries that can be in time, but not for ever."""
+"""Least share of the taken rows for late entries: they yield to entries that can be in time, but not for ever."""
 
 
 class Queue:
     """Entries waiting to be batched together, earliest first; bounded by admission.
 
-    Every pipeline has a flow of its own. While little waits the earliest deadline of all comes first. With more than
-    `CONTENDED` batches waiting every flow gets rows by its weight (start-time fair queueing, Goyal et al., SIGCOMM'96):
-    a pipeline that asks for more than its share makes its own requests late, not those of others.
+    Every pipeline has a flow of its own. While few entries wait, the earliest deadline comes first. With more than
+    `CONTENDED` batches waiting, every flow gets rows by its weight (start-time fair queueing, Goyal et al.,
+    SIGCOMM'96): a pipeline that exceeds its share delays its own requests, not the requests of others.
 
     `last_ns` is not before the order of any entry. `late` counts the entries that cannot be in time. `retries` holds
-    (parts of) batches that failed: groups of entries dispatched as they are, before all others. `wanted_rows` is the
-    number of rows for which groups that deferred the queue wait; 0 when any change counts.
+    (parts of) failed batches: groups of entries that are dispatched unchanged, before all others. `wanted_rows` is the
+    number of rows for which groups that deferred the queue wait; 0 when any change counts. `_virtual` is the virtual
+    time of fair queueing: `served` of the latest flow just before it was served. `_credit` is the number of rows due to
+    late entries.
     """
 
     __slots__ = (
@@ -65,16 +67,16 @@ class Queue:
 
     @property
     def flows(self) -> Mapping[int, Flow]:
-        """The flows by the numbers of their pipelines."""
+        """The flows by pipeline number."""
         return self._flows
 
     def want(self, rows: int) -> None:
-        """Have the queue offered again once it holds `rows` rows; 0 when any change counts."""
+        """Offer the queue again once it holds `rows` rows; 0 for any change."""
         if rows < self.wanted_rows:
             self.wanted_rows = rows
 
     def offered(self) -> None:
-        """Note that the queue is offered to all groups again: none waits for more rows."""
+        """Record that the queue is offered to all groups again: none waits for more rows."""
         self.wanted_rows = NO_WAITERS
 
     @property
@@ -90,7 +92,9 @@ class Queue:
         flow = self._only
         if flow is None or flow.number != entry.flow:
             flow = self._flow(entry.flow, weight)
-        elif flow.live > flow.late_live and order_ns > flow.last_ns:  # by far the most are the latest of the only flow
+        elif (
+            flow.live > flow.late_live and order_ns > flow.last_ns
+        ):  # the usual case: the latest entry of the only flow
             flow.last_ns = self.last_ns = order_ns
             flow.items.append((order_ns, -entry.stage, entry.sequence, entry))
             flow.rows += rows
@@ -107,30 +111,30 @@ class Queue:
             flow = self._flows[number] = Flow(number, weight)
             self._only = flow if len(self._flows) == 1 else None
         if not flow.live:
-            # A flow that had nothing to do has not saved up a right to more than its share.
+            # An idle flow does not save up a right to more than its share.
             flow.served = max(flow.served, self._virtual)
         return flow
 
     def close_flow(self, number: int) -> None:
-        """Forget the flow of a pipeline that has no entries here any more."""
+        """Forget the flow of a pipeline without entries here."""
         self._flows.pop(number, None)
         self._only = next(iter(self._flows.values())) if len(self._flows) == 1 else None
 
     def retry(self, group: list[Entry]) -> None:
-        """Add entries that are to be dispatched together, as they are."""
+        """Add a group of entries to be dispatched together, unchanged."""
         self.retries.append(group)
         for entry in group:
             entry.retry_group = group
 
     def take_retry(self) -> list[Entry]:
-        """Remove the first group of those to be retried."""
+        """Remove the first group of retried entries, and return it."""
         group = self.retries.popleft()
         for entry in group:
             entry.retry_group = None
         return group
 
     def discard(self, entry: Entry) -> None:
-        """Take out an entry that waits here."""
+        """Remove one waiting entry."""
         group = entry.retry_group
         if group is not None:
             entry.retry_group = None
@@ -144,15 +148,15 @@ class Queue:
         self.live -= 1
 
     def expire(self, reachable_ns: int) -> bool:
-        """Put entries whose order is before `reachable_ns` behind the others, as late; True if there were any."""
+        """Move entries with an order before `reachable_ns` behind the others, as late; True if there were any."""
         expired = sum([flow.expire(reachable_ns) for flow in self._flows.values()])
         if not self.late:
-            self._credit = 0.0  # what was due to those before is not due to these
+            self._credit = 0.0  # earlier late entries leave no credit to later ones
         self.late += expired
         return expired > 0
 
     def head(self) -> Entry:
-        """The first entry in time, or the first late one where there is no other; the queue must hold one."""
+        """The first entry that can be in time, else the first late one; the queue must hold an entry."""
         only = self._only
         if only is not None:
             items = only.items
@@ -164,11 +168,11 @@ class Queue:
         return min(in_time or firsts)[3]
 
     def behind(self, order_ns: int) -> int:
-        """The number of entries, at most, that would come after an entry of that order."""
+        """An upper bound on the number of entries behind that order."""
         return min(sum(flow.behind(order_ns) for flow in self._flows.values()), self.live)
 
     def rows_behind(self, priority: int) -> int:
-        """The rows that a request of that priority goes before, whatever its deadline."""
+        """The rows that a request overtakes by its priority alone: none, since deadlines decide here."""
         return 0
 
     def first_not_before(self, order_ns: int) -> Entry | None:
@@ -187,18 +191,18 @@ class Queue:
             yield from (item[3] for item in merge(*items) if item[3].queued)
 
     def companions(self, like: Entry | None = None) -> Iterator[Entry]:
-        """The entries, as `entries`, that may share a batch with `like`, or with the first one."""
+        """The entries, in order, that may share a batch with `like`, or with the first entry without `like`."""
         return self.entries()
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Take out entries that are to run now."""
+        """Remove entries that run now."""
         for entry in entries:
             self.discard(entry)
 
     def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
-        """Remove entries in time, ordered at `from_ns` or later, and then late ones, of at most `max_rows` rows.
+        """Remove entries in time with an order of `from_ns` or later, then late ones, of at most `max_rows` rows.
 
-        At least one entry is taken where there is one. Late ones get the rows that are left, or `LATE_SHARE`.
+        At least one entry is taken if there is any. Late entries get the rows that are left, at least `LATE_SHARE`.
         """
         reserved, rows = self._late_entries(max_rows) if self.late else ([], 0)
         take = self._take_shared if self._only is None else self._only.take
@@ -224,14 +228,14 @@ class Queue:
         return self._flows[number], item[3]
 
     def _late_entries(self, max_rows: int) -> tuple[list[Entry], int]:
-        """The late entries whose turn it is although others could be in time, and how many rows they have."""
+        """Take the late entries that are due by `LATE_SHARE`; returns them with their rows."""
         taken: list[Entry] = []
         rows = 0
         found = self._first_late()
         self._credit += max_rows * LATE_SHARE
         while found is not None:
             flow, entry = found
-            # One that is larger than the batch was to be goes by itself when its turn has come.
+            # An entry that is larger than the batch runs by itself once it is due.
             if entry.rows > self._credit or (taken and rows + entry.rows > max_rows):
                 break
             self._credit -= entry.rows
@@ -245,7 +249,7 @@ class Queue:
         return flow.take_late()
 
     def _take_shared(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
-        """As `Flow.take`, of several flows: by order while little waits, else from the flow that was served least."""
+        """As `Flow.take`, from several flows: by order while few entries wait, else from the least served flow."""
         fair = self.rows > CONTENDED * max_rows
         order = [
             ((flow.served if fair else 0.0, *item[:3]), number)

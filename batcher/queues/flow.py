@@ -14,21 +14,21 @@ COMPACT_ABOVE = 64
 
 
 def wait_for_slot(entry: Entry) -> None:
-    """Note that an entry waits outside its queue, for its reserved slot."""
+    """Record that an entry waits outside its queue, for its reserved slot."""
     entry.queued = True
 
 
 def leave_slot(entry: Entry) -> None:
-    """Note that an entry no longer waits for its reserved slot."""
+    """Record that an entry no longer waits for its reserved slot."""
     entry.queued = False
 
 
 class Flow:
-    """Entries of one pipeline, earliest first, and behind them those that cannot be in time.
+    """Entries of one pipeline, earliest first, and behind them the late entries, which cannot be in time.
 
-    An entry that was settled meanwhile stays as a dead item until it comes to the front or too many are dead.
-    `last_ns` is not before the order of the last item. `served` is the rows that were taken while flows had to share,
-    divided by the flow's `weight`: flows with equal `served` have had equal shares.
+    A settled entry stays as a dead item until it reaches the front or too many items are dead. `last_ns` is not before
+    the order of the last item. `served` is the number of rows taken while flows had to share, divided by the flow's
+    `weight`: flows with equal `served` have had equal shares.
     """
 
     __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")
@@ -62,7 +62,7 @@ class Flow:
         return items[0] is item if items[0][3].queued else self.first() is item
 
     def discard(self, entry: Entry) -> None:
-        """Take out an entry that waits here."""
+        """Remove one waiting entry."""
         entry.queued = False
         self.rows -= entry.rows
         self.live -= 1
@@ -94,7 +94,7 @@ class Flow:
         return late[0] if late else None
 
     def expire(self, reachable_ns: int) -> int:
-        """Put entries ordered before `reachable_ns` behind the others, as late; returns how many. O(1) for each."""
+        """Move entries ordered before `reachable_ns` behind the others, as late; returns their number. O(1) each."""
         items = self.items
         if not items or items[0][0] >= reachable_ns:
             return 0
@@ -121,11 +121,11 @@ class Flow:
         return None
 
     def behind(self, order_ns: int) -> int:
-        """The number of items that would come after an entry of that order."""
+        """The number of items behind that order."""
         return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
 
     def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
-        """Remove entries in time, from the first whose order is `from_ns` or later, of at most `max_rows` rows.
+        """Remove entries in time with an order of `from_ns` or later, of at most `max_rows` rows.
 
         With `whatever` the first entry is taken even if it is larger. Returns the entries and their rows.
         """
@@ -135,7 +135,7 @@ class Flow:
             end, rows = self._fitting(begin, max_rows, whatever=whatever)
             taken = [item[3] for item in items[begin:end] if item[3].queued]
             self._dead -= end - begin - len(taken)
-        else:  # all have one row, as most requests do
+        else:  # every entry has one row, the usual case
             end = begin + max(max_rows, int(whatever))
             taken = [item[3] for item in items[begin:end]]
             rows = len(taken)

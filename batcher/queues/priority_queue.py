@@ -20,7 +20,7 @@ _sequence = attrgetter("sequence")
 
 
 class EntryRefusedError(Exception):
-    """An entry may not wait: its level is full, or its time was over before."""
+    """An entry may not wait: its level is full, or its timeout had already expired."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -28,7 +28,7 @@ class EntryRefusedError(Exception):
 
 
 class _Level:
-    """The entries of a level: those that are `fresh`, flow by flow, and behind them those that waited too long."""
+    """The entries of a level: the `fresh` ones by flow, then the `delayed` ones, whose timeout has expired."""
 
     __slots__ = ("_count", "delayed", "fresh", "rows")
 
@@ -52,22 +52,22 @@ class _Level:
         self._count += 1
 
     def remove(self, entry: Entry) -> None:
-        if entry.late:
+        if entry.sequence in self.delayed:
             del self.delayed[entry.sequence]
         else:
-            self._take_off(entry)
+            self._remove_fresh(entry)
         self.rows -= entry.rows
         self._count -= 1
 
     def delay(self, entry: Entry) -> None:
-        self._take_off(entry)
+        self._remove_fresh(entry)
         self.delayed[entry.sequence] = entry
 
     def last(self) -> Entry:
         flows = (self.delayed,) if self.delayed else self.fresh.values()
         return max((flow[next(reversed(flow))] for flow in flows), key=_sequence)
 
-    def _take_off(self, entry: Entry) -> None:
+    def _remove_fresh(self, entry: Entry) -> None:
         flow = self.fresh[entry.flow]
         del flow[entry.sequence]
         if not flow:
@@ -75,18 +75,19 @@ class _Level:
 
 
 class PriorityQueue(Queue):
-    """All entries of a model, whatever their pipelines and batch keys, level by level from 1 on.
+    """All entries of a model, of any pipeline and batch key, level by level from 1 on.
 
-    Entries of unequal batch keys do not share a batch, and none overtakes another for that. Without levels, pipelines
-    get shares by weight as in `Queue` while more than `CONTENDED` batches wait. `response_order`, if it is asked
-    for, holds back the answers of batches that overtake others.
+    Entries with different batch keys do not share a batch, and keep their order. Without levels, pipelines get shares
+    by weight as in `Queue` while more than `CONTENDED` batches wait. `response_order` holds back the answers of batches
+    that overtake others; it is None unless ordering is configured. `_numbers` has the numbers of the levels with
+    entries, ascending, and `_keys` the batch keys that are not empty, by sequence number of the entry.
     """
 
     __slots__ = ("_config", "_keys", "_levels", "_numbers", "response_order")
 
     def __init__(self, model: str, config: PriorityLevels, *, preserve_ordering: bool) -> None:
         super().__init__(model, "")
-        self.last_ns = INFINITE_NS  # an entry may come before others whatever its deadline
+        self.last_ns = INFINITE_NS  # the order does not depend on deadlines
         self.response_order = ResponseOrder() if preserve_ordering else None
         self._config = config
         self._levels: dict[int, _Level] = {}
@@ -95,13 +96,13 @@ class PriorityQueue(Queue):
 
     @property
     def flows(self) -> Mapping[int, Flow]:
-        """The flows by the numbers of their pipelines, where these have shares."""
+        """The flows by pipeline number; empty with priority levels, which do not share by weight."""
         return {} if self._config.count else self._flows
 
     def admit(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
-        """When an entry that comes now is to be given up, and when it is to wait behind the others of its level.
+        """The time at which a new entry expires, and the time from which it waits behind the others of its level.
 
-        Raises EntryRefusedError if there is no room for it or no time, unless it was admitted with a slot.
+        Raises EntryRefusedError if the level is full or the timeout has expired, unless it holds a reservation.
         """
         expires_ns, delay_ns = self._limits_ns(entry, now_ns)
         if not entry.request.pipeline.evicts and entry.request.arrival.max_cost is None:
@@ -110,8 +111,9 @@ class PriorityQueue(Queue):
             level = self._levels.get(number)
             if limit and level is not None and len(level) >= limit:
                 entry.queued = False
+                waiting = "1 request waits" if len(level) == 1 else f"{len(level)} requests wait"
                 where = f"at level {number} " if number else ""
-                reason = f"{len(level)} requests wait {where}for model {self.model}"
+                reason = f"{waiting} {where}for model {self.model}"
                 raise EntryRefusedError(Outcome.REJECTED_QUEUE_FULL, reason)
             if expires_ns is not None and expires_ns <= now_ns:
                 entry.queued = False
@@ -121,8 +123,8 @@ class PriorityQueue(Queue):
     def _limits_ns(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
         """The times of `admit`.
 
-        Its policy's timeout begins now. A request's own is over at one time in all of its stages: it is that of the
-        policy where this may be overridden by a shorter one, and in any other case a bound beside it.
+        The level's timeout starts now. The request's own timeout is absolute; it replaces the level's if shorter and
+        override is allowed, otherwise both apply.
         """
         policy = self._config.policy_of(self._number(entry))
         own_ns = entry.request.arrival.expires_ns or None
@@ -136,7 +138,7 @@ class PriorityQueue(Queue):
         return policy_ns if own_ns is None else min(policy_ns, own_ns), None
 
     def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
-        """Add an entry; False when it is the last one and may share a batch with the one before it."""
+        """Add an entry; False if it is the last one and may share a batch with the entry before it."""
         last = self._last()
         number = self._number(entry)
         level = self._levels.get(number)
@@ -155,12 +157,11 @@ class PriorityQueue(Queue):
         return not is_last or last is None or self._keys.get(last.sequence, "") != key
 
     def delay(self, entry: Entry) -> None:
-        """Have an entry wait behind the others of its level."""
+        """Move an entry behind the others of its level."""
         self._levels[self._number(entry)].delay(entry)
-        entry.late = True
 
     def discard(self, entry: Entry) -> None:
-        """Take out an entry that waits here."""
+        """Remove one waiting entry."""
         if entry.retry_group is not None:
             super().discard(entry)
             return
@@ -188,7 +189,7 @@ class PriorityQueue(Queue):
             yield from self._levels[number]
 
     def companions(self, like: Entry | None = None) -> Iterator[Entry]:
-        """The entries from the first on that have its batch key, or that of `like`, up to one that has another."""
+        """The leading entries with the batch key of `like`, or of the first entry without `like`."""
         key = None if like is None else _batch_key(like)
         for entry in self.entries():
             own = self._keys.get(entry.sequence, "")
@@ -199,7 +200,7 @@ class PriorityQueue(Queue):
             yield entry
 
     def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
-        """Remove the first entries of one batch key, of at most `max_rows` rows, but one at least if there is any."""
+        """Remove the first entries of one batch key, of at most `max_rows` rows; at least one entry if there is any."""
         if len(self.flows) > 1 and self.rows > CONTENDED * max_rows and self._levels[0].fresh:
             taken = self._take_by_weight(max_rows)
         else:
@@ -218,12 +219,12 @@ class PriorityQueue(Queue):
         return taken
 
     def _take_by_weight(self, max_rows: int) -> list[Entry]:
-        """As `take`, while pipelines contend: from the flow that was served least in proportion to its weight."""
-        lines = {number: iter(line.values()) for number, line in self._levels[0].fresh.items()}
+        """The entries to take while pipelines contend: each from the flow with the least service by weight."""
+        iterators = {number: iter(flow.values()) for number, flow in self._levels[0].fresh.items()}
         order = [
             (self._flows[number].served, entry.sequence, number, entry)
-            for number, line in lines.items()
-            for entry in [next(line)]
+            for number, iterator in iterators.items()
+            for entry in [next(iterator)]
         ]
         heapify(order)
         taken: list[Entry] = []
@@ -238,7 +239,7 @@ class PriorityQueue(Queue):
             flow = self._flows[number]
             self._virtual = flow.served
             flow.served += entry.rows / flow.weight
-            following = next(lines[number], None)
+            following = next(iterators[number], None)
             if following is None:
                 heappop(order)
             else:
@@ -246,13 +247,13 @@ class PriorityQueue(Queue):
         return taken
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Take out entries that are to run now, in this order."""
+        """Remove entries that run now, in this order."""
         super().remove(entries)
         if self.response_order is not None:
             self.response_order.add(entries)
 
     def rows_behind(self, priority: int) -> int:
-        """The rows that a request of that priority goes before."""
+        """The rows in the levels behind that of `priority`."""
         number = self._config.level_of(priority)
         return sum(level.rows for other, level in self._levels.items() if other > number)
 

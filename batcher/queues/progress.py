@@ -9,10 +9,10 @@ PROBABILITY_WEIGHT = 0.02
 
 
 def rows_for(request: Request, stage: StageState) -> StageRun:
-    """The rows that a stage runs for, once all that it waits for are settled.
+    """The rows that a stage runs for, once its sources and the stage of its condition are settled.
 
-    A row runs when all the stage's sources ran it and, under `when`, its confidence is below the threshold (cascades
-    decide per row, so an escalated row leaves its neighbours behind). `row_index` None stands for all rows.
+    A row runs if all the stage's sources ran it and, under `when`, its confidence is below the threshold. Cascades
+    decide per row, so a row is escalated without the others of its request. `row_index` None stands for all rows.
     """
     selected: tuple[int, ...] | None = None
     for source in stage.config.sources:
@@ -30,7 +30,7 @@ def rows_for(request: Request, stage: StageState) -> StageRun:
 
 
 def _unsure_rows(request: Request, when: WhenConfig) -> tuple[int, ...]:
-    """The rows whose confidence is below the threshold; rows that the asked stage did not run for are not."""
+    """The rows whose confidence is below the threshold; rows that the stage of the condition skipped are not."""
     run = request.runs[when.stage]
     assert run is not None, "a stage starts when the stage of its condition is settled"
     if not run.rows:
@@ -51,7 +51,7 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
 
 
 def request_batch_key(event: RequestArrived, config: StageConfig) -> str:
-    """As `batch_key_for`, for a stage whose key the request alone makes."""
+    """As `batch_key_for`, for a stage whose key depends on the request alone."""
     if not config.request_keyed:
         return ""
     return f"{config.renamed}|{event.batch_key}" if config.renamed else event.batch_key

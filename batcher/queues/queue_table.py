@@ -10,10 +10,9 @@ NewQueue = Callable[[str, str], Queue]
 
 
 class QueueTable:
-    """Keeps the queues of each model: one for each batch key that something waits with.
+    """Keeps the queues of each model: one for each batch key with waiting entries.
 
-    `default` has the queue of each model for the batch key "", which is the only one of a model whose inputs all share
-    batches.
+    `default` has the queue of each model for the batch key "". A model whose inputs all share batches has no other.
     """
 
     __slots__ = ("_new", "by_model", "default")
@@ -24,19 +23,19 @@ class QueueTable:
         self._new: dict[str, NewQueue] = {}
 
     def add(self, model: ModelState, new_queue: NewQueue) -> None:
-        """Add a model, for which nothing waits yet."""
+        """Add a model without entries."""
         key = model.config.key
         self.default[model] = new_queue(key, "")
         self.by_model[key] = {"": self.default[model]}
         self._new[key] = new_queue
 
     def remove(self, model: ModelState) -> None:
-        """Drop a model, for which nothing waits any more."""
+        """Drop a model without entries."""
         key = model.config.key
         del self.default[model], self.by_model[key], self._new[key]
 
     def get(self, key: QueueKey) -> Queue:
-        """The queue of a key, which is made if there is none."""
+        """The queue of a key; a new one if there is none."""
         model, batch_key = key
         queues = self.by_model[model]
         queue = queues.get(batch_key)
@@ -53,11 +52,11 @@ class QueueTable:
         return self.by_model[model.config.key].values()
 
     def has_work(self, model: ModelState) -> bool:
-        """True if something waits for a model."""
+        """True if entries wait for a model."""
         return any(self.by_model[model.config.key].values())
 
     def forget_if_empty(self, queue: Queue) -> None:
-        """Drop a queue of a batch key for which nothing waits.
+        """Drop a queue of a batch key if it has no entries.
 
         Batch keys come from the shapes of requests: keeping a queue for every key ever seen would grow without bound.
         """

@@ -1,4 +1,4 @@
-"""Ordering: what a model has run goes on in the order in which it was first dispatched."""
+"""Response order: entries that have run continue in the order of their first dispatch."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from sluice.batcher.interface.events import BatchCompleted
 from sluice.batcher.state import Batch, Entry, PartitionState
 
 FinishedEntries = tuple[Sequence[Entry], BatchCompleted, PartitionState]
-"""(entries that have run, what was reported of exactly their rows, where they ran)."""
+"""(entries that have run, the report on exactly their rows, their partition)."""
 
 
 class ResponseOrder:
-    """Entries in the order of their dispatch, those that are tried again included, until they may go on.
+    """Dispatched and retried entries in the order of their first dispatch, until they may continue.
 
-    An entry whose request is settled holds no other back.
+    An entry whose request is settled does not hold back others.
     """
 
     __slots__ = ("_done", "_order")
@@ -26,20 +26,20 @@ class ResponseOrder:
 
     @property
     def held(self) -> list[Entry]:
-        """The entries that have run and may not go on yet."""
+        """The entries that have run and may not continue yet."""
         return [self._order[sequence] for sequence in self._done]
 
     def holds(self, entry: Entry) -> bool:
-        """True if an entry has run and may not go on yet."""
+        """True if an entry has run and may not continue yet."""
         return entry.sequence in self._done
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Entries are dispatched, for the first time."""
+        """Add entries that are dispatched for the first time."""
         for entry in entries:
             self._order[entry.sequence] = entry
 
     def completed(self, batch: Batch, event: BatchCompleted) -> list[FinishedEntries]:
-        """A batch has run: what may go on now, of this and of earlier ones."""
+        """Record that a batch has run; returns the entries of this and earlier batches that may continue now."""
         free: list[FinishedEntries] = []
         first = 0
         for entry in batch.entries:
@@ -48,13 +48,13 @@ class ResponseOrder:
             done = ((entry,), msgspec.structs.replace(event, confidences=confidences), batch.partition)
             if entry.sequence in self._order:
                 self._done[entry.sequence] = done
-            else:  # it is settled, or ran in a slot that was reserved for it
+            else:  # it is settled, or ran in its reserved slot
                 free.append(done)
             first = last
         return free + self.release()
 
     def release(self) -> list[FinishedEntries]:
-        """The entries that may go on now that some request is settled."""
+        """Remove and return the entries that may continue after a request was settled."""
         free: list[FinishedEntries] = []
         while self._order:
             sequence, entry = next(iter(self._order.items()))

@@ -1,8 +1,8 @@
 """Assignments of the stages of a request to groups of equal partitions, regardless of the load.
 
 Phase 1 of the admission control of serverless accelerators (thesis, section 4.2): all assignments with their latency
-and cost. There, those that are not Pareto optimal are dropped; here only when there are too many, since under load the
-second best may be all that is left.
+and cost. The thesis drops assignments that are not Pareto optimal. Sluice drops them only when there are too many,
+since under load the second best may be all that is left.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -39,8 +39,8 @@ def cost_of(timeline: Timeline, length_ns: int) -> float:
 class Assignments:
     """The assignments of requests that are alike, and the order in which to try them.
 
-    `by_cost` has the cheapest first. Under load many of those fail one after the other, so what the last such request
-    got is tried first, most of the time. `least_ns` is the least latency of all.
+    `by_cost` has the cheapest first. Under load many cheap assignments fail one after the other, so the assignment of
+    the last request is usually tried first. `least_ns` is the least latency of all assignments.
     """
 
     __slots__ = ("_asked", "_first", "by_cost", "least_ns")
@@ -52,23 +52,23 @@ class Assignments:
         self._asked = 0
 
     def in_order(self) -> list[Assignment]:
-        """All of them, in the order in which to try them when cost is no limit."""
+        """All assignments, in the order in which to try them when cost is no limit."""
         self._asked += 1
         if self._asked % CHEAPEST_EVERY == 0:
             self._first = 0
         return self.by_cost[self._first :] + self.by_cost[: self._first] if self._first else self.by_cost
 
-    def took(self, assignment: Assignment) -> None:
-        """A request got this one."""
+    def record_use(self, assignment: Assignment) -> None:
+        """Record that a request got this assignment."""
         if assignment is not self.by_cost[self._first]:
             self._first = self.by_cost.index(assignment)
 
 
 def _assignments_of(timelines: Collection[Timeline], reservation: Reservation) -> list[Assignment]:
-    """Assignments of the pending stages, the cheapest first, of equal ones the quickest; none if a stage has no host.
+    """Assignments of the pending stages by cost, then by latency; none if a stage has no host.
 
-    All of them when there are at most `MAX_ASSIGNMENTS`, else as many of the Pareto optimal ones, the cheapest and the
-    quickest among them. O(stages * MAX_ASSIGNMENTS * groups).
+    Returns all assignments if there are at most `MAX_ASSIGNMENTS`. Otherwise it returns that many Pareto optimal ones,
+    including the cheapest and the quickest. O(stages * MAX_ASSIGNMENTS * groups).
     """
     found = [Assignment(0.0, 0, (), (), ())]
     for stage, model in enumerate(reservation.models):
@@ -107,7 +107,7 @@ def _with_stage(kept: Assignment, head_ns: int, cost: float, length_ns: int, hos
 
 
 def _thinned(ordered: Sequence[Assignment]) -> list[Assignment]:
-    """The Pareto optimal ones of assignments in order of cost, evenly thinned out to `MAX_ASSIGNMENTS`."""
+    """The Pareto optimal assignments in order of cost, thinned out evenly to `MAX_ASSIGNMENTS`."""
     front: list[Assignment] = []
     for assignment in ordered:
         if not front or assignment.latency_ns < front[-1].latency_ns:

@@ -27,11 +27,11 @@ Rows = Callable[[int, int], int]
 GAP_WEIGHT = 0.1
 """Weight of one request in the smoothed time between two rows of a queue."""
 DEMANDS = 1024
-"""Queues whose demand is remembered: those that were asked for last."""
+"""Queues whose demand is remembered: the most recently used ones."""
 
 
 class ReservedBatch(NamedTuple):
-    """A batch to start now: its members as (request, stage), their rows, and by when it has to be over."""
+    """A batch to start now: its members as (request, stage), their rows, and its latest end."""
 
     members: tuple[Part, ...]
     rows: int
@@ -41,7 +41,7 @@ class ReservedBatch(NamedTuple):
 class Reservations:
     """The timelines of all partitions and the reservations in them.
 
-    Calls about requests that have no reservation do nothing, so that a caller need not tell them apart.
+    Calls about requests without a reservation do nothing, so callers need not check for one.
     """
 
     def __init__(self, partitions: Iterable[PartitionConfig]) -> None:
@@ -65,9 +65,9 @@ class Reservations:
     # -- partitions
 
     def learn(self, kind: str, model: str, lengths_ns: Iterable[int]) -> None:
-        """A batch of 1, 2, … rows of a model takes as long on partitions of a kind, way there and back included.
+        """Set the lengths of batches of 1, 2, … rows of a model on partitions of a kind, hand-offs included.
 
-        Fewer rows count as taking no longer. What is reserved already keeps its length until somebody joins it.
+        A batch counts as at least as long as every smaller one. An existing slot keeps its length until a stage joins.
         """
         self._lengths.setdefault(kind, {})[model] = tuple(accumulate(lengths_ns, max))
         self._known.clear()
@@ -77,20 +77,20 @@ class Reservations:
         return self._lengths[kind][model][rows - 1]
 
     def unlearn(self, kind: str, model: str) -> None:
-        """A model is gone that no partition holds and nothing is reserved for."""
+        """Forget a model without partitions and reservations."""
         del self._lengths[kind][model]
 
     def ready(self, partition: str, models: Iterable[str], now_ns: int) -> None:
-        """A partition is up with these models, whose lengths have been learned."""
+        """Record that a partition is up with these models, whose lengths have been learned."""
         timeline = self.timelines[partition]
         timeline.models = frozenset(models)
         timeline.free_ns = now_ns
         self._known.clear()
 
     def lost(self, partition: str, now_ns: int) -> list[int]:
-        """Take in that a partition is gone; requests that had slots there and find no others in time lose all.
+        """Record that a partition is gone; returns the requests that lose all slots, as some find no others in time.
 
-        `reopen` has to be called for the stages that ran there.
+        `reopen` must be called for the stages that ran there.
         """
         timeline = self.timelines[partition]
         held = self._withdraw(timeline)
@@ -98,14 +98,14 @@ class Reservations:
         return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
 
     def resized(self, partition: str, kind: str, price: float, now_ns: int) -> list[int]:
-        """A partition is of another kind, whose lengths have been learned; as `lost`, but what runs there runs on."""
+        """Record the new kind of a partition, with known lengths; like `lost`, but running batches continue."""
         timeline = self.timelines[partition]
         held = self._withdraw(timeline)
         timeline.kind, timeline.price, timeline.lengths = kind, price, self._lengths.setdefault(kind, {})
         return [reservation.request for reservation in held if not self._replace(reservation, now_ns)]
 
     def free(self, partition: str, at_ns: int) -> None:
-        """Note when a partition is free again, which may be later or sooner than was expected."""
+        """Record when a partition is free again, which may be later or sooner than was expected."""
         self.timelines[partition].free_ns = at_ns
 
     # -- requests
@@ -139,23 +139,23 @@ class Reservations:
         return refusal
 
     def started(self, partition: str, members: Iterable[Part], end_ns: int) -> None:
-        """A batch was given to a partition, which is free again at `end_ns`."""
+        """Record that a batch was dispatched to a partition, which is free again at `end_ns`."""
         self.timelines[partition].free_ns = end_ns
         for request, stage in members:
             self._leave(request, stage, end_ns)
 
     def settled(self, request: int, stage: int) -> None:
-        """A stage is over, or was skipped."""
+        """Give up the slot of a stage that is over, or was skipped."""
         self._leave(request, stage, 0)
 
     def forget(self, request: int) -> None:
-        """A request has its outcome."""
+        """Give up all slots of a request that has its outcome."""
         reservation = self._reservations.pop(request, None)
         if reservation is not None:
             reservation.withdraw()
 
     def reopen(self, request: int, stage: int, now_ns: int) -> bool:
-        """Find a slot for a stage that has to run again; False if there is none in time: all slots are given up."""
+        """Find a slot for a stage that must run again; False if there is none in time and all slots are given up."""
         reservation = self._reservations.get(request)
         if reservation is None:
             return False
@@ -165,9 +165,9 @@ class Reservations:
         return self._replace(reservation, now_ns)
 
     def expire(self, partition: str, now_ns: int) -> list[Part]:
-        """Drop the slots that should have started before `now_ns`: their members are on their own now.
+        """Drop the slots that should have started before `now_ns`; returns their members.
 
-        Cannot happen when batches take as long as was said. Later stages keep their slots.
+        This cannot happen while batches keep to their lengths. Later stages keep their slots.
         """
         timeline = self.timelines[partition]
         expired: list[Part] = []
@@ -180,7 +180,7 @@ class Reservations:
     # -- dispatch
 
     def runnable(self, partition: str, start_ns: int, waiting: Rows) -> ReservedBatch | None:
-        """The batch that a partition can start at `start_ns` without taking the time of what it leaves.
+        """The batch that a partition can start at `start_ns` without delaying the slots that remain.
 
         The members of a slot that wait already, in order of slots, and those of later slots of the queue that fit in
         as well; then the same from the timelines of partitions that are equally fast and dear. At the start of the
@@ -233,7 +233,7 @@ class Reservations:
 
     @staticmethod
     def _waiting(slot: Slot, room: int, waiting: Rows) -> tuple[tuple[Part, ...], int, int]:
-        """The waiting members of a slot that fit into `room` rows, their rows, and by when they have to be over."""
+        """The waiting members of a slot that fit into `room` rows, their rows, and their latest end."""
         parts: list[Part] = []
         rows = 0
         limit_ns = slot.members[0][0].deadline_ns
@@ -246,7 +246,7 @@ class Reservations:
         return tuple(parts), rows, limit_ns
 
     def _row_gap_ns(self, queue: QueueKey, rows: int, now_ns: int) -> int | None:
-        """Take in that rows come for a queue; the average time between two for one partition, None if not known."""
+        """Record rows for a queue; returns the average time between two rows for one partition, None if not known."""
         demand = self._demand.pop(queue, None)
         gap_ns = None
         if demand is not None:
@@ -263,7 +263,7 @@ class Reservations:
     # -- slots
 
     def _withdraw(self, timeline: Timeline) -> list[Reservation]:
-        """Take all slots from the reservations that have one in a timeline; the most urgent of them first."""
+        """Withdraw all slots of the reservations with a slot in a timeline; returns them, the most urgent first."""
         self._known.clear()
         hit = {reservation.request: reservation for slot in timeline.slots for reservation, _ in slot.members}
         for reservation in hit.values():
@@ -278,7 +278,7 @@ class Reservations:
             reservation.ends[stage] = end_ns
 
     def _replace(self, reservation: Reservation, now_ns: int) -> bool:
-        """Find new slots for all pending stages, at any cost; False if there are none, and the reservation is over."""
+        """Find new slots for all pending stages, at any cost; False if there are none and the reservation ends."""
         known = Assignments(self.timelines.values(), reservation)
         if reserve_slots(self.timelines.values(), reservation, known, now_ns, None) is None:
             return True

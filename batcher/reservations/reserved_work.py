@@ -31,22 +31,22 @@ from sluice.batcher.state import (
 from sluice.models.units import INFINITE_NS
 
 DRIFT = 0.05
-"""Relative change of an estimate from which slots are made by it: estimates of a steady machine waver by less."""
+"""Relative change of an estimate that changes the lengths of slots; a steady machine varies by less."""
 WAY_DRIFT = 1.5
-"""The factor by which the hand-off time has to change for that, as it wavers more."""
+"""The same as a factor for the hand-off time, which varies more."""
 OUTLIER = 8
-"""A hand-off counts as at most this many times the usual one, as a machine may stall once."""
+"""A hand-off counts as at most this many times the usual one, since a machine may stall once."""
 
 Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
-"""(partition, queue, entries taken, why now) of a batch that is to be closed."""
+"""A batch to close: (partition, queue, entries, release reason)."""
 
 
 class ReservedWork:
     """Entries with a reserved slot, by (request, stage) in `waiting`, and the `timelines` that hold the slots.
 
     Nothing is reserved until `begin`, which makes it `active`; before that all calls do nothing. `release` queues an
-    entry that has lost its slot. A slot counts as kept for the time of one hand-off, which its length includes, as
-    drivers wake up late and hand-offs may be seen to take longer.
+    entry that has lost its slot. A slot is missed only one hand-off after its start: its length includes that time,
+    since drivers may wake up late and hand-offs may take longer.
     """
 
     def __init__(self, fleet: Fleet, release: Callable[[Entry, int], None]) -> None:
@@ -62,7 +62,7 @@ class ReservedWork:
         self.waiting: dict[Part, Entry] = {}
 
     def begin(self, partitions: Sequence[PartitionConfig], now_ns: int) -> None:
-        """Reserve slots from now on, on these partitions; batches that run already take up their time."""
+        """Reserve slots from now on, on these partitions; running batches occupy their time."""
         self._reservations = Reservations(partitions)
         self.timelines = self._reservations.timelines
         self.active = True
@@ -106,13 +106,13 @@ class ReservedWork:
     # -- entries
 
     def park(self, entry: Entry, now_ns: int) -> None:
-        """Run an entry that has a slot there, or sooner wherever that takes no time that is reserved."""
+        """Hold an entry until its slot, or until it can run sooner in unreserved time."""
         self.waiting[entry.request.identity, entry.stage] = entry
         for group in self._fleet.models[entry.queue_key[0]].groups:
             self._wakeups.wake_when_open(group, now_ns)
 
     def drop(self, entry: Entry) -> bool:
-        """Take an entry out; False if it does not wait here."""
+        """Remove an entry; False if it does not wait here."""
         return self.waiting.pop((entry.request.identity, entry.stage), None) is not None
 
     def passed_ns(self, entry: Entry) -> int | None:
@@ -155,7 +155,7 @@ class ReservedWork:
     # -- partitions
 
     def sync(self, now_ns: int) -> None:
-        """Take in which partitions are up and what they hold; slots that are gone are sought elsewhere."""
+        """Follow the fleet: record which partitions are up with which models, and replace the slots of lost ones."""
         if not self.active:
             return
         reservations = self._reservations
@@ -183,14 +183,14 @@ class ReservedWork:
         self._wake_in_time(now_ns)
 
     def resized(self, partition: PartitionState, now_ns: int) -> None:
-        """Find slots again for what was reserved on a partition that is of another kind; `sync` is to follow."""
+        """Find new slots for the reservations on a partition whose kind has changed; `sync` must follow."""
         if not self.active:
             return
         self.learn(self._fleet.models[key] for key in partition.models)
         self._reservations.resized(partition.name, partition.kind, partition.price, now_ns)
 
     def learn(self, models: Iterable[ModelState]) -> None:
-        """Take in the estimates of models where they have moved."""
+        """Adopt the estimates of models where they have changed by `DRIFT`."""
         if not self.active:
             return
         for model in models:
@@ -203,7 +203,7 @@ class ReservedWork:
                     self._reservations.learn(kind, model.config.key, lengths_ns)
 
     def ended(self, batch: Batch, now_ns: int, *, was_running: bool) -> None:
-        """Take in that a batch is off its partition; its other batch runs from now on, or ran before it."""
+        """Record the end of a batch; the partition's other batch starts now if this one `was_running`."""
         partition = batch.partition
         if was_running or not partition.batches:
             free_ns = now_ns + sum(self._length_ns(each) for each in partition.batches)
@@ -212,7 +212,7 @@ class ReservedWork:
         self._reservations.free(partition.name, free_ns)
 
     def observed(self, model: ModelState, kind: str, rows: int) -> None:
-        """Take in that an estimate was corrected by a batch of `rows` rows."""
+        """Record that an estimate was corrected by a batch of `rows` rows."""
         if _moved(self._services[kind, model.config.key][rows - 1], model.estimates[kind].service_ns(rows)):
             self.learn((model,))
 
@@ -222,7 +222,7 @@ class ReservedWork:
         self._see(min(seen_ns, MAX_HAND_OFF_NS))
 
     def forgive(self) -> None:
-        """Let the observed hand-off time decay: if it keeps requests out, it is not observed any more."""
+        """Let the observed hand-off time decay: while it causes refusals, it is not observed any more."""
         self._see(self._seen_ns / 2)
 
     def _see(self, seen_ns: float) -> None:
@@ -233,14 +233,14 @@ class ReservedWork:
                 self._reservations.learn(kind, key, [each_ns + self._hand_off_ns for each_ns in services_ns])
 
     def started(self, partition: PartitionState, model: str, entries: Iterable[Entry], rows: int, now_ns: int) -> None:
-        """Take in that a batch is dispatched to a partition."""
+        """Record that a batch is dispatched to a partition."""
         begin_ns = max(self.timelines[partition.name].free_ns, now_ns)
         end_ns = begin_ns + self.timelines[partition.name].lengths[model][rows - 1]
         self._reservations.started(partition.name, [(each.request.identity, each.stage) for each in entries], end_ns)
 
     def _length_ns(self, batch: Batch) -> int:
         if (batch.kind, batch.queue_key[0]) not in self._services:
-            # It was running when reservations began, on a partition that is of another kind since.
+            # The batch was running when reservations began, and the kind of its partition has changed since.
             return batch.median_ns + self._hand_off_ns
         return self._reservations.length_ns(batch.kind, batch.queue_key[0], batch.rows)
 
@@ -256,8 +256,8 @@ class ReservedWork:
     def form_in(self, group: PartitionGroup, ahead: bool, before_ns: int, now_ns: int) -> Iterator[tuple[Chosen, int]]:
         """The batches of reserved work to close on the partitions of a group; close each before taking the next.
 
-        Each comes with its rows that were parked here. Work whose slot has not started counts only if it has to be over
-        before `before_ns`.
+        Each comes with the number of its rows that were parked here. Work whose slot has not started is included only
+        if it must end before `before_ns`.
         """
         for partition in group.partitions.values():
             self._expire(partition, now_ns)
@@ -284,8 +284,7 @@ class ReservedWork:
         entries = [self.waiting.pop(part) for part in run.members]
         for entry in entries:
             leave_slot(entry)
-        # Queued entries may join where no reserved work has to wait for them, except those that would rather be
-        # evicted than late.
+        # Queued entries may join if they delay no reserved work, except entries of pipelines that evict.
         estimate = model.estimates[partition.kind]
         room = min(bisect_right(timeline.lengths[model.config.key], run.until_ns - begin_ns), estimate.max_rows)
         entries += _take(queue, room - run.rows, 0, soft=True, like=entries[0])
@@ -304,7 +303,7 @@ class ReservedWork:
         return self.active and any(slot.queue[0] == model for slot in self.timelines[partition].slots)
 
     def soonest_ns(self, group: PartitionGroup, order_ns: int, now_ns: int) -> int:
-        """When an entry of that order could start in a group, ahead of the slots that begin later."""
+        """When an entry of that order could start in a group, before later slots."""
         later_ns = sum([self.timelines[partition.name].after_ns(order_ns) for partition in group.partitions.values()])
         soonest_ns = start_after_backlog_ns(group, now_ns) - later_ns // (group.ready_count or len(group.partitions))
         return max(soonest_ns, start_ns(group, now_ns))
@@ -332,7 +331,7 @@ class ReservedWork:
     def take(
         self, queue: Queue, hosts: Iterable[PartitionState], rows: int, from_ns: int, now_ns: int
     ) -> tuple[PartitionState, Queue, list[Entry]] | None:
-        """As `Queue.take`, limited to what is over in time, on the first of `hosts` that has time for an entry."""
+        """As `Queue.take`, on the first of `hosts` with time for an entry; the batch ends before its next slot."""
         model = self._fleet.models[queue.model]
         for host in hosts:
             room = self.room(host, model, now_ns)
@@ -346,18 +345,18 @@ class ReservedWork:
         return None
 
     def has_room(self, partition: PartitionState, queue: Queue, now_ns: int) -> bool:
-        """True if the first retried batch of a queue would be over in time on a partition."""
+        """True if the first retried batch of a queue would end before the first slot of a partition."""
         rows = sum(entry.rows for entry in queue.retries[0])
         return rows <= self.room(partition, self._fleet.models[queue.model], now_ns)
 
     def defer(self, queue: Queue, group: PartitionGroup, now_ns: int) -> None:
-        """Reconsider a queue for which there is no time before the first slot of a group when that slot is due."""
+        """Defer a queue without time before the first slot of a group until that slot is due."""
         run_queue = self._wakeups.run_queues[group]
         run_queue.defer(queue, max(self.next_ns(group, now_ns) or 0, now_ns + 1))
         run_queue.wait_for_idle(queue, 0)
 
     def next_ns(self, group: PartitionGroup, now_ns: int) -> int | None:
-        """When a group is to be reconsidered for its reserved slots; None if an event has to come first."""
+        """When to reconsider a group for its reserved slots; None until the next event."""
         looks = []
         for partition in group.partitions.values():
             if partition.ready:
@@ -369,7 +368,7 @@ class ReservedWork:
         return min(looks, default=None)
 
     def _wake_in_time(self, now_ns: int) -> None:
-        """Have each group reconsidered when the first slots of its partitions begin, which may have moved."""
+        """Reconsider each group when the first slots of its partitions begin, since slots may have moved."""
         for partition in self._fleet.partitions.values():
             due_ns = self.timelines[partition.name].due_ns()
             if due_ns is not None and partition.group is not None:
@@ -377,7 +376,7 @@ class ReservedWork:
 
 
 def _queues(event: RequestArrived, pipeline: PipelineState) -> tuple[QueueKey | None, ...]:
-    """The queue key of each stage; where the batch key is not known yet, one that no other request has."""
+    """The queue key of each stage; a unique key where the batch key is not known yet."""
     queues: list[QueueKey | None] = []
     for stage in pipeline.stages:
         if stage.model is None:
@@ -390,9 +389,9 @@ def _queues(event: RequestArrived, pipeline: PipelineState) -> tuple[QueueKey | 
 
 
 def _take(queue: Queue, max_rows: int, from_ns: int, *, soft: bool, like: Entry | None = None) -> list[Entry]:
-    """Remove the first entries that have `max_rows` rows at most; with `soft`, only those that may be answered late.
+    """Remove the first entries, of at most `max_rows` rows; with `soft`, only entries that may be answered late.
 
-    All of them may share a batch, also with `like`.
+    All of them may share a batch with each other and with `like`.
     """
     taken: list[Entry] = []
     rows = 0

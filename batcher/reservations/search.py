@@ -8,9 +8,9 @@ from sluice.batcher.reservations.timeline import Moved, Reservation, Timeline
 
 
 class ReservationRefusal(NamedTuple):
-    """The best that a refused request could have had: the soonest end found and the least cost in time.
+    """The best offer for a refused request: the soonest end found, and the least cost of an end in time.
 
-    Both are None if no partition that is up can run it. `hopeless` requests would cost too much on an idle machine too.
+    Both are None if no running partition holds its models. A `hopeless` request costs too much even on an idle machine.
     """
 
     completion_ns: int | None
@@ -19,68 +19,75 @@ class ReservationRefusal(NamedTuple):
 
 
 class PlacedStage(NamedTuple):
-    """A stage was placed, and these slots were moved for it."""
+    """A stage that got a slot, and the slots that were moved to make room for it."""
 
     stage: int
     moved: list[Moved]
 
 
+class _SoonestPlacement(NamedTuple):
+    """Slots for all pending stages, each as soon as possible; no completion and no cost if a stage has no host."""
+
+    trail: list[PlacedStage]
+    completion_ns: int | None
+    cost: float | None
+
+
 def reserve_slots(
     timelines: Collection[Timeline],
     reservation: Reservation,
-    known: Assignments,
+    assignments: Assignments,
     now_ns: int,
     max_cost: float | None,
 ) -> ReservationRefusal | None:
-    """Reserve slots for all pending stages, or for none of them.
+    """Reserve slots for all pending stages and return None, or reserve nothing and return the refusal.
 
-    Assignments are tried one after the other, each as late as possible. When the first does not fit, the search asks
-    how soon all partitions together could be done. If that is late, the request is refused. Else the other assignments
-    are tried, and the soonest slots are the last resort, since slots in the near future are in the way of urgent
+    Assignments are tried one after the other, each as late as possible. When the first does not fit, the search finds
+    the soonest completion over all partitions. If that is late, the request is refused. Otherwise the remaining
+    assignments are tried. The soonest slots are the last resort, because slots in the near future block urgent
     requests.
     """
     deadline_ns = reservation.deadline_ns
     stages = max(len(reservation.pending), 1)
     least_cost: float | None = None
-    soonest: ReservationRefusal | None = None
+    soonest: _SoonestPlacement | None = None
     full: list[tuple[Sequence[Timeline], ...]] = []
-    for assignment in known.in_order() if max_cost is None else known.by_cost:
+    for assignment in assignments.in_order() if max_cost is None else assignments.by_cost:
         spare_ns = deadline_ns - now_ns - assignment.latency_ns
         if spare_ns < 0 or any(assignment.hosts[-len(hosts) :] == hosts for hosts in full):
             continue
         trail, failed = _place_late(reservation, assignment, spare_ns // stages, now_ns)
         if failed is None:
             if max_cost is None or assignment.cost <= max_cost:
-                known.took(assignment)
+                assignments.record_use(assignment)
                 return None
             _undo(reservation, trail)
             least_cost = assignment.cost
             break
         full.append(assignment.hosts[failed:])
         if soonest is None:
-            trail, soonest = _place_soon(timelines, reservation, spare_ns // stages, now_ns)
-            _undo(reservation, trail)
+            soonest = _place_soon(timelines, reservation, spare_ns // stages, now_ns)
+            _undo(reservation, soonest.trail)
             if soonest.completion_ns is None or soonest.completion_ns > deadline_ns:
-                return soonest
-    trail, soonest = _place_soon(
-        timelines, reservation, max(deadline_ns - now_ns - known.least_ns, 0) // stages, now_ns
-    )
+                return ReservationRefusal(soonest.completion_ns, soonest.cost)
+    spare_ns = max(deadline_ns - now_ns - assignments.least_ns, 0)
+    soonest = _place_soon(timelines, reservation, spare_ns // stages, now_ns)
     if soonest.completion_ns is None or soonest.cost is None:
-        return soonest
+        return ReservationRefusal(None, None)
     if soonest.completion_ns <= deadline_ns and (max_cost is None or soonest.cost <= max_cost):
         return None
-    _undo(reservation, trail)
-    in_time = (each for each in known.by_cost if each.latency_ns <= deadline_ns - now_ns)
+    _undo(reservation, soonest.trail)
+    in_time = (each for each in assignments.by_cost if each.latency_ns <= deadline_ns - now_ns)
     hopeless = max_cost is not None and not any(each.cost <= max_cost for each in in_time)
     if least_cost is None:
-        return soonest._replace(hopeless=hopeless)
+        return ReservationRefusal(soonest.completion_ns, soonest.cost, hopeless)
     return ReservationRefusal(min(soonest.completion_ns, deadline_ns), min(soonest.cost, least_cost), hopeless)
 
 
 def _place_late(
     reservation: Reservation, assignment: Assignment, spare_ns: int, now_ns: int
 ) -> tuple[list[PlacedStage], int | None]:
-    """Place the pending stages backwards from the deadline, or none; then the one that does not fit is returned."""
+    """Place all pending stages backwards from the deadline, or none; also returns the stage that did not fit."""
     trail: list[PlacedStage] = []
     for stage in reversed(reservation.precedence.stages):
         if stage in reservation.pending:
@@ -101,8 +108,8 @@ def _place_late(
 
 def _place_soon(
     timelines: Collection[Timeline], reservation: Reservation, spare_ns: int, now_ns: int
-) -> tuple[list[PlacedStage], ReservationRefusal]:
-    """Place the pending stages forwards, each where it ends first; also returns when the request would be complete."""
+) -> _SoonestPlacement:
+    """Place the pending stages forwards, each where it ends first; places none if one of them has no host."""
     trail: list[PlacedStage] = []
     cost = 0.0
     for stage in reservation.precedence.stages:
@@ -118,12 +125,11 @@ def _place_soon(
                         host, chosen = timeline, proposal
             if best is None:
                 _undo(reservation, trail)
-                return [], ReservationRefusal(None, None)
+                return _SoonestPlacement([], None, None)
             trail.append(PlacedStage(stage, host.put(chosen, reservation, stage)))
             cost += cost_of(host, host.lengths[queue[0]][reservation.rows - 1])
-    return trail, ReservationRefusal(
-        max((slot.end_ns for slot in reservation.slots if slot is not None), default=now_ns), cost
-    )
+    completion_ns = max((slot.end_ns for slot in reservation.slots if slot is not None), default=now_ns)
+    return _SoonestPlacement(trail, completion_ns, cost)
 
 
 def _undo(reservation: Reservation, trail: Sequence[PlacedStage]) -> None:

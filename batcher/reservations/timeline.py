@@ -1,4 +1,4 @@
-"""The timeline of one partition: reserved slots in the order of time, which never overlap, and who holds them."""
+"""The timeline of one partition: reserved slots, which never overlap, and the reservations that hold them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sluice.batcher.state import Precedence, QueueKey
 
 START = attrgetter("start_ns")
 JOINS = 4
-"""Slots of its queue that a stage is tried in, at most."""
+"""Most slots of its queue that a stage tries to join."""
 WORTHWHILE = 1.6
 """A new slot has room for twice the rows if they take at most this many times as long."""
 Part = tuple[int, int]
 """(request, stage): a member of a slot."""
 MOVES = 256
-"""Slots that are moved to make room for one, at most."""
+"""Most slots that are moved to make room for one slot."""
 
 
 class Slot:
     """A planned batch of one queue on one partition, from `start_ns` to `end_ns`.
 
-    `rows` is the most that its members can bring; the slot is long enough for them.
+    `rows` is the largest number of rows of its members; the slot is long enough for them.
     """
 
     __slots__ = ("end_ns", "members", "queue", "rows", "start_ns", "timeline")
@@ -38,11 +38,11 @@ class Slot:
         self.members: list[tuple[Reservation, int]] = []
 
     def limit_ns(self) -> int:
-        """By when it has to be over, for what waits for its members."""
+        """Its latest end, so that the successors of its members can start in time."""
         return min(reservation.limit_ns(stage) for reservation, stage in self.members)
 
     def ready_ns(self) -> int:
-        """By when all that its members wait for is over."""
+        """The end of everything that its members wait for."""
         ready_ns = 0
         for reservation, stage in self.members:
             if reservation.precedence.before[stage]:
@@ -50,7 +50,7 @@ class Slot:
         return ready_ns
 
     def sources(self) -> Iterator[Slot]:
-        """The slots of what its members wait for."""
+        """The slots of the stages that its members wait for."""
         for reservation, stage in self.members:
             for source in reservation.precedence.before[stage]:
                 slot = reservation.slots[source]
@@ -58,7 +58,7 @@ class Slot:
                     yield slot
 
     def floor_ns(self) -> int:
-        """Before this it cannot begin, wherever other slots are moved: something that it needs is running."""
+        """Its earliest start, however other slots are moved: the end of the running stages that it needs."""
         floor_ns = self.timeline.free_ns
         for reservation, stage in self.members:
             for source in reservation.precedence.before[stage]:
@@ -68,9 +68,9 @@ class Slot:
 
 
 class Reservation:
-    """All that one request has reserved: a slot for each of its `pending` stages.
+    """The reserved slots of one request: one for each of its `pending` stages.
 
-    A stage that has started has no slot any more, and `ends` says when it will be over; 0 once it is settled. `queues`
+    A stage that has started has no slot; `ends` has its expected end, which is 0 once it is settled. `queues`
     has the queue of every stage, None for a combiner. `rows` is the most that a stage can run for.
     `row_gaps_ns` is how long it takes on average until the next row comes for the queue and one partition.
     """
@@ -115,7 +115,7 @@ class Reservation:
         return queue
 
     def ready_ns(self, stage: int) -> int:
-        """By when all that a stage waits for is over; 0 when it is already."""
+        """When the sources of a stage end; 0 if they have ended."""
         ready_ns = 0
         for source in self.precedence.before[stage]:
             slot = self.slots[source]
@@ -125,7 +125,7 @@ class Reservation:
         return ready_ns
 
     def limit_ns(self, stage: int) -> int:
-        """By when a stage has to be over: the first start of what waits for it, or the deadline."""
+        """The latest end of a stage: the first start of a stage that waits for it, or the deadline."""
         limit_ns = self.deadline_ns
         for later in self.precedence.after[stage]:
             slot = self.slots[later]
@@ -146,7 +146,7 @@ class Reservation:
 
 
 class SlotProposal(NamedTuple):
-    """Where a stage of a request could go: `slot` at these times, or a new one when it is None, after some `moves`."""
+    """A place for a stage: `slot` at these times (None: a new slot), once the slots in `moves` have new starts."""
 
     start_ns: int
     end_ns: int
@@ -165,9 +165,9 @@ class Moved(NamedTuple):
 class Timeline:
     """The reserved slots of one partition.
 
-    `lengths` says, by model, how much of its time a batch of 1, 2, … rows takes at most, up to the largest batch; it
-    does not fall with the number of rows, since rows may drop out. `free_ns` is when what runs now is over. A search
-    for a slot is O(slots between the earliest and the latest time + slots that are moved).
+    `lengths` has, by model, the longest times of batches of 1, 2, … rows, up to the largest batch. They do not fall
+    with the number of rows, since rows may drop out. `free_ns` is the end of the running work. A search for a slot is
+    O(slots between the earliest and the latest time + slots that are moved).
     """
 
     __slots__ = ("_open", "free_ns", "kind", "lengths", "models", "name", "price", "slots")
@@ -180,7 +180,7 @@ class Timeline:
         self.models: frozenset[str] = frozenset()
         self.free_ns = 0
         self.slots: list[Slot] = []
-        self._open: dict[QueueKey, list[Slot]] = {}  # those that are not full, in order
+        self._open: dict[QueueKey, list[Slot]] = {}  # slots that are not full, in order
 
     def takes(self, model: str, rows: int) -> bool:
         """True if a batch of the model with `rows` rows can run here."""
@@ -193,8 +193,8 @@ class Timeline:
     ) -> SlotProposal | None:
         """The latest slot of its queue that a stage can join, or a new slot if that takes less time.
 
-        It begins at `floor_ns` or later and ends by `limit_ns`. Others are moved earlier if need be. A new slot may be
-        `spare_ns` longer than the request needs.
+        It begins at `floor_ns` or later and ends by `limit_ns`. Other slots are moved earlier if necessary. A new slot
+        may be `spare_ns` longer than the request needs.
         """
         queue = reservation.queue(stage)
         new_ns = self._new_ns(reservation, stage, spare_ns)
@@ -244,10 +244,10 @@ class Timeline:
         return None
 
     def earliest(self, reservation: Reservation, stage: int, spare_ns: int, floor_ns: int, now_ns: int) -> SlotProposal:
-        """The slot with the earliest end that begins at `floor_ns` or later, with others moved earlier if need be."""
+        """The slot with the earliest end from `floor_ns` on; other slots are moved earlier if necessary."""
         queue = reservation.queue(stage)
         new_ns = self._new_ns(reservation, stage, spare_ns)
-        packed_ns = max(self.free_ns, now_ns)  # the end of the slots passed over, when they are as early as can be
+        packed_ns = max(self.free_ns, now_ns)  # the end of the slots passed over, packed as early as possible
         before: Slot | None = None
         for index, slot in enumerate(self.slots):
             start_ns = packed_ns if packed_ns > floor_ns else floor_ns
@@ -274,10 +274,10 @@ class Timeline:
         return SlotProposal(start_ns, start_ns + new_ns, None, {})
 
     def _new_ns(self, reservation: Reservation, stage: int, spare_ns: int) -> int:
-        """The length of a new slot: for the rows that come while it runs, as far as they are worth its length.
+        """The length of a new slot, with room for rows that will arrive while it runs, as far as that is worthwhile.
 
-        Otherwise an overload would fill the timeline with slots for one request each that cannot grow, and halve what
-        the partition can do just when it matters. So a request may be refused that would have fitted in by itself.
+        Otherwise an overload would fill the timeline with slots of one request each that cannot grow, which would halve
+        the throughput of the partition. The cost: a request may be refused although a slot of its own would have fit.
         """
         lengths = self.lengths[reservation.queue(stage)[0]]
         rows = reservation.rows
@@ -298,7 +298,7 @@ class Timeline:
         joint = slot.rows + rows
         if joint > len(lengths) or lengths[joint - 1] > lengths[slot.rows - 1] + lengths[rows - 1]:
             return 0
-        # Of one request, one stage may have to wait for the other.
+        # Two stages of one request may depend on each other.
         if any(held is reservation for held, _ in slot.members):
             return 0
         return max(lengths[joint - 1], slot.end_ns - slot.start_ns)
@@ -312,7 +312,7 @@ class Timeline:
     # -- change
 
     def put(self, proposal: SlotProposal, reservation: Reservation, stage: int) -> list[Moved]:
-        """Make a proposal that was just found real; returns where the slots were that it moved."""
+        """Carry out a proposal that was just found; returns the previous places of the slots that it moved."""
         slot = proposal.slot
         moved = [Moved(other, other.start_ns, other.end_ns) for other in proposal.moves]
         for other, start_ns in proposal.moves.items():
@@ -335,7 +335,7 @@ class Timeline:
         return moved
 
     def remove(self, slot: Slot, reservation: Reservation, stage: int) -> None:
-        """Take a stage out of its slot, which shrinks towards its end, or goes with its last member."""
+        """Remove a stage from its slot, which shrinks towards its end, or is dropped with its last member."""
         reservation.slots[stage] = None
         slot.members.remove((reservation, stage))
         lengths = self.lengths[slot.queue[0]]
@@ -351,19 +351,19 @@ class Timeline:
             insort(self._open.setdefault(slot.queue, []), slot, key=START)
 
     def _close(self, slot: Slot) -> None:
-        """No stage can join the slot any more."""
+        """Let no more stages join a slot."""
         slots = self._open[slot.queue]
         del slots[bisect_left(slots, slot.start_ns, key=START)]
         if not slots:
             del self._open[slot.queue]
 
     def after_ns(self, at_ns: int) -> int:
-        """The reserved time from a time on, in slots that begin then or later."""
+        """The total length of the slots that begin at `at_ns` or later."""
         first = bisect_left(self.slots, at_ns, key=START)
         return sum([slot.end_ns - slot.start_ns for slot in islice(self.slots, first, None)])
 
     def due_ns(self, leaving: Collection[Part] = ()) -> int | None:
-        """By when the partition has to be free: the start of the first slot that is left when `leaving` are gone."""
+        """When the partition must be free: the start of the first slot that remains without the parts `leaving`."""
         for slot in self.slots:
             rows = slot.rows
             for reservation, stage in slot.members if leaving else ():
@@ -377,10 +377,10 @@ class Timeline:
 
 
 def make_room(slots: Iterable[Slot | None], bound_ns: int, now_ns: int) -> dict[Slot, int] | None:
-    """New starts of slots that have to be moved earlier, so that `slots` are over by `bound_ns`; None if they cannot.
+    """New, earlier starts of slots, so that `slots` end by `bound_ns`; None if that is impossible.
 
-    Slots are moved by as little as will do, and others before them: those before them on their partitions, and those
-    of what their members wait for. O(slots moved), which are at most `MOVES`.
+    Slots are moved as little as possible. They also move the slots before them on their partitions, and the slots of
+    the stages that their members wait for. O(slots moved), which are at most `MOVES`.
     """
     starts: dict[Slot, int] = {}
     bounds = [(slot, bound_ns) for slot in slots if slot is not None]

@@ -1,4 +1,4 @@
-"""Load candidates: which partition can load a model, when the model is there, and which models have to go for it."""
+"""Load candidates: the partition that can load a model, when the model is ready, and the models to evict for it."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
@@ -17,7 +17,7 @@ _MIB = 1 << 20
 
 
 class LoadCandidate(NamedTuple):
-    """A partition that can load a model, which is there at `ready_ns`, once the models in `leaving` have gone."""
+    """A partition that can load a model by `ready_ns`, after it has unloaded the models in `leaving`."""
 
     ready_ns: int
     memory: PartitionMemory
@@ -25,7 +25,7 @@ class LoadCandidate(NamedTuple):
 
 
 class RefusalCause(Enum):
-    """Why no partition can load a model now."""
+    """The reason why no partition can load a model now."""
 
     TOO_LARGE = "no partition has room for it"
     BUSY = "the limit of concurrent loads is reached"
@@ -35,9 +35,9 @@ class RefusalCause(Enum):
 
 
 class LoadRefusal(NamedTuple):
-    """Why no partition can load a model now, and whether that may be otherwise soon.
+    """The reason why no partition can load a model now, and whether that may change soon.
 
-    `ready_ns` is when the model is predicted to be there if it waits until others may go; None if they never may.
+    `ready_ns` is when the model is predicted to be ready if it waits until others may be evicted; None for never.
     """
 
     reason: str
@@ -46,12 +46,12 @@ class LoadRefusal(NamedTuple):
 
 
 class LoadPurpose(NamedTuple):
-    """Why a load is wanted: for admitted requests, or for a request of `pipeline` that is about to be admitted.
+    """The reason for a load: admitted requests, or a request of `pipeline` that is about to be admitted.
 
-    A `blocking` load is for entries that wait for that very model. Models that other requests are on their way to may
-    go for it, as those may themselves be waiting for a model that is to be loaded. The load is of use only where the
-    model could run before `before_ns`. With `asked` nothing waits for it: that many rows came lately and were rejected,
-    as they could not wait that long.
+    A `blocking` load is for entries that already wait for the model. It may evict models that requests will need at
+    later stages, since these requests may also wait for a load. The load is useful only where the model could run
+    before `before_ns`. With `asked`, no entry waits: that many recent rows were rejected because they could not wait
+    for the load.
     """
 
     pipeline: PipelineState | None = None
@@ -64,7 +64,7 @@ FOR_ADMITTED = LoadPurpose()
 
 
 class _Option(NamedTuple):
-    """A partition that may load a model, which could run there at `start_ns`; the fields are in order of rank."""
+    """A partition that may load a model and run it from `start_ns` on; the fields are in order of rank."""
 
     start_ns: int
     lacks_memory: bool
@@ -74,15 +74,15 @@ class _Option(NamedTuple):
 
 
 def asked_for(model: ModelState, now_ns: int) -> float:
-    """The rows that came lately for a model, served or not, by those that came for its pipelines."""
+    """The recent demand for a model in rows, served or not, from the recent rows of its pipelines."""
     return sum(each.demand.rows(now_ns) * each.expected_runs.get(model, 0.0) for each in model.pipelines)
 
 
 class LoadCandidates:
     """Looks for partitions that can load a model.
 
-    `memories` are those of the partitions by name, `waiting` the models that found no partition. `is_promised` says
-    whether a slot for a model is reserved on a partition.
+    `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_promised`
+    returns True if a slot for a model is reserved on a partition.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class LoadCandidates:
     def find(
         self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED, ahead_ns: Mapping[str, int] = {}
     ) -> LoadCandidate | LoadRefusal:
-        """The partition that can run a model the soonest; of equal ones, one where no model has to go.
+        """The partition that can run a model the soonest; of equal ones, one without evictions.
 
-        `ahead_ns` is how long partitions load other models first, beside the loads that were ordered.
+        `ahead_ns` is the time by partition for other loads first, in addition to the ordered loads.
         """
         able = [memory for memory in self._memories.values() if memory.may_hold(model)]
         if not able or model.config.key in self._residency.retired:
@@ -138,7 +138,7 @@ class LoadCandidates:
 
     @staticmethod
     def _is_absent(memory: PartitionMemory, key: str, now_ns: int) -> bool:
-        """True if a partition is up, and neither holds nor loads a model."""
+        """True if a running partition neither holds nor loads a model."""
         partition = memory.partition
         held = key in partition.models or memory.ready_ns(key, now_ns) is not None
         return partition.ready and partition.group is not None and not held
@@ -156,10 +156,10 @@ class LoadCandidates:
         return _Option(start_ns, lacks_memory, partition.number, ready_ns, memory)
 
     def surplus(self, memory: PartitionMemory, now_ns: int) -> tuple[str, ...]:
-        """The models to evict from a partition that holds more than it has memory for, as one takes more than assumed.
+        """The models to evict from a partition that exceeds its memory, since a model takes more than was assumed.
 
-        First models that no request needs, then those that requests are only on their way to, then those that entries
-        wait for. All that may go if even that is too little.
+        Models without requests come first, then models that requests need only at later stages, then models with
+        waiting entries. If that is not enough, returns all models that may be evicted.
         """
         lacking, residents = -memory.free_bytes, memory.residents()
         if lacking <= 0 or not residents:
@@ -175,9 +175,9 @@ class LoadCandidates:
         return tuple(each.key for each in residents)
 
     def _later_ns(self, model: ModelState, coming: Iterable[tuple[PartitionMemory, int]], now_ns: int) -> int | None:
-        """When a model is there that waits until others may go, after all that waits already; None if they never may.
+        """When a model is ready if it waits, as the last of all waiting ones, for evictions; None for never.
 
-        `coming` are the partitions that may load it, and how long they are expected to take.
+        `coming` are the partitions that may load it, with the expected times of the load.
         """
         if self._config.eviction is Eviction.NONE:
             return None
@@ -194,14 +194,14 @@ class LoadCandidates:
     def _leaving(
         self, memory: PartitionMemory, model: ModelState, now_ns: int, purpose: LoadPurpose
     ) -> tuple[str, ...] | None:
-        """The models to evict from a partition for a model; None if too few may go."""
+        """The models to evict from a partition for a model; None if too few may be evicted."""
         if self._config.eviction is Eviction.NONE:
             return None
         models = self._models
         load_ns = memory.load_ns(model, self._config.load_ns)
 
         def worth(key: str) -> float:
-            """The rows that came lately for another model, with those that its unloading and loading again would lose.
+            """The recent demand for another model, plus the rows that would be lost while it is unloaded and reloaded.
 
             The new model is expected to stay as long as the other one has been here.
             """
@@ -221,7 +221,7 @@ class LoadCandidates:
         return leaving
 
     def _may_go(self, model: ModelState, memory: PartitionMemory, now_ns: int, purpose: LoadPurpose) -> bool:
-        """True if no entry waits for a model, no request is on its way to it, and it has been there for a while."""
+        """True if a model may be evicted: it is not `young`, and no entry, later stage or reservation needs it."""
         if self._queues.has_work(model) or memory.young(model, self._config.min_resident_ns, now_ns):
             return False
         for pipeline in () if purpose.blocking else model.pipelines:

@@ -1,7 +1,7 @@
-"""Loading on demand: a model that no partition holds is loaded when a request comes that can still be in time.
+"""Loading on demand: a missing model is loaded for a request that can still be in time.
 
-The time that a load takes is part of what a request is predicted to take (Clockwork, OSDI 2020). Models of later stages
-are loaded so that they are there when the stages before them end (Xanadu, Middleware 2020).
+The predicted time of a request includes the loads (Clockwork, OSDI 2020). Models of later stages are loaded so that
+they are ready when the stages before them end (Xanadu, Middleware 2020).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,19 +29,19 @@ from sluice.batcher.state import UNAVAILABLE_NS, ModelState, PipelineState, Stag
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 AGAIN_NS = 10 * NS_PER_MS
-"""Time between two attempts to find room for a model that requests under way wait for, or that were refused."""
+"""Time between two attempts to find room for a model, for waiting or refused requests."""
 
 MORE = 1.1
-"""Search for room again before that only if demand grew by this factor."""
+"""Growth of demand that starts the next attempt before `AGAIN_NS`."""
 
 PINNED_AGAIN_NS = NS_PER_S
-"""The same for a pinned model that nothing waits for."""
+"""Time between two attempts to find room for a pinned model without waiting requests."""
 
 
 class Forecast(NamedTuple):
     """The prediction for a request of `pipeline` that needs models to be loaded.
 
-    `wanted` are the models that are to be loaded, and when each is needed. With a `refusal` there is no way.
+    `wanted` are the models to load, and when each is needed. With a `refusal` some model cannot be loaded.
     """
 
     pipeline: PipelineState
@@ -52,14 +52,14 @@ class Forecast(NamedTuple):
 
 
 class OnDemandLoader:
-    """Predicts how long loads take, and orders them; all orders are carried out by `run_due`, at `wake_ns`.
+    """Predicts the duration of loads, and orders them; `run_due` carries out all orders, at `wake_ns`.
 
     A model is loaded by one partition at a time. `reconsider` is called with partitions that hold fewer models, and
-    `is_promised` says whether a slot for a model is reserved on a partition.
+    `is_promised` returns True if a slot for a model is reserved on a partition.
 
-    `loads` counts ordered loads of models, `evictions` the models that went for others. Of the loads, `prewarms` were
-    for later stages, `replicas` of models that some partition holds already, `returns` for requests that were rejected,
-    and `restored` of pinned models.
+    `loads` counts ordered loads, `evictions` the models evicted for others. Of the loads, `prewarms` were for later
+    stages, `replicas` for models that another partition holds, `returns` for rejected requests, and `restored` for
+    missing pinned models.
     """
 
     enabled = True
@@ -94,14 +94,14 @@ class OnDemandLoader:
         self.loads = self.evictions = self.prewarms = self.replicas = self.returns = self.restored = 0
 
     def allow(self, partitions: Iterable[PartitionConfig]) -> None:
-        """Take in which models partitions may hold, and their kinds."""
+        """Set the models that partitions may hold, and the kinds of the partitions."""
         for config in partitions:
             if (memory := self.memories.get(config.name)) is not None:
                 memory.allow(config)
         self._pinned = [model for model in self._fleet.models.values() if model.config.pinned]
 
     def check_pinned(self, now_ns: int) -> None:
-        """Look for missing pinned models in `run_due`, once all of this instant is handled."""
+        """Make `run_due` look for missing pinned models, once all events of this instant are handled."""
         self._absent = [model for model in self._pinned if not model.served]
         self._restore_ns = now_ns
         if self._absent and not self.due(now_ns + 1):
@@ -110,11 +110,11 @@ class OnDemandLoader:
     # -- requests
 
     def missing(self, pipeline: PipelineState) -> bool:
-        """True if no partition that is up holds some model of a pipeline."""
+        """True if no running partition holds one of the models of a pipeline."""
         return any(stage.model is not None and not stage.model.served for stage in pipeline.stages)
 
     def forecast(self, pipeline: PipelineState, now_ns: int) -> Forecast:
-        """The times of a request that arrives now: a stage begins when its model and the stages before it are there."""
+        """The prediction for a request now: a stage begins once its model is loaded and its sources have run."""
         config = self._config
         likely = {} if config.prewarm is Prewarm.OFF else likely_stages(pipeline, pipeline.roots, config.path)
         wanted: list[tuple[int, ModelState]] = []
@@ -140,7 +140,7 @@ class OnDemandLoader:
                     wanted.append((begin_ns, model))
                 if prewarmed and not refused:
                     begin_ns = max(begin_ns, found)
-                else:  # when rows come, which those are that wait for the first stages
+                else:  # when rows arrive: rows for the first stages already wait
                     begin_ns += found - now_ns
                 begin_ns += model.outstanding * self._row_ns(model)
                 first = first or model.config.key
@@ -155,9 +155,9 @@ class OnDemandLoader:
             self._want(model, need_ns, now_ns, LoadPurpose(forecast.pipeline))
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
-        """Load the busiest model of a pipeline on one more partition, as a request is rejected because models are busy.
+        """Load the busiest model of a pipeline on one more partition, after a rejection because models are busy.
 
-        Only if the model could begin sooner there, with its load and the work that is promised there.
+        Only if the model could begin sooner there, after its load and the promised work.
         """
         start_ns, model = max(
             (
@@ -175,10 +175,9 @@ class OnDemandLoader:
             self._order(model, candidate, now_ns)
 
     def note_rejection(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
-        """Count a rejected request that had `left_ns` as demand, and load its models if no such request could wait.
+        """Count a rejected request as demand; load its models if the loads alone take longer than its `left_ns`.
 
-        That is the case if the loads alone take longer than such a request has. The loads are for later requests, so
-        they evict only models that are asked for less.
+        Such loads serve later requests, so they evict only models with less demand.
         """
         absent = [model for model, runs in pipeline.expected_runs.items() if runs > 1 - QUANTILE and not model.served]
         wanted = [model for model in absent if self._coming_ns(model, now_ns) is None]
@@ -189,7 +188,7 @@ class OnDemandLoader:
             asked = asked_for(model, now_ns)
             last_ns, last_asked = self._in_vain.get(model, (now_ns - AGAIN_NS, 0.0))
             if now_ns - last_ns < AGAIN_NS and asked < MORE * last_asked:
-                continue  # thousands of requests a second may be rejected, and a search of many models takes long
+                continue  # thousands of requests a second may be rejected, and a search over many models is slow
             if self._require(model, now_ns, LoadPurpose(pipeline, asked=asked)) is not None:
                 self._in_vain[model] = now_ns, asked
         self.returns += self.loads - before
@@ -197,12 +196,12 @@ class OnDemandLoader:
     # -- what happens
 
     def loaded(self, name: str, key: str, now_ns: int) -> None:
-        """Take in that a partition holds one more model."""
+        """Record that a partition holds one more model."""
         if (memory := self.memories.get(name)) is not None:
             memory.loaded(self._fleet.models[key], now_ns)
 
     def fit(self, names: Iterable[str], now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Evict models from partitions that hold more than they have memory for."""
+        """Evict models from partitions that exceed their memory."""
         for name in names:
             memory = self.memories.get(name)
             if (
@@ -218,13 +217,13 @@ class OnDemandLoader:
         self._residency.issue(decisions)
 
     def failed(self, name: str, key: str, now_ns: int) -> None:
-        """Take in that a model could not be loaded; it may be loaded elsewhere for what waits for it."""
+        """Record that a load failed; the model may be loaded elsewhere for its waiting entries."""
         if (memory := self.memories.get(name)) is not None:
             memory.dropped(key, now_ns)
         self.wake_ns = now_ns
 
     def lost(self, name: str, now_ns: int) -> None:
-        """Take in that a partition is lost, with what it was to load."""
+        """Record that a partition is lost, and its ordered loads with it."""
         if (memory := self.memories.get(name)) is not None:
             memory.lost()
         self.wake_ns = now_ns
@@ -234,7 +233,7 @@ class OnDemandLoader:
         return self.wake_ns is not None and self.wake_ns <= now_ns
 
     def run_due(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Order the loads that are due: for later stages, and for models that entries wait for without an order."""
+        """Order the loads that are due: for later stages, and for waiting entries whose model was not ordered."""
         before = self.loads
         for _, key in sorted((at_ns, key) for key, at_ns in self._later_ns.items() if at_ns <= now_ns):
             del self._later_ns[key]
@@ -253,9 +252,9 @@ class OnDemandLoader:
         self.wake_ns = min([*again_ns, *self._later_ns.values()], default=None)
 
     def refusal(self, model: ModelState, now_ns: int) -> LoadRefusal | None:
-        """Why entries for a model are to fail, now or when they are late; None if the model is to be loaded."""
+        """The reason why entries for a model fail, now or once they are late; None if the model will be loaded."""
         if model not in self._refused and self._coming_ns(model, now_ns) is None:
-            self.wake_ns = now_ns + 1  # it is waited for since `run_due`
+            self.wake_ns = now_ns + 1  # entries for it came after `run_due`
         return self._refused.get(model)
 
     def _rescue(self, model: ModelState, now_ns: int) -> None:
@@ -274,10 +273,10 @@ class OnDemandLoader:
                 self._prewarm_after(pipeline, pipeline.stages[entry.stage], now_ns)
 
     def _restore(self, now_ns: int) -> bool:
-        """Load pinned models that no partition holds; True if a wake-up is needed for them, at `_restore_ns`.
+        """Load missing pinned models; True if they need a wake-up, at `_restore_ns`.
 
-        Nothing is loaded while a lost partition may come back with what it held. A model that does not load is tried
-        again when there is something else to do.
+        Nothing is loaded while a lost partition may come back with its models. A model that does not load is retried at
+        the next wake-up for another reason.
         """
         self._absent = [model for model in self._absent if not model.served]
         self._restore_ns = now_ns + PINNED_AGAIN_NS
@@ -292,7 +291,7 @@ class OnDemandLoader:
         return any(refusal is not None and refusal.ready_ns is not None for refusal in refusals)
 
     def _prewarm_after(self, pipeline: PipelineState, stage: StageState, now_ns: int) -> None:
-        """Prewarm the stages that are likely to follow one that rows have come to unexpectedly."""
+        """Prewarm the likely successors of a stage that unexpectedly got rows."""
         if self._config.prewarm is Prewarm.OFF or pipeline.single:
             return
         ready_ns = None if stage.model is None else self._coming_ns(stage.model, now_ns)
@@ -341,7 +340,7 @@ class OnDemandLoader:
     def _soonest(
         self, model: ModelState, now_ns: int, purpose: LoadPurpose, ahead_ns: dict[str, int]
     ) -> int | LoadRefusal:
-        """When a model can be there, after the loads in `ahead_ns`, to which its own is added."""
+        """When a model can be loaded, after the loads in `ahead_ns`; adds its own load to them."""
         if (coming_ns := self._coming_ns(model, now_ns)) is not None:
             return coming_ns
         candidate = self._candidates.find(model, now_ns, purpose, ahead_ns)
@@ -352,7 +351,7 @@ class OnDemandLoader:
         return candidate.ready_ns
 
     def _coming_ns(self, model: ModelState, now_ns: int) -> int | None:
-        """When a model that is being loaded is there; None for any other."""
+        """When a load in progress ends; None for a model that is not being loaded."""
         key = model.config.key
         times_ns = (memory.ready_ns(key, now_ns) for memory in self.memories.values())
         return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
@@ -370,7 +369,7 @@ class OnDemandLoader:
 
 
 class NoOnDemandLoading:
-    """Takes the place of `OnDemandLoader` where a plan says which models are loaded: it orders nothing."""
+    """Replaces `OnDemandLoader` where a plan places models: it orders nothing."""
 
     enabled = False
     memories: Mapping[str, PartitionMemory] = MappingProxyType({})
@@ -380,13 +379,13 @@ class NoOnDemandLoading:
         """Nothing is loaded anywhere."""
 
     def check_pinned(self, now_ns: int) -> None:
-        """Pinned models are the plan's business."""
+        """The plan places pinned models."""
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
-        """The plan says how many partitions hold a model."""
+        """The plan decides how many partitions hold a model."""
 
     def loaded(self, name: str, key: str, now_ns: int) -> None:
-        """No memory is kept account of."""
+        """No memory is counted."""
 
     def fit(self, names: Iterable[str], now_ns: int, decisions: list[AnyDecision]) -> None:
         """The plan keeps partitions within their memory."""
@@ -395,4 +394,4 @@ class NoOnDemandLoading:
         """The reconciler tries again."""
 
     def lost(self, name: str, now_ns: int) -> None:
-        """No memory is kept account of."""
+        """No memory is counted."""

@@ -1,4 +1,4 @@
-"""The memory of one partition: what it holds, what is on its way in, and what may go for something else."""
+"""The memory of one partition: its models, its ordered loads, and the models that may be evicted."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.units import INFINITE_NS
 
 LOAD_WEIGHT = 0.3
-"""Weight of one load in the smoothed time that a model takes to be loaded."""
+"""Weight of one load in the smoothed load time of a model."""
 PRECISION_BYTES = 1 << 20
-"""A model counts as larger only from this many bytes more: the memory of a process varies by some hundred KiB."""
+"""Smaller increases of a model's memory are ignored: the memory of a process varies by some hundred KiB."""
 
 
 class Resident(NamedTuple):
     """A model that a partition holds.
 
-    The order of the fields is that in which models are evicted: of equal `priority`, the least recently used one first.
+    The order of the fields is the order of eviction: of equal `priority`, the least recently used one first.
     """
 
     priority: int
@@ -33,10 +33,10 @@ class Resident(NamedTuple):
 
 
 class PartitionMemory:
-    """Counts the bytes of the models of a partition whose memory is bounded, and when those on their way are there.
+    """Counts the bytes of the models of a partition with bounded memory, and predicts when ordered loads end.
 
-    `memories` are all of them, by partition. A model is `young` from when it is loaded until it has run a batch or its
-    time is over.
+    `memories` has the memories of all partitions by name. A loaded model is `young` until it has run a batch or
+    `min_resident_ns` have passed.
     """
 
     def __init__(
@@ -60,19 +60,19 @@ class PartitionMemory:
         self._usual_ns = self._usual_bytes = 0.0
 
     def allow(self, config: PartitionConfig) -> None:
-        """Take in which models may be here, and how many bytes of them."""
+        """Set the models that may be here, and the bytes for them."""
         self._allowed = None if config.models is None else frozenset(config.models)
         self.capacity = config.memory_bytes
         self._held: frozenset[str] | None = None
 
     @property
     def loads(self) -> int:
-        """Models that are on their way in."""
+        """The number of ordered loads that have not ended."""
         return len(self._loading)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nothing holds, nor will when all orders are carried out."""
+        """Bytes that are free, and stay free once all orders are carried out."""
         held = self.partition.models
         if held is not self._held:
             self._held = held
@@ -82,7 +82,7 @@ class PartitionMemory:
         return self.capacity - self._held_bytes - sum(map(self._bytes, coming))
 
     def may_get_room(self, model: ModelState) -> bool:
-        """True if there would be room for a model once all models have gone that may go for it."""
+        """True if a model would fit after the eviction of all models that may be evicted for it."""
         going = {each.key for each in self.residents() if each.priority <= model.config.priority}
         stays_bytes = sum(self._bytes(key) for key in self.partition.models if key not in going)
         return stays_bytes + model.config.memory_on(self.partition.kind) <= self.capacity
@@ -94,9 +94,9 @@ class PartitionMemory:
         return allowed and model.config.memory_on(self.partition.kind) <= self.capacity
 
     def load_ns(self, model: ModelState, default_ns: int) -> int:
-        """The expected time of a load: as the last loads took, else as was measured, else as other models took here.
+        """The expected time of a load: from the last loads, else as measured, else from the loads of other models here.
 
-        A model that is larger than others were takes longer in proportion.
+        In the last case, a model that is larger than the others takes longer in proportion.
         """
         kind = self.partition.kind
         footprint = model.config.footprints.get(kind)
@@ -108,22 +108,22 @@ class PartitionMemory:
         return round(self._usual_ns * max(1.0, self._bytes(model.config.key) / max(self._usual_bytes, 1.0)))
 
     def loads_end_ns(self, now_ns: int) -> int:
-        """When all that is being loaded is expected to be there."""
+        """When all loads in progress are expected to end."""
         return max(now_ns, max(self._ready_ns.values(), default=0))
 
     def ready_ns(self, key: str, now_ns: int) -> int | None:
-        """When a model that is being loaded is expected to be there; None for any other."""
+        """When a load in progress is expected to end; None for a model that is not being loaded."""
         if key not in self._loading:
             return None
         return max(self._ready_ns.get(key, 0), now_ns)
 
     def ordered(self, key: str, ready_ns: int, now_ns: int) -> None:
-        """A model is to be loaded."""
+        """Record that a load was ordered."""
         self._ordered_ns[key] = now_ns
         self._ready_ns[key] = ready_ns
 
     def loaded(self, model: ModelState, now_ns: int) -> None:
-        """A model is there: loads are done one after the other, so that it took from the end of the last one on."""
+        """Record that a load ended; it took the time since the last one ended, as loads run one after the other."""
         key, kind = model.config.key, self.partition.kind
         ordered_ns = self._ordered_ns.get(key)
         if ordered_ns is not None:
@@ -136,20 +136,20 @@ class PartitionMemory:
         model.last_load_ns = now_ns
 
     def dropped(self, key: str, now_ns: int) -> None:
-        """A model is not on its way any more; what comes after it comes so much sooner or later than was expected."""
+        """Remove an ordered load; the loads after it are shifted by the difference from its expected time."""
         expected_ns = self._ready_ns.pop(key, now_ns)
         self._ready_ns = {each: ready_ns + now_ns - expected_ns for each, ready_ns in self._ready_ns.items()}
         self._ordered_ns.pop(key, None)
         self._last_load_ns = now_ns
 
     def lost(self) -> None:
-        """The worker is gone: nothing that was ordered comes."""
+        """Drop all orders, since the worker is gone."""
         self._ready_ns.clear()
         self._ordered_ns.clear()
         self._since.clear()
 
     def young(self, model: ModelState, min_resident_ns: int, now_ns: int) -> bool:
-        """True if a model was only just loaded."""
+        """True if a model was loaded only recently and has run no batch."""
         since = self._since.get(model.config.key)
         return since is not None and model.batches == since[1] and now_ns - since[0] < min_resident_ns
 
@@ -159,7 +159,7 @@ class PartitionMemory:
         return INFINITE_NS if since is None else now_ns - since[0]
 
     def settled_ns(self, min_resident_ns: int, now_ns: int) -> int:
-        """When nothing that is here or on its way is `young` any more, also if it does not run before."""
+        """When no model here, or ordered, is `young` any more, even if none of them runs before."""
         if self._loading:
             return self.loads_end_ns(now_ns) + min_resident_ns
         models = map(self._fleet.models.__getitem__, self.partition.models)
@@ -167,7 +167,7 @@ class PartitionMemory:
         return max((self._since[key][0] + min_resident_ns for key in young), default=now_ns)
 
     def residents(self) -> list[Resident]:
-        """The models that are held, except the copies of pinned models that stay."""
+        """The models here, without the copies of pinned models that stay."""
         models = map(self._fleet.models.__getitem__, self.partition.models)
         return [
             Resident(model.config.priority, model.last_used_ns, model.config.key, self._bytes(model.config.key))
@@ -176,11 +176,11 @@ class PartitionMemory:
         ]
 
     def _stays(self, model: ModelState) -> bool:
-        """True if the copy here of a pinned model stays: the copy that leaves the most room for large models does."""
+        """True if the copy of a pinned model here stays: the copy that leaves the most room for large models."""
 
         def room(host: PartitionState) -> tuple[int, int]:
             memory = self._memories.get(host.name)
-            return (0 if memory is None else memory.capacity, -host.number)  # nothing leaves a memory without bounds
+            return (0 if memory is None else memory.capacity, -host.number)  # nothing is evicted from unbounded memory
 
         return min((host for host in model.partitions if host.ready), key=room, default=None) is self.partition
 
@@ -189,16 +189,16 @@ class PartitionMemory:
 
 
 def _smoothed(before: float, now: float) -> float:
-    """A mean that the last one counts `LOAD_WEIGHT` of; the first one alone."""
+    """The running mean, in which the latest value has the weight `LOAD_WEIGHT`; the first value alone."""
     return before + LOAD_WEIGHT * (now - before) if before else float(now)
 
 
 def choose_victims(
     residents: Iterable[Resident], lacking_bytes: int, priority: int, may_go: Callable[[str], bool]
 ) -> tuple[str, ...] | None:
-    """The models to evict for a model of that `priority`, so that `lacking_bytes` get free; None if too few may go.
+    """The models to evict for a model of that `priority` to free `lacking_bytes`; None if too few may be evicted.
 
-    No model of a higher priority goes. `may_go` is called for as few models as suffice.
+    No model of a higher priority is evicted. `may_go` is called for as few models as possible.
     """
     chosen: list[Resident] = []
     freed = 0
@@ -210,7 +210,7 @@ def choose_victims(
             freed += resident.memory_bytes
     if freed < lacking_bytes:
         return None
-    for resident in reversed(chosen[:-1]):  # a larger model that came later may make others needless
+    for resident in reversed(chosen[:-1]):  # a larger model chosen later may make others unnecessary
         if freed - resident.memory_bytes >= lacking_bytes:
             chosen.remove(resident)
             freed -= resident.memory_bytes
@@ -218,10 +218,10 @@ def choose_victims(
 
 
 def record_measured_memory(model: ModelState, kind: str, memory: ModelMemory) -> bool:
-    """Take in the memory that a model takes on a kind of partition; True if that is more than was assumed.
+    """Record the measured memory of a model on a kind of partition; True if it is more than was assumed.
 
-    A profile takes precedence. A smaller measurement is ignored: some of the model may lie in memory that another model
-    has left.
+    A profile takes precedence. A smaller measurement is ignored: a part of the model may lie in memory that another
+    model has left.
     """
     config = model.config
     taken = memory.of(config.max_batch)

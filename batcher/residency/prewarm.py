@@ -1,9 +1,9 @@
-"""Prewarming: the stages on the most likely path through branches, which are prepared before it is known that they run.
+"""Prewarming: finds the stages on the most likely path, whose models are loaded before it is known that they run.
 
-Xanadu (Middleware 2020) prepares what lies on the most likely path, each stage so that it is ready when the one before
-ends. A path is as likely as the product of the probabilities of its branches. To take the likeliest branch each time
-(`greedy`) may end in another path: with branches of .6 and .4, of which the first is divided by three and the second is
-not, the path through the second is twice as likely.
+Xanadu (Middleware 2020) prepares each stage on the most likely path so that it is ready when the stage before it ends.
+The probability of a path is the product of the probabilities of its branches. Taking the likeliest branch each time
+(`greedy`) may lead to another path: with branches of .6 and .4, of which the first is divided by three and the second
+is not, the path through the second is twice as likely.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from sluice.batcher.state import PipelineState, StageState
 
 Node = TypeVar("Node")
 Branches = Mapping[Node, Sequence[tuple[Node, float]]]
-"""By node, what may follow and how likely it is; where that is less than 1 in all, nothing follows for the rest."""
+"""The possible successors of each node with their probabilities; the rest to 1 is the probability of an end."""
 
 
 def most_likely_path(branches: Branches[Node], start: Node, likelihood: Likelihood) -> tuple[list[Node], float]:
     """The nodes of the most likely path from `start` to an end, and its probability; the graph has no cycles.
 
-    Of equally likely ones that with more nodes, and then the one whose branches come first, is taken.
+    Of equally likely paths, the one with more nodes is taken, then the one whose branches come first.
     """
     following = branches.get(start, ())
     ends = max(1.0 - sum(probability for _, probability in following), 0.0)
@@ -40,7 +40,7 @@ def most_likely_path(branches: Branches[Node], start: Node, likelihood: Likeliho
 def likely_stages(pipeline: PipelineState, starts: Sequence[StageState], likelihood: Likelihood) -> dict[int, float]:
     """The stages that are likely to run once `starts` do, and how likely that is; `starts` are among them.
 
-    Besides the stages of the most likely path from each these are the ones that run in any case with them.
+    These are the stages of the most likely path from each start, and the stages that certainly run with them.
     """
     branches = {
         stage.index: [

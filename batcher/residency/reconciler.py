@@ -1,4 +1,4 @@
-"""The reconciler of model placement: loads and unloads until partitions hold the models that the plan gives them."""
+"""The reconciler of model placement: loads and unloads until partitions hold their planned models."""
 
 from collections.abc import Callable, Set
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
 FIRST_RETRY_NS = NS_PER_S
-"""Time until a model that could not be loaded is tried again; it doubles with every failure."""
+"""Time until the first retry of a failed load; it doubles with every failure."""
 LAST_RETRY_NS = 60 * NS_PER_S
-"""The longest such time. After that there is no wake-up for the model: it is tried again with the next event."""
+"""The longest time until a retry. From then on there is no wake-up for the model: the next event retries it."""
 
 _NOTHING = frozenset[str]()
 
 
 class _Failure(NamedTuple):
-    """A load that failed: how long the model is not tried again, and until when."""
+    """A failed load: the time without a retry, and its end."""
 
     delay_ns: int
     retry_ns: int
@@ -27,11 +27,11 @@ class _Failure(NamedTuple):
 class ResidencyReconciler:
     """Loads first; once everything is loaded (or failed), unloads the models that belong elsewhere.
 
-    A model that the plan places somewhere is not unloaded from the last partition that holds it. A model that could not
-    be loaded on a partition is tried again there after a time, which grows until it is loaded or the worker is another.
-    `due_ns` is when to `advance` at a wake-up, `wake_ns` when a wake-up is needed for that. `unloading` is called with
-    the partitions that are to unload models, which take no more batches of them. `retired` are models that are to be
-    nowhere, whatever the plan says: they are unloaded at once, and the fleet forgets them once nothing is left of them.
+    A planned model is not unloaded from its last partition. A failed load is retried after a time, which grows until
+    the model is loaded or the worker is replaced. From `due_ns` on, any wake-up calls `advance`; `wake_ns` is when a
+    wake-up is needed for that. `unloading` is called with the partitions that will unload models, which get no more
+    batches of these models. `retired` models belong nowhere, whatever the plan says: they are unloaded at once, and the
+    fleet forgets them once no partition holds them.
     """
 
     def __init__(self, fleet: Fleet, unloading: Callable[[str, int], None]) -> None:
@@ -47,14 +47,14 @@ class ResidencyReconciler:
         self.wake_ns: int | None = None
 
     def set_desired(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Set the models that partitions are to hold, less retired ones; partitions not named keep what they hold."""
+        """Set the desired models of partitions, without retired ones; partitions not named keep their models."""
         known = self._fleet.models.keys() - self.retired
         self._desired = {name: frozenset(models) & known for name, models in residency.items()}
         self._extra = {name: models for name, models in self._extra.items() if name not in residency}
         self.advance(now_ns, decisions)
 
     def add_extra(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Have partitions hold these models as well, until the next plan for them."""
+        """Add models to the desired ones of partitions, until the next plan for them."""
         for name, models in residency.items():
             self._extra[name] = self._extra.get(name, _NOTHING).union(models)
         self.advance(now_ns, decisions)
@@ -74,15 +74,15 @@ class ResidencyReconciler:
                 self._unloading(name, now_ns)
 
     def held(self, name: str) -> frozenset[str]:
-        """The models that a partition holds, is loading, or is to load when it is up."""
+        """The models that a partition holds, is loading, or will load once it is up."""
         return self._fleet.partitions[name].models.union(self._loading[name], self._extra.get(name, _NOTHING))
 
     def pending(self, name: str) -> frozenset[str]:
-        """The extra models that a partition is to load and could not yet: there has to be room for them."""
+        """The extra models that a partition has not loaded yet, for which it needs room."""
         return self._extra.get(name, _NOTHING).difference(self._fleet.partitions[name].models, self._loading[name])
 
     def replace(self, name: str, model: str, leaving: tuple[str, ...]) -> None:
-        """Have a partition that is up load a model in place of the models that are `leaving`.
+        """Replace the models in `leaving` on a running partition by a model.
 
         The orders are given by `issue`, or before any other order.
         """
@@ -92,7 +92,7 @@ class ResidencyReconciler:
         self._orders.append(LoadModel(name, model))
 
     def unload(self, name: str, leaving: tuple[str, ...]) -> None:
-        """Have a partition that is up unload models; the orders are given as those of `replace`."""
+        """Unload models from a running partition; the orders are given as for `replace`."""
         partition = self._fleet.partitions[name]
         for residency in (self._desired, self._extra):
             if name in residency:
@@ -110,7 +110,7 @@ class ResidencyReconciler:
         return self._loading[name].keys()
 
     def is_barred(self, name: str, model: str, now_ns: int) -> bool:
-        """True if a model could not be loaded on a partition lately."""
+        """True if a recent load of a model on a partition failed."""
         failure = self._failures[name].get(model)
         return failure is not None and failure.retry_ns > now_ns
 
@@ -123,7 +123,7 @@ class ResidencyReconciler:
         self.advance(now_ns, decisions)
 
     def advance(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Give the orders that can be carried out now."""
+        """Give all orders that are possible now."""
         self.issue(decisions)
         self._load(now_ns, decisions)
         changed = self._discard(decisions) if self.retired else []
@@ -133,7 +133,7 @@ class ResidencyReconciler:
             self._unloading(name, now_ns)
 
     def loaded(self, name: str, model: str, table: LatencyTable, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a partition holds one more model."""
+        """Record that a partition holds one more model."""
         self._loading[name].pop(model, None)
         self._failures[name].pop(model, None)
         partition = self._fleet.partitions[name]
@@ -142,29 +142,29 @@ class ResidencyReconciler:
         self.advance(now_ns, decisions)
 
     def failed(self, name: str, model: str, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a model could not be loaded."""
+        """Record that a load failed."""
         self._loading[name].pop(model, None)
         self._failures[name][model] = self._failure(name, model, FIRST_RETRY_NS, now_ns)
         self.advance(now_ns, decisions)
 
     def lost(self, name: str, now_ns: int) -> None:
-        """Take in that a partition is lost: its orders are not answered, and loads that failed may work next time.
+        """Record that a partition is lost: its orders are void, and failed loads may succeed on the next worker.
 
-        The model that it was loading may be the cause. It is tried again at once the first time only, or it would
-        bring down one worker after the other.
+        The model that it was loading may be the cause. Its load is retried at once only the first time, since it could
+        end one worker after the other.
         """
         loading = next(iter(self._loading[name]), None)
         self._failures[name] = {} if loading is None else {loading: self._failure(name, loading, 0, now_ns)}
         self._loading[name].clear()
 
     def _failure(self, name: str, model: str, first_ns: int, now_ns: int) -> _Failure:
-        """A failed load of a model, which is not tried again for `first_ns` the first time."""
+        """A failed load of a model, whose first retry is after `first_ns`."""
         before = self._failures[name].get(model)
         delay_ns = first_ns if before is None else min(max(2 * before.delay_ns, FIRST_RETRY_NS), LAST_RETRY_NS)
         return _Failure(delay_ns, now_ns + delay_ns)
 
     def _load(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Load the models that are missing, except those that could not be loaded lately."""
+        """Load the missing models, except models whose load failed recently."""
         left: list[_Failure] = []
         for name in self._desired | self._extra:
             partition = self._fleet.partitions[name]
@@ -180,7 +180,7 @@ class ResidencyReconciler:
         self.wake_ns = min((each.retry_ns for each in left if each.delay_ns < LAST_RETRY_NS), default=None)
 
     def _unload(self, decisions: list[AnyDecision]) -> list[str]:
-        """Unload models that belong nowhere, or that another partition holds too; returns the partitions concerned."""
+        """Unload models that belong nowhere, or that another partition also holds; returns the affected partitions."""
         changed: list[str] = []
         placed = _NOTHING.union(*self._desired.values(), *self._extra.values())
         for name in self._desired:
@@ -194,7 +194,7 @@ class ResidencyReconciler:
         return changed
 
     def _discard(self, decisions: list[AnyDecision]) -> list[str]:
-        """Unload retired models, and forget those that are gone; returns the partitions concerned."""
+        """Unload retired models, and forget them once no partition holds them; returns the affected partitions."""
         changed: list[str] = []
         for name, partition in self._fleet.partitions.items():
             gone = sorted(partition.models & self.retired) if partition.ready else []
@@ -212,7 +212,7 @@ class ResidencyReconciler:
         return changed
 
     def _wanted(self, name: str) -> frozenset[str]:
-        """The models that a partition is to hold."""
+        """The desired models of a partition."""
         return self._desired.get(name, _NOTHING) | self._extra.get(name, _NOTHING)
 
     def _is_held_beside(self, partition: PartitionState, model: str) -> bool:

@@ -19,16 +19,16 @@ from sluice.models.units import NS_PER_S, ns_to_ms
 class Admission:
     """Decides on arrivals by predicted completion, by memory and by the number of requests under way.
 
-    A wrong estimate does not keep requests out for ever. Before a request is refused for its deadline, corrections of
-    the latency tables decay (at most once a probe interval). A pipeline with nothing under way admits one request a
-    probe interval that is predicted to be late, unless it would be late with the lowest correction: an estimate that is
-    too high is found out.
+    A wrong estimate does not cause refusals for ever. Before a request is refused for its deadline, corrections of the
+    latency tables decay, at most once per probe interval. An idle pipeline admits one request per probe interval
+    although it is predicted to be late, unless it would be late even with the lowest correction. Such a probe reveals
+    an estimate that is too high.
 
-    A request that is to be evicted rather than answered late, or whose cost is limited, is admitted only if slots can
-    be `reserved` for all its stages that keep its deadline and its cost, and never as a probe. Where pipelines contend
-    for a model, each may have as many rows waiting there as its share by weight allows, and what the others leave.
+    A request of a pipeline that evicts, or with a limited cost, is never a probe. It is admitted only if slots that
+    keep its deadline and its cost can be `reserved` for all its stages. Where pipelines contend for a model, each may
+    have as many waiting rows as its share by weight allows, plus the unused shares of the others.
 
-    With a `loader` a request for models that no partition holds is admitted if it is in time once they are loaded.
+    With a `loader`, a request for missing models is admitted if it is in time once they are loaded.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Admission:
     def _judge_cold(
         self, event: RequestArrived, pipeline: PipelineState, loader: OnDemandLoader, now_ns: int
     ) -> RejectRequest | None:
-        """Admit what is in time although models have to be loaded first; no slot can be reserved before they are."""
+        """Admit a request that is in time after loading its models; no slot can be reserved before they are loaded."""
         forecast = loader.forecast(pipeline, now_ns)
         if forecast.refusal is not None:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
@@ -158,7 +158,7 @@ class Admission:
 
     @staticmethod
     def _unavailable(pipeline: PipelineState, now_ns: int) -> str | None:
-        """The first model that no partition holds, or whose partitions have been gone for too long."""
+        """The first model without a partition, or whose partitions have been lost for too long."""
         for stage in pipeline.stages:
             model = stage.model
             if model is not None and not any(

@@ -23,9 +23,9 @@ from sluice.models.profiles.measurement import ModelMemory
 
 
 class PartitionEvents:
-    """Handles the events of partitions and their models, and the plan that says where models are to be.
+    """Handles the events of partitions and their models, and the plans that place models.
 
-    `loader` loads models on demand where the spec says so: then demand places models, and not the plan. `grown` is
+    `loader` loads models on demand if the spec says so: then demand places models instead of the plan. `grown` is
     called when models take more memory than was assumed.
     """
 
@@ -47,7 +47,7 @@ class PartitionEvents:
             )
 
     def partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in a partition whose worker is up; it is to unload models that are no longer served."""
+        """Record that a partition's worker is up; it unloads models that are no longer served."""
         models = self._dispatcher.models
         if forgotten := sorted(event.tables.keys() - models.keys()):
             decisions.extend(UnloadModel(event.partition, key) for key in forgotten)
@@ -61,7 +61,7 @@ class PartitionEvents:
         self._replanner.changed()
 
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a partition's worker is gone."""
+        """Record that a partition's worker is gone."""
         self.residency.lost(event.partition, now_ns)
         self.loader.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns)
@@ -69,8 +69,8 @@ class PartitionEvents:
         self._replanner.changed()
 
     def model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a worker holds one more model."""
-        self.loader.loaded(event.partition, event.model, now_ns)  # before the fleet may forget it, if it is retired
+        """Record that a worker holds one more model."""
+        self.loader.loaded(event.partition, event.model, now_ns)  # first: the fleet may forget a retired model
         grown = event.memory is not None and self._record_memory(event.partition, {event.model: event.memory})
         self.residency.loaded(event.partition, event.model, event.table, now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
@@ -79,26 +79,26 @@ class PartitionEvents:
             self._replanner.changed()
 
     def model_load_failed(self, event: ModelLoadFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a worker could not load a model."""
+        """Record that a worker could not load a model."""
         self.residency.failed(event.partition, event.model, now_ns, decisions)
         self.loader.failed(event.partition, event.model, now_ns)
 
     def model_unloaded(self, event: ModelUnloaded, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in that a worker has memory again."""
+        """Record that a worker has unloaded a model."""
         self.residency.advance(now_ns, decisions)
 
     def plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Follow another plan."""
+        """Follow a new plan."""
         plan = self._replanner.built(event.build, event.plan)
         if plan is not None and plan.residency and not self.loader.enabled:
             self.residency.set_desired(plan.residency, now_ns, decisions)
 
     def resized(self, event: PartitionResized, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Take in the memory that models take on a partition of another kind."""
+        """Record the memory of models on a partition of another kind."""
         self._fit(event.partition, self._record_memory(event.partition, event.memory), now_ns, decisions)
 
     def _record_memory(self, name: str, memory: Mapping[str, ModelMemory]) -> bool:
-        """Take in the memory that models take on a partition; True if one takes more than was assumed."""
+        """Record the memory of models on a partition; True if one takes more than was assumed."""
         models, kind = self._dispatcher.models, self._dispatcher.fleet.partitions[name].kind
         known = sorted(memory.keys() & models.keys())
         grown = [key for key in known if record_measured_memory(models[key], kind, memory[key])]
@@ -109,7 +109,7 @@ class PartitionEvents:
         return bool(grown)
 
     def _fit(self, name: str, grown: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Make room where models take more memory than there is: here, or anywhere if a model has `grown`."""
+        """Evict models where they exceed the memory: on this partition, or on any if a model has `grown`."""
         self.loader.fit(self.loader.memories if grown else (name,), now_ns, decisions)
 
     def _unloading(self, partition: str, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""The registry of pipelines: one goes with its last request, and a model with the last pipeline that needs it."""
+"""The registry of pipelines: drops a retired pipeline after its last request, and a model after its last pipeline."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -30,10 +30,10 @@ Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 
 
 class PipelineRegistry:
-    """Keeps `pipelines`, by name, and the models that they need; `spec` is all that takes requests now.
+    """Keeps `pipelines`, by name, and the models that they need; `spec` describes what is served now.
 
-    A retired pipeline is among `retiring` until its last request has its outcome. `handlers` are for the events that
-    change what is served, and where. `reserve` is called before the first pipeline that evicts gets a request.
+    A retired pipeline is in `retiring` until its last request has its outcome. `handlers` handle the events that change
+    pipelines and partitions. `reserve` is called before the first pipeline that evicts gets a request.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class PipelineRegistry:
         }
 
     def reap(self, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Forget the retired pipelines that have no request any more, and retire the models that no other one needs.
+        """Forget retired pipelines without requests, and retire the models that no other pipeline needs.
 
-        A model goes with its last batch, which may end after the model was unloaded, on the worker before a resize.
+        A model is kept until its last batch ends. That may be after its unload, on the worker before a resize.
         """
         unneeded: set[str] = set()
         for pipeline in [each for each in self.retiring if not each.outstanding]:
@@ -143,20 +143,20 @@ class PipelineRegistry:
         self.loader.allow(self.spec.partitions)
 
     def _models_of(self, config: PipelineConfig) -> list[ModelState]:
-        """The models that may run a stage of a pipeline, each once."""
+        """The models that may run a stage of a pipeline, without duplicates."""
         keys = [key for stage in config.stages for key in stage.variants or filter(None, (stage.model,))]
         return [self._fleet.models[key] for key in dict.fromkeys(keys)]
 
 
 def _may_hold(partition: PartitionConfig, served: Container[str], models: Sequence[str]) -> PartitionConfig:
-    """A partition that may hold these models as well, and no longer those that are not served."""
+    """The partition with `models` added to its allowed models, and unserved ones removed."""
     if partition.models is None:
         return partition
     return msgspec.structs.replace(partition, models=(*filter(served.__contains__, partition.models), *models))
 
 
 def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, ModelState]) -> PipelineState:
-    """The state of a pipeline that has had no request; `models` are all there are, by key."""
+    """The state of a new pipeline; `models` are all models by key."""
     waits_for = [set(stage.sources) | ({stage.when.stage} if stage.when else set()) for stage in config.stages]
     stages = [
         StageState(

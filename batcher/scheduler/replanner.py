@@ -1,4 +1,4 @@
-"""Replanning: watches the input of plans, and asks for a new plan when it has moved."""
+"""Replanning: watches the input of plans, and orders a new plan when it has changed."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -15,17 +15,17 @@ REVIEW_NS = NS_PER_S
 RATE_CHANGE = 0.25
 """Relative change of a pipeline's rate that calls for a new plan."""
 CHANCE = 3
-"""A rate has to change by this many standard deviations of a second's count: few requests never come evenly."""
+"""A rate must change by this many standard deviations of a second's count, since small counts vary."""
 PROBABILITY_CHANGE = 0.05
 CORRECTION_CHANGE = 0.2
 
 
 class Replanner:
-    """Decides when a new plan is built, and has the pipelines follow it.
+    """Decides when a new plan is built, and applies plans to the pipelines.
 
-    One plan is built at a time. `next_ns` is when to `review` at a wake-up that comes for another reason: rates and
-    latencies change only with events. With `for_objectives` plans do not place models, and are of use only to pipelines
-    that have an objective.
+    One plan is built at a time. From `next_ns` on, any wake-up calls `review`: rates and latencies change only with
+    events. With `for_objectives`, plans do not place models, and only pipelines with an
+    objective use them.
     """
 
     def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
@@ -45,7 +45,7 @@ class Replanner:
 
     @property
     def wake_ns(self) -> int | None:
-        """When a review needs a wake-up: of a plan that is outdated, of what was refused, of a partition's loss.
+        """When a review needs a wake-up: for an outdated plan, refused requests or a lost partition.
 
         None without any of these, and while a plan is being built.
         """
@@ -54,24 +54,24 @@ class Replanner:
         return max(self._due_ns, self.next_ns)
 
     def refused(self, pipeline: str) -> None:
-        """Note that a request was refused because no partition holds a model of its pipeline: a plan may place one."""
+        """Record that a request was refused for want of a model on any partition: a plan may place it."""
         self._refused.add(pipeline)
         self._due_ns = 0
 
     def changed(self) -> None:
-        """Have a new plan built: partitions have changed, or the models that they hold."""
+        """Request a new plan after a change of partitions or of their models."""
         self._outdated = True
         self._due_ns = self.next_ns = 0
         self.stand_in()
 
     def redefined(self) -> None:
-        """Have a new plan built, as other pipelines or models are served; a plan that is being built is dropped."""
+        """Request a new plan after a change of the pipelines or models; a plan in progress is dropped."""
         self._void = self._building
         self._needed = not self._for_objectives or _have_objectives(self._pipelines.values())
         self.changed()
 
     def stand_in(self) -> None:
-        """Until the next plan, replace variants that no partition holds by variants that some partition holds."""
+        """Until the next plan, replace missing variants by variants on some partition."""
         for pipeline in self._pipelines.values():
             for stage in pipeline.stages:
                 if stage.config.variants and stage.model is not None and not stage.model.served:
@@ -110,7 +110,7 @@ class Replanner:
         return BuildPlan(self._building, observed)
 
     def built(self, build: int, plan: Plan | None) -> Plan | None:
-        """Follow a plan and return it; None if there is no plan, or it is for pipelines that were served before."""
+        """Apply a plan and return it; None if there is no plan, or it is for an earlier set of pipelines."""
         assert build == self._building, f"plan {build} was not asked for"
         self._building = None
         if build == self._void:
@@ -131,7 +131,7 @@ class Replanner:
         return plan
 
     def _gone_ns(self) -> dict[str, int]:
-        """When each lost partition is no longer planned with."""
+        """When plans stop counting on each lost partition."""
         return {
             name: partition.lost_ns + UNAVAILABLE_NS
             for name, partition in self._fleet.partitions.items()
@@ -139,7 +139,7 @@ class Replanner:
         }
 
     def observe(self, now_ns: int, elapsed_ns: int | None = None) -> Observed:
-        """The input of a plan; rates are those of `elapsed_ns`, or without it those of the last plan."""
+        """The input of a plan, with the rates over `elapsed_ns`, or without it the rates of the last plan."""
         rates = {} if self._planned is None else dict(self._planned.rates)
         if elapsed_ns is not None:
             rates = {name: pipeline.rate.take(elapsed_ns) for name, pipeline in self._pipelines.items()}
@@ -162,22 +162,22 @@ class Replanner:
 
 
 class NoReplanner:
-    """Takes the place of `Replanner` in a scheduler without a planner: no plan is ever built."""
+    """Replaces `Replanner` in a scheduler without a planner: no plan is ever built."""
 
     wake_ns = None
     next_ns = INFINITE_NS
 
     def refused(self, pipeline: str) -> None:
-        """No plan would get the pipeline its model."""
+        """No plan can place the model."""
 
     def changed(self) -> None:
-        """There is no plan to be outdated."""
+        """No plan can be outdated."""
 
     def redefined(self) -> None:
-        """There is no plan to be outdated."""
+        """No plan can be outdated."""
 
     def stand_in(self) -> None:
-        """Stages run the variants that they are configured with."""
+        """Stages run their configured variants."""
 
     def review(self, now_ns: int) -> BuildPlan | None:
         """No plan is built."""
@@ -188,7 +188,7 @@ class NoReplanner:
 
 
 def _run(stage: StageState, model: ModelState) -> None:
-    """Run requests that reach the stage from now on by `model`, one of its variants."""
+    """Run the stage with `model`, one of its variants, for requests that reach it from now on."""
     stage.model = model
     stage.plan_changes += 1
 
@@ -198,9 +198,9 @@ def _have_objectives(pipelines: Iterable[PipelineState]) -> bool:
 
 
 def _moved(before: Observed, now: Observed, refused: Collection[str]) -> bool:
-    """True if the input of a plan has moved past a threshold.
+    """True if the input of a plan has changed by more than a threshold.
 
-    For pipelines that were `refused` for want of a model and had hardly any requests, every change of the rate counts.
+    Every change of the rate counts for pipelines with `refused` requests and a rate near zero.
     """
     if now.gone != before.gone:
         return True

@@ -49,7 +49,7 @@ from sluice.batcher.scheduler.unserved import hopeless_entries
 from sluice.batcher.state import Request, StageRun, StageState
 from sluice.models.pipelines.pipeline import Late
 
-# An enum's members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
+# Enum members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
 COMPLETED, COMPLETED_LATE = Outcome.COMPLETED, Outcome.COMPLETED_LATE
 
 
@@ -57,8 +57,8 @@ class Scheduler:
     """A state machine without I/O: time is passed in, as integer nanoseconds that never go back.
 
     A driver calls `handle` for every event of an instant, in the order of `events.PRIORITY`, and then
-    `handle_wakeup` when `next_wakeup_ns` is due: batches are formed only there, so that requests of one instant meet in
-    one batch. It carries out the decisions in order. Every request gets exactly one settling decision.
+    `handle_wakeup` when `next_wakeup_ns` is due. Batches are formed only there, so that requests of one instant share
+    a batch. The driver carries out the decisions in order. Every request gets exactly one settling decision.
     """
 
     def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
@@ -78,7 +78,7 @@ class Scheduler:
         self.admission = Admission(spec.limits, self.dispatcher.fleet, self._reserved, self._loader)
         if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
             self._reserve(0)
-        # What the driver does itself: a request that is settled meanwhile is no longer among `requests`.
+        # Work of the driver itself: a request that is settled meanwhile is no longer in `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         failures = Failures(self.dispatcher, self._fail, self._ended)
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
@@ -97,11 +97,11 @@ class Scheduler:
 
     @property
     def spec(self) -> SchedulerSpec:
-        """The pipelines and models that are served at present, and the partitions."""
+        """The pipelines and models that are served now, and the partitions."""
         return self.served.spec
 
     def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
-        """Take in one event. O(log queue + partitions of the model)."""
+        """Handle one event. O(log queue + partitions of the model)."""
         decisions: list[AnyDecision] = []
         self._handlers[type(event)](event, now_ns, decisions)
         if self._retiring or self._retired:
@@ -109,7 +109,7 @@ class Scheduler:
         return decisions
 
     def next_wakeup_ns(self) -> int | None:
-        """When `handle_wakeup` is due; None when only an event can change anything."""
+        """When `handle_wakeup` is due; None until the next event."""
         wake_ns = self.dispatcher.wakeups.next_ns
         timeouts = self._timeouts
         if timeouts.planned and (due_ns := timeouts.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
@@ -121,13 +121,13 @@ class Scheduler:
         return wake_ns
 
     def handle_wakeup(self, now_ns: int) -> list[AnyDecision]:
-        """Evict what cannot make it, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
+        """Evict entries that time out, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
         if self._timeouts.planned:
             for entry, cause in self._timeouts.due(now_ns):
                 if cause is TimeoutCause.DELAYED:
-                    dispatcher.disturb(entry.queue_key)
+                    dispatcher.mark_changed(entry.queue_key)
                 else:
                     self._evict(entry.request, decisions, reason=REASONS[cause])
         if now_ns >= self._replanner.next_ns and (order := self._replanner.review(now_ns)) is not None:
@@ -154,7 +154,7 @@ class Scheduler:
         return self.dispatcher.queue_depths()
 
     def _reserve(self, now_ns: int) -> None:
-        """Reserve slots from now on; the rows under way are counted for that."""
+        """Reserve slots from now on, and count the rows under way."""
         self._reserved.begin(self.spec.partitions, now_ns)
         for request in self.requests.values():
             request.pipeline.rows_under_way += request.rows
@@ -233,18 +233,18 @@ class Scheduler:
         identity = request.identity
         outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
         decisions.append(CompleteRequest(identity, outcome))
-        # Nothing of it waits or runs any more, so there is less to do than in `_settle`.
+        # No entry waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
         del self.requests[identity]
         if self._reserved.active:
             self._reserved.forget(identity)
             request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
-        request.entries.clear()  # they refer to the request: no cycle is left to the garbage collector
+        request.entries.clear()  # they refer to the request: this breaks the cycle for the garbage collector
         self.admission.memory_bytes -= request.arrival.memory_bytes
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
-        """The request has its outcome: give back all it holds and take back what has not started."""
+        """Release everything that a settled request holds, and withdraw its work that has not started."""
         request.settled = True
         del self.requests[request.identity]
         request.pipeline.outstanding -= 1
@@ -267,7 +267,7 @@ class Scheduler:
             self.admission.memory_bytes -= request.arrival.memory_bytes
 
     def _ended(self, request: Request) -> bool:
-        """One piece of a request's running work ended; whether the request was settled meanwhile."""
+        """Record that one running piece of a request ended; True if the request was settled meanwhile."""
         if request.settled:
             request.running -= 1
             if not request.running:
@@ -288,7 +288,7 @@ class Scheduler:
             self._complete(request, now_ns, decisions)
 
     def _advance(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """All that a stage waits for is settled: run it for its rows, or skip it when there are none."""
+        """Run a stage whose sources are settled for its rows, or skip it if there are none."""
         run = rows_for(request, stage)
         request.runs[stage.index] = run
         observe_share(stage, run, request)
@@ -312,7 +312,7 @@ class Scheduler:
         decisions: list[AnyDecision],
         is_cache_miss: bool = False,
     ) -> None:
-        """Queue a stage, or try the response cache first if the stage uses it, unless that `is_cache_miss`."""
+        """Queue a stage; if the stage uses the response cache, look it up there first unless `is_cache_miss`."""
         if stage.config.uses_cache and not is_cache_miss:
             run = request.runs[stage.index]
             assert run is not None, "a stage whose sources are settled has its record"
@@ -369,7 +369,7 @@ class Scheduler:
                 self._progress(done, now_ns, decisions)
 
     def _progress(self, done: FinishedEntries, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Entries have run: their requests go on, or are complete."""
+        """Continue or complete the requests of entries that have run."""
         entries, event, partition = done
         last = 0
         for entry in entries:

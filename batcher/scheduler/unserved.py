@@ -1,4 +1,4 @@
-"""Entries for models that no running partition holds: which of them fail, and why."""
+"""Entries for models without a running partition: selects the entries that fail, with the reasons."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,10 @@ from sluice.batcher.state import UNAVAILABLE_NS, Entry
 def hopeless_entries(
     fleet: Fleet, loader: OnDemandLoader | NoOnDemandLoading, now_ns: int
 ) -> tuple[list[tuple[Entry, str]], int | None]:
-    """The entries that are to fail, with the reasons, and when to look again at the others; None for no time.
+    """The entries that fail, with the reasons, and when to check the others again; None for no time.
 
-    With a loader these are entries for models that cannot be loaded; if that may change, only those that are late.
-    Without one they are entries for models whose partitions have been lost for too long.
+    With a loader, entries fail if their model cannot be loaded; if that may change, only late entries fail. Without a
+    loader, entries fail if the partitions of their model have been lost for too long.
     """
     found: list[tuple[Entry, str]] = []
     again: list[int] = []
@@ -44,6 +44,6 @@ def hopeless_entries(
 
 
 def _waiting(queue: Queue) -> Iterator[Entry]:
-    """All entries that wait in a queue, retried ones included."""
+    """All waiting entries of a queue, retried ones included."""
     yield from queue.entries()
     yield from (entry for group in queue.retries for entry in group)

@@ -1,4 +1,4 @@
-"""The names that are served, and which of them need each other."""
+"""The served names, and the dependencies between them."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,7 +9,7 @@ from sluice.gateway.deployment.revision import Deployed, RevisionSource
 class DependencyGraph:
     """Everything that is `served`, by name.
 
-    A name is stranded if it is not served only because something that it needs was unloaded; it returns with that.
+    A name is stranded if it is not served only because a dependency was unloaded; it returns with the dependency.
     """
 
     def __init__(self, served: Mapping[str, Deployed]) -> None:
@@ -17,13 +17,13 @@ class DependencyGraph:
         self._stranded: dict[str, Deployed] = {}
 
     def serve(self, revision: Mapping[str, Deployed]) -> None:
-        """Serve these, in place of what was served under their names."""
+        """Serve a revision, in place of what was served under its names."""
         self.served.update(revision)
         for name in revision:
             self._stranded.pop(name, None)
 
     def remove(self, name: str, *, with_dependencies: bool) -> tuple[dict[str, Deployed], set[str]]:
-        """Stop serving a name; returns everything that is not served any more, and which of it is stranded.
+        """Stop serving a name; returns everything that is no longer served, and the stranded names among it.
 
         `with_dependencies` also removes what only this name needs.
         """
@@ -38,7 +38,7 @@ class DependencyGraph:
         return taken, stranded
 
     def overrides(self, without: str = "") -> dict[str, Override]:
-        """The overrides that are in force, except that of one name."""
+        """The overrides in force, without that of one name."""
         known = {**self._stranded, **self.served}.items()
         return {name: each.override for name, each in known if each.override is not None and name != without}
 
@@ -47,7 +47,7 @@ class DependencyGraph:
         return _dependents(names, self.served)
 
     def returning(self, names: Collection[str]) -> set[str]:
-        """The stranded names that have all that they need once these names are served."""
+        """The stranded names whose dependencies are complete once `names` are served."""
         found: set[str] = set()
         while more := {
             name
@@ -58,7 +58,7 @@ class DependencyGraph:
         return found - set(names)
 
     def involved(self, source: RevisionSource, name: str, overrides: Mapping[str, Override]) -> set[str]:
-        """All names that a change of one name may affect; reads what it needs."""
+        """All names that a change of one name may affect; reads the files of its dependencies."""
         known = {**self._stranded, **self.served}
         needed = source.needed({name}, {}, overrides)
         if name in known:

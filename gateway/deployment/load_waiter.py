@@ -9,7 +9,7 @@ from sluice.gateway.partitions.inventory import Inventory, InventoryChange
 from sluice.models.errors import RejectedError
 
 MAX_LOST_WORKERS = 3
-"""The number of workers of a partition, one after the other, that may be lost before one has loaded a model."""
+"""The number of successive workers of a partition that may be lost while they load a model."""
 
 
 class _ExpectedModel:
@@ -23,14 +23,14 @@ class _ExpectedModel:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def settle(self, partition: str, reason: str) -> None:
-        """A partition holds it, or does not for a reason."""
+        """Record that a partition has loaded the model, or the reason why it has not."""
         self.held |= not reason
         if reason:
             self.reasons.append(reason)
         self._without(partition)
 
     def lost(self, partition: str, reason: str) -> None:
-        """The worker of a partition is gone; the next one is waited for only if no other partition is."""
+        """Record the loss of a worker; its successor is awaited only if no other partition is."""
         if partition in self.partitions:
             self.workers -= 1
             if not self.workers:

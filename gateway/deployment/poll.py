@@ -36,7 +36,7 @@ class Poll:
                 await self.look()
             except OSError as error:
                 log(logger, logging.ERROR, "the repository cannot be read", reason=str(error))
-            except Exception:  # whatever it is, the next look may do better
+            except Exception:  # the next look may succeed
                 logger.exception("what is served could not be brought to what the repository has")
 
     async def look(self) -> None:
@@ -58,14 +58,14 @@ class Poll:
             self._seen.pop(name, None)
         except ServingError:  # it is logged, and the repository index shows it
             self._failed.add(name)
-        except Exception:  # whatever it is, the next look tries again
+        except Exception:  # the next look tries again
             self._seen.pop(name, None)
             raise
         else:
             self._failed.discard(name)
 
     def _look(self) -> tuple[dict[str, FileStamps], list[str]]:
-        """The entries with their files, none for an ambiguous entry; and the names that are to be loaded."""
+        """The entries with their files (none for an ambiguous entry), and the names to load."""
         source = self._deployer.source
         found = {name: self._files(name) for name in sorted(source.names())}
         changed = {name for name, files in found.items() if self._seen.get(name) != files}
@@ -79,7 +79,7 @@ class Poll:
             return {}
         try:
             return file_stamps(entry)
-        except OSError:  # it is being changed, or is not readable
+        except OSError:  # the entry is being changed, or is not readable
             return self._seen.get(name, {})
 
     def _served(self) -> Mapping[str, Deployed]:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_triton_models(config: ServerConfig, processes: Mapping[str, TritonProcess]) -> Discovery:
-    """Ask the configured Triton servers for their models; blocks until each has answered or had its time."""
+    """Ask the configured Triton servers for their models; blocks until each has answered or timed out."""
     sizes = config.batch_sizes()
     found = discover(config.triton, lambda name: sizes.get(name, config.max_batch_size), processes)
     for server, reason in found.unreachable.items():

@@ -23,7 +23,7 @@ class VersionStatus(enum.StrEnum):
 class _Entry:
     """The definition of one name: `versions` that are served, and others that are not, with the reasons.
 
-    "" among the `unavailable` stands for all versions. They are `unreadable` if their files could not be read when the
+    "" in `unavailable` stands for all versions. They are `unreadable` if their files could not be read when the
     server began, and `unsupported` if they are of a kind that is not served.
     """
 
@@ -34,11 +34,11 @@ class _Entry:
 
 
 class ModelRegistry:
-    """Holds the definitions of pipelines (a single model is one, too); the inventory says whether they are ready.
+    """Holds the definitions of pipelines, single models included; the inventory decides whether they are ready.
 
-    A pipeline is served once some partition has loaded a model for each of its stages, or is to load it on demand. One
-    that is broken, or has a stage whose models no partition could load, stays known with the reason. A `strict` server
-    is not ready while anything is broken or loading.
+    A pipeline is served once some partition has loaded a model for each of its stages, or will load it on demand. A
+    broken pipeline, or one with a stage whose models no partition could load, stays known with the reason. A `strict`
+    server is not ready while anything is broken or loading.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ModelRegistry:
             entry.unreadable = True
             entry.unsupported |= each.unsupported
         self._waiting: set[str] = set()  # models that get requests before any partition has loaded them
-        self._on_demand: set[str] = set()  # those of them that count as ready while a partition is up
+        self._on_demand: set[str] = set()  # waiting models that count as ready while a partition is up
         self._unplaced: dict[str, str] = {}  # models that no partition has room for, with the reasons
         self._serving: dict[tuple[str, str], Pipeline] = {}  # by name and version, "" for the latest
         inventory.subscribe(self._changed)
@@ -75,13 +75,13 @@ class ModelRegistry:
         return name in self._entries
 
     def start_draining(self) -> None:
-        """Note that the server is stopping: nothing is ready from now on."""
+        """Record that the server is stopping: nothing is ready from now on."""
         self.draining = True
 
     # -- definitions
 
     def serve(self, name: str, pipelines: Iterable[Pipeline]) -> None:
-        """Serve these, whose models partitions hold, under a name, in place of what was served there."""
+        """Serve pipelines, whose models are loaded, under a name, in place of its previous pipelines."""
         self._entries[name] = _Entry({pipeline.version: pipeline for pipeline in pipelines})
         self._find_serving()
 
@@ -105,18 +105,18 @@ class ModelRegistry:
             del self._entries[name]
 
     def mark_waiting(self, model: str) -> None:
-        """Accept requests for a model that no partition begins with: they have it loaded."""
+        """Accept requests for a model that is not loaded at the start: they cause its load."""
         self._waiting.add(model)
         self._find_serving()
 
     def mark_on_demand(self, models: Iterable[str]) -> None:
-        """Count models as ready while a partition is up: they are loaded whenever they are asked for."""
+        """Count models as ready while a partition is up: requests cause their load."""
         self._on_demand.update(models)
         self._waiting |= self._on_demand
         self._find_serving()
 
     def mark_unplaced(self, model: str, reason: str) -> None:
-        """Note that no partition has room for a model."""
+        """Record that no partition has room for a model."""
         self._unplaced[model] = reason
         self._find_serving()
 
@@ -141,7 +141,7 @@ class ModelRegistry:
         raise BackendUnavailable(f"{name!r} cannot be served: {self._why_unavailable(pipeline)}")
 
     def names(self) -> list[str]:
-        """All names, those of broken models and pipelines included."""
+        """All names, including broken models and pipelines."""
         return sorted(self._entries)
 
     def caching(self) -> list[str]:

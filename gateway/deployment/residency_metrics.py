@@ -14,7 +14,7 @@ Source = Literal["profile", "load", "file"]
 
 
 class Held(NamedTuple):
-    """A model that a partition holds, with the bytes that residency counts for it."""
+    """The memory of a model on a partition, and the source of that number."""
 
     memory_bytes: int
     source: Source
@@ -35,14 +35,14 @@ class ResidencyMetrics(MetricsSource):
         self._scheduler = scheduler
 
     async def refresh(self) -> None:
-        """Nothing has to be asked for."""
+        """Nothing to refresh."""
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         models = GaugeMetricFamily("sluice_partition_models", "Models loaded on the partition.", labels=["partition"])
-        weights = GaugeMetricFamily(
+        model_memory = GaugeMetricFamily(
             "sluice_model_memory_bytes",
-            "Memory that the model takes on each partition that holds it.",
+            "Memory of the model on a partition of the kind.",
             labels=["model", "kind", "source"],
         )
         seen: set[tuple[str, str]] = set()
@@ -51,9 +51,9 @@ class ResidencyMetrics(MetricsSource):
             for key, held in held_memory(self._scheduler, name).items():
                 if held.memory_bytes and (key, partition.kind) not in seen:
                     seen.add((key, partition.kind))
-                    weights.add_metric([key, partition.kind, held.source], held.memory_bytes)
+                    model_memory.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
-        yield weights
+        yield model_memory
         loader = self._scheduler.served.loader
         if not isinstance(loader, OnDemandLoader):
             return
@@ -64,6 +64,7 @@ class ResidencyMetrics(MetricsSource):
             free.add_metric([name], memory.free_bytes)
         yield free
         loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, by cause.", labels=["cause"])
+        # "refused" counts loads for rejected requests, "pinned" loads of missing pinned models, "request" all others.
         others = loader.prewarms + loader.replicas + loader.returns + loader.restored
         loads.add_metric(["request"], loader.loads - others)
         loads.add_metric(["prewarm"], loader.prewarms)

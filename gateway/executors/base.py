@@ -11,10 +11,10 @@ from sluice.gateway.tensors.combiner import Combined
 
 
 class EventSink(Protocol):
-    """Takes the events that an executor reports, on the event loop; never blocks and never calls back."""
+    """Receives the events that an executor reports, on the event loop; never blocks and never calls back."""
 
     def __call__(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
-        """Take an event, with what else is known if it is about a partition."""
+        """Receive an event, with details if it is about a partition."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Notices that a worker hangs, because the batch that it runs does not end."""
+"""Detects a hung worker: its running batch does not end."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -8,11 +8,11 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
 LATENCY_FACTOR = 20
-"""A batch of a slow model has this many times its measured latency, above what estimates are ever corrected to."""
-LOOK_S = 1.0
-"""The longest time between two looks, by which it shows that the loop stood still."""
+"""A batch of a slow model may take this many times its measured latency, more than any correction of estimates."""
+CHECK_S = 1.0
+"""The longest time between two checks; a late check shows that the loop stood still."""
 STILL_S = 0.5
-"""A look that is as late as this, or later, says that the loop stood still: no timer is that late otherwise."""
+"""A check that is at least this late shows that the loop stood still: timers are never that late otherwise."""
 
 
 class HangDetector:
@@ -20,11 +20,10 @@ class HangDetector:
 
     `overdue` is called, with a sentence, once a batch has run for `timeout_s` and for 20 times the latency in `tables`.
     Batches wait for the runs that warm models which are `loading`; the supervisor bounds that time, so no batch is
-    overdue meanwhile. There is one timer, which is left alone while batches come and go.
+    overdue meanwhile. The only timer is not reset for each batch.
 
-    Messages that arrived while the loop was busy are taken in first by `take_in`, since loops look at timers before
-    they look at sockets. The time while the loop stood still does not count: a machine that halts, halts the worker as
-    well.
+    `take_in` first handles messages that arrived while the loop was busy, since loops run timers before they read
+    sockets. The time while the loop stood still does not count: a paused machine also pauses the worker.
     """
 
     def __init__(
@@ -48,10 +47,10 @@ class HangDetector:
         self._timer: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
-        """Note that the batch which is first now is running from now on."""
+        """Record that the first batch starts to run now."""
         self._since_s = self._loop.time()
         if self._timer is None:
-            self._look_at(self._since_s + min(LOOK_S, self._timeout_s))
+            self._check_at(self._since_s + min(CHECK_S, self._timeout_s))
 
     def stop(self) -> None:
         """Stop watching."""
@@ -59,7 +58,7 @@ class HangDetector:
             self._timer.cancel()
             self._timer = None
 
-    def _look_at(self, due_s: float) -> None:
+    def _check_at(self, due_s: float) -> None:
         self._look_s = due_s
         self._timer = self._loop.call_at(due_s, self._look)
 
@@ -78,6 +77,6 @@ class HangDetector:
         limit_s = max(self._timeout_s, LATENCY_FACTOR * latency_s)
         due_s = self._since_s + limit_s
         if self._loading or now_s < due_s:
-            self._look_at(now_s + LOOK_S if self._loading else min(due_s, now_s + LOOK_S))
+            self._check_at(now_s + CHECK_S if self._loading else min(due_s, now_s + CHECK_S))
         else:
             self._overdue(f"batch {batch.batch} did not end within {limit_s:g} s")

@@ -53,7 +53,7 @@ class _Request(msgspec.Struct):
 
 
 class _ParsedInput(_Input):
-    """An input whose data the standard library has parsed, which accepts NaN and Infinity."""
+    """An input whose data was parsed by the standard library, which accepts NaN and Infinity."""
 
     data: Any = msgspec.Raw()
 
@@ -95,21 +95,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_request(
-    body: bytes | bytearray, header_length: int | None, signature: Signature
+    body: bytes | bytearray, json_length: int | None, signature: Signature
 ) -> tuple[InferRequest, tuple[bool, ...]]:
-    """Decode a body. Returns the request and, for each of its outputs (all if it names none), whether it is binary.
+    """Decode a body. Returns the request and a flag for binary for each of its outputs (all if it names none).
 
-    `header_length` is the length of the JSON part: None if the whole body is JSON, 0 if the body is the data of the
+    `json_length` is the length of the JSON part: None if the whole body is JSON, 0 if the body is the data of the
     only input. Binary tensors are views on `body`. Raises RequestError.
     """
-    if header_length == 0:
+    if json_length == 0:
         return InferRequest([signature.raw_input(memoryview(body))]), (True,) * len(signature.outputs)
-    if header_length is not None and header_length > len(body):
-        raise RequestError(
-            f"Inference-Header-Content-Length is {header_length}, but the body has only {len(body)} bytes"
-        )
-    message = _parse(body if header_length is None else memoryview(body)[:header_length])
-    position = len(body) if header_length is None else header_length
+    if json_length is not None and json_length > len(body):
+        raise RequestError(f"Inference-Header-Content-Length is {json_length}, but the body has only {len(body)} bytes")
+    message = _parse(body if json_length is None else memoryview(body)[:json_length])
+    position = len(body) if json_length is None else json_length
     inputs: list[WireTensor] = []
     shared = False
     for tensor in message.inputs:
@@ -119,7 +117,7 @@ def decode_request(
         elif isinstance(size, SharedMemoryRef):
             data, shared = size, True
         else:
-            if header_length is None:
+            if json_length is None:
                 raise RequestError(
                     f"input '{tensor.name}' has binary_data_size, but no Inference-Header-Content-Length says where "
                     "the binary data begins"
@@ -137,21 +135,21 @@ def decode_request(
     binary = bool(parameters) and parameters.pop("binary_data_output", False)
     if not isinstance(binary, bool):
         raise RequestError(f"parameter 'binary_data_output' must be true or false, got {binary!r:.80}")
-    flags, deliveries = _output_options(message.outputs, binary, signature)
+    binary_flags, deliveries = _output_options(message.outputs, binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
-    return InferRequest(inputs, names, message.id, parameters, shared, deliveries), flags
+    return InferRequest(inputs, names, message.id, parameters, shared, deliveries), binary_flags
 
 
-def encode_response(response: InferResponse, flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
+def encode_response(response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
     """The body of a response; binary tensors are not copied."""
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
     blob_bytes = 0
-    for (name, values), binary in zip(response.outputs, flags, strict=True):
+    for (name, values), binary in zip(response.outputs, binary_flags, strict=True):
         datatype = signature.datatypes[name]
         if not isinstance(values, np.ndarray):
             if isinstance(values, SharedMemoryOutput):
-                # Without parameters: Triton's C++ client takes any parameters for those of binary data.
+                # No parameters: Triton's C++ client assumes that any parameters describe binary data.
                 tensors.append(_Tensor(name, datatype, values.shape))
                 continue
             datatype = _BYTES
@@ -223,19 +221,19 @@ def _shared_memory_ref(tensor: str, parameters: _InputParameters | _OutputParame
 def _output_options(
     outputs: list[_Output], binary: bool, signature: Signature
 ) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
-    """True if each output is binary, and how each output outside the response body is delivered."""
+    """For each output: a flag for binary, and its delivery if outside the body."""
     deliveries: dict[str, SharedMemoryRef | int] = {}
     if outputs:
-        flags = tuple([_flag(output, binary, deliveries) for output in outputs])
+        binary_flags = tuple([_flag(output, binary, deliveries) for output in outputs])
     else:
-        flags = (binary,) * len(signature.outputs)
+        binary_flags = (binary,) * len(signature.outputs)
     if signature.binary_only:
         names = [output.name for output in outputs] or list(signature.outputs)
         for name in signature.binary_only:
-            if name in names and not flags[names.index(name)] and name not in deliveries:
+            if name in names and not binary_flags[names.index(name)] and name not in deliveries:
                 datatype = signature.outputs[name].datatype
                 raise BadTensor(f"output '{name}' is {datatype}, which JSON cannot carry; ask for it as binary data")
-    return flags, deliveries
+    return binary_flags, deliveries
 
 
 def _flag(output: _Output, binary: bool, deliveries: dict[str, SharedMemoryRef | int]) -> bool:

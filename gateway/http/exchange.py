@@ -204,13 +204,13 @@ class Exchange:
             self._submission.future.add_done_callback(self._answered)
 
     def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Template, dict[str, Tensor]]:
-        request, flags = decode_request(body, self._json_length, signature)
+        request, binary_flags = decode_request(body, self._json_length, signature)
         inputs, options = self._route.dataplane.check(signature, request)
         template: Template
         if self._json_length is None and not request.shared:
-            template = JsonTemplate(body, signature, inputs, options, flags)
+            template = JsonTemplate(body, signature, inputs, options, binary_flags)
         else:
-            template = RequestTemplate(body, self._json_length, signature, inputs, options, flags)
+            template = RequestTemplate(body, self._json_length, signature, inputs, options, binary_flags)
         self._client.template = template if template.repeatable else None
         return template, inputs
 
@@ -237,7 +237,7 @@ class Exchange:
             template = self._template
             encoded = encode_response(
                 build_response(answer, template.options, self._route.dataplane.statuses),
-                template.flags,
+                template.binary_flags,
                 template.signature,
             )
             if self._accepted and encoded.length >= MIN_BYTES:

@@ -19,14 +19,14 @@ _KEY = b'"data"'
 
 
 class _Template:
-    """The parts of a checked request that all requests of the template share; `flags` mark its binary outputs."""
+    """The parts of a checked request that all requests of the template share; `binary_flags` mark binary outputs."""
 
-    __slots__ = ("flags", "options", "repeatable", "signature")
+    __slots__ = ("binary_flags", "options", "repeatable", "signature")
 
-    def __init__(self, signature: Signature, options: RequestOptions, flags: tuple[bool, ...]) -> None:
+    def __init__(self, signature: Signature, options: RequestOptions, binary_flags: tuple[bool, ...]) -> None:
         self.signature = signature
         self.options = options
-        self.flags = flags
+        self.binary_flags = binary_flags
         self.repeatable = False
 
 
@@ -46,9 +46,9 @@ class RequestTemplate(_Template):
         signature: Signature,
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
-        flags: tuple[bool, ...],
+        binary_flags: tuple[bool, ...],
     ) -> None:
-        super().__init__(signature, options, flags)
+        super().__init__(signature, options, binary_flags)
         self._length = len(body)
         self._head = b"" if json_length is None else bytes(body[:json_length])
         offset = len(self._head)
@@ -93,9 +93,9 @@ class JsonTemplate(_Template):
         signature: Signature,
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
-        flags: tuple[bool, ...],
+        binary_flags: tuple[bool, ...],
     ) -> None:
-        super().__init__(signature, options, flags)
+        super().__init__(signature, options, binary_flags)
         (name, tensor), *more = inputs.items()
         if more or options.id or options.deliveries is not None or not isinstance(tensor, np.ndarray):
             return

@@ -1,6 +1,6 @@
-"""The inventory of partitions: what each of them holds and proves, and what failed there.
+"""The inventory of partitions: their models, the evidence of their limits, and their failures.
 
-It is the only record of that outside the core. The runtime feeds it each event that an executor reports of a
+It is the only record of these outside the core. The runtime feeds it each event that an executor reports about a
 partition; others read it, or subscribe to its changes.
 """
 
@@ -27,7 +27,7 @@ PartitionEvent = PartitionReady | PartitionLost | PartitionResized | ModelLoaded
 
 
 class Enforcement(enum.StrEnum):
-    """The knowledge about the limits of a partition."""
+    """The state of a partition's limits; `unknown` until a worker has reported evidence."""
 
     ENFORCED = "enforced"
     UNENFORCED = "unenforced"
@@ -37,9 +37,9 @@ class Enforcement(enum.StrEnum):
 class PartitionStatus(msgspec.Struct, frozen=True):
     """A partition of our workers, as `/v2/sluice/partitions` shows it.
 
-    `worker` is the process that serves it, None while there is none. `reasons` say why the partition is unenforced.
-    `evidence` is from the latest worker, and `lost` says how that worker ended. `models` maps each model that is held
-    to its bytes; only `Inventory.report` fills it in.
+    `worker` is the process id of its worker, None without one. `reasons` say why the partition is unenforced.
+    `evidence` is from the latest worker, and `lost` says how that worker ended. `models` maps each loaded model to its
+    bytes; only `Inventory.report` fills it in.
     """
 
     partition: Partition
@@ -53,11 +53,11 @@ class PartitionStatus(msgspec.Struct, frozen=True):
 
 
 class ProcessDetails(msgspec.Struct, frozen=True):
-    """Facts about the process behind a partition that an event of the core leaves out.
+    """Facts about a partition's process that complete an event of the core.
 
-    `worker` and `cores` are the process id and the affinity of a worker that took over the partition, `evidence` is
-    what it found of itself, and `resized` is the partition if it has another share now. `url` is the address of a
-    Triton server. `failed` maps models that did not load to the reasons. A `planned` loss is no fault.
+    `worker` and `cores` are the process id and the affinity of a new worker, `evidence` is its report on its own
+    limits, and `resized` is the partition if its share has changed. `url` is the address of a Triton server. `failed`
+    maps models that did not load to the reasons. A `planned` loss is no fault.
     """
 
     worker: int | None = None
@@ -73,33 +73,35 @@ NO_DETAILS = ProcessDetails()
 
 
 class WorkerRefused(msgspec.Struct, frozen=True):
-    """A strict server does not use the worker of a partition, which does not prove its limits."""
+    """A strict server does not use a partition's worker, because its evidence does not prove the limits."""
 
     partition: str
 
 
 class InventoryChange(NamedTuple):
-    """One event as subscribers get it, after the inventory took it in.
-
-    `loaded` are the models that the partition holds because of it, and `failed` maps those that did not load to the
-    reasons. `loaded_first` says that no partition had loaded one of them before. `shortfalls` are new reasons why the
-    partition is unenforced. `status` is None for a Triton server.
-    """
+    """One event as subscribers get it, after the inventory has recorded it."""
 
     event: PartitionEvent | WorkerRefused
+    """The event of the executor, or the refusal of a worker in place of its `PartitionReady`."""
     details: ProcessDetails
+    """The details that the executor reported with the event."""
     loaded: Sequence[str]
+    """The models that the partition has newly loaded."""
     failed: Mapping[str, str]
+    """The models that did not load, with the reasons."""
     loaded_first: bool
+    """True if one of the `loaded` models was never loaded on any partition before."""
     shortfalls: Sequence[str]
+    """New reasons why the partition is unenforced."""
     status: PartitionStatus | None
+    """The partition after the event; None for a Triton server."""
 
 
 class Inventory:
-    """Holds all partitions: those of our workers, and the Triton `servers` by name, which others start.
+    """Holds all partitions: those of our workers, and the Triton `servers` by name, which Sluice does not start.
 
-    With `strict`, no worker is used that does not prove its partition: `refused` is set, and `refusal` says why.
-    `memory_of` gives the bytes of each model that a partition holds.
+    With `strict`, a worker is not used unless its evidence proves the limits: `refused` is set, and `refusal` is the
+    reason. `memory_of` gives the bytes of each model on a partition.
     """
 
     def __init__(
@@ -115,8 +117,8 @@ class Inventory:
         self._strict = strict
         self._memory_of = memory_of
         self._subscribers: list[Callable[[InventoryChange], None]] = []
-        self._held: dict[str, set[str]] = {}  # of the partitions that are up
-        self._unreachable: set[str] = set()  # Triton servers that were lost, or not there yet
+        self._held: dict[str, set[str]] = {}  # models by partition, for partitions that are up
+        self._unreachable: set[str] = set()  # Triton servers that were lost or could not be reached yet
         self._were_all_up = False
         self._loaded_ever: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -148,7 +150,7 @@ class Inventory:
         ]
 
     def enforced(self) -> dict[str, bool]:
-        """For each partition of which it is known: true if its limits are enforced."""
+        """True for each partition whose limits are enforced, False for unenforced ones; without unknown ones."""
         return {
             name: status.enforcement is Enforcement.ENFORCED
             for name, status in self._statuses.items()
@@ -160,7 +162,7 @@ class Inventory:
         return partition in self._held
 
     def losses(self, partition: str) -> int:
-        """The number of times that the process of a partition was lost without a plan."""
+        """The number of times that the process of a partition was lost unexpectedly."""
         return self._losses[partition]
 
     @property
@@ -170,9 +172,9 @@ class Inventory:
 
     @property
     def is_serving(self) -> bool:
-        """True if partitions take batches: first once all are up, from then on while any is.
+        """True once all partitions have been up together, and while at least one is up.
 
-        A Triton server that could not be reached is not waited for.
+        A Triton server that could not be reached counts as up for the first condition.
         """
         return self._were_all_up and self.any_up
 
@@ -204,8 +206,8 @@ class Inventory:
     # -- events
 
     def apply(self, event: PartitionEvent, details: ProcessDetails = NO_DETAILS) -> None:
-        """Take in an event that an executor reports, and notify the subscribers."""
-        name, found = event.partition, self._weigh(event.partition, details)
+        """Record an event that an executor reports, and notify the subscribers."""
+        name, found = event.partition, self._assess(event.partition, details)
         change: PartitionEvent | WorkerRefused = event
         loaded: Sequence[str] = ()
         failed = details.failed
@@ -237,8 +239,8 @@ class Inventory:
         if self.is_serving:
             self.in_service.set()
 
-    def _weigh(self, name: str, details: ProcessDetails) -> list[str]:
-        """Hold what a worker found of itself against its partition; returns the reasons that are new."""
+    def _assess(self, name: str, details: ProcessDetails) -> list[str]:
+        """Compare the worker's evidence with its partition; returns the new violations."""
         if details.evidence is None:
             return []
         status = self._statuses[name]
@@ -257,7 +259,7 @@ class Inventory:
         return [reason for reason in reasons if reason not in status.reasons]
 
     def _lost(self, name: str, reason: str) -> None:
-        """The process of a partition is gone: the limits of the next one are not known yet."""
+        """Record the loss of a partition's process; the limits of the next process are not known yet."""
         if name not in self._statuses:
             self._unreachable.add(name)
             return

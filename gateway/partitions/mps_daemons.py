@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 def mps_daemons(
     partitions: Iterable[Partition], adopted: Callable[[str], None] | None = None
 ) -> Iterator[Mapping[str, MpsControl]]:
-    """The control of a daemon for each device that is shared under MPS, by UUID; the daemons end with the context.
+    """The control of a daemon for each device under MPS, by UUID; the daemons end with the context.
 
-    A daemon that ends early is started again. Raises ControlFailed when one cannot be started: workers would run
-    without MPS, and not know. With `adopted`, the daemon of another process is used if there is one, and `adopted` gets
+    A daemon that ends early is restarted. Raises ControlFailed if a daemon cannot be started, since workers would
+    silently run without MPS. With `adopted`, the daemon of another process is used if there is one, and `adopted` gets
     the reason.
     """
     shares: dict[str, list[MpsPartition]] = {}
     for each in partitions:
         if isinstance(each, MpsPartition):
             shares.setdefault(each.uuid, []).append(each)
-    # NVIDIA's servers of protocol 3 follow the same variable.
+    # NVIDIA's servers of protocol 3 read the same variable.
     protocol = 3 if os.environ.get("CUDA_MPS_PROTOCOL_VERSION") == "3" else 2
     with ExitStack() as stack:
         controls = {}

@@ -1,4 +1,4 @@
-"""Metrics of partitions: whether they are up and proved, and how often they were lost."""
+"""Metrics of partitions: whether they are up and enforced, and how often they were lost."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from sluice.gateway.partitions.inventory import Inventory
 
 
 class PartitionMetrics(MetricsSource):
-    """Shows what the inventory holds at each scrape."""
+    """Shows the state of the inventory at each scrape."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
 
     async def refresh(self) -> None:
-        """Nothing has to be asked for."""
+        """Nothing to refresh."""
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""

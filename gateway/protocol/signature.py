@@ -79,7 +79,7 @@ class Signature:
                     f"inference input '{tensor.name}' data-type is '{tensor.datatype}', "
                     f"but model '{self.name}' expects '{expected.datatype}'"
                 )
-            tensor_rows = self._rows(expected, tensor.shape)
+            tensor_rows = self._check_shape(expected, tensor.shape)
             if not inputs:
                 rows = tensor_rows
             elif tensor_rows != rows:
@@ -151,8 +151,8 @@ class Signature:
                 raise RequestError(f"output '{name}' already exists in request: an output may be asked for once")
         return names
 
-    def _rows(self, expected: _Input, shape: tuple[int, ...]) -> int:
-        """The number of rows of a tensor of `shape`; 1 for a model without a batch dimension."""
+    def _check_shape(self, expected: _Input, shape: tuple[int, ...]) -> int:
+        """Check the shape of an input; returns its number of rows, which is 1 for a model without a batch dimension."""
         item = shape[1:] if self._batchable else shape
         known = item == expected.shape and expected.fixed
         # Without the last check an empty shape would pass as a scalar item of a batched model.

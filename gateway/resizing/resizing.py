@@ -133,7 +133,7 @@ class ResizeMetrics(MetricsSource):
         self._done = done
 
     async def refresh(self) -> None:
-        """Nothing has to be asked for."""
+        """Nothing to refresh."""
 
     def collect(self) -> Iterator[Metric]:
         """The family, for prometheus_client."""

@@ -84,9 +84,8 @@ class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
-    Requests of pipelines that evict are taken for as long as `turn_budget` allows. The others come next, as soon as
-    other callbacks of the loop had their turn; if some are left then as well, those that have waited too long are
-    refused.
+    Requests of pipelines that evict are handled for as long as `turn_budget` allows. The rest follow after the other
+    callbacks of the loop. If some are left again, the ones that have waited too long are refused.
 
     Any error while a decision is carried out is reported to the scheduler as a failed batch or combination. When the
     scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe` raises
@@ -129,7 +128,7 @@ class Runtime:
         self._memory_limit = scheduler.spec.limits.memory_bytes
         self._next_request = 0
         self._last_arrived = 0
-        # One queue for each priority: of one instant, completions are handled first and arrivals last.
+        # One queue for each priority: within an instant, completions are handled first and arrivals last.
         self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
         self._flush_due = False
         self._behind = False
@@ -230,7 +229,7 @@ class Runtime:
         self._enqueue(change)
 
     def cancel(self, request: int) -> None:
-        """Note that the client of a request is gone; nothing happens when it has its outcome already."""
+        """Record that the client of a request is gone; nothing happens when it has its outcome already."""
         if request not in self._open:
             return
         cancellation = RequestCancelled(request)
@@ -288,7 +287,7 @@ class Runtime:
             return
         try:
             self._drive()
-        except Exception:  # a rule of the scheduler is broken, so its further decisions are not reliable
+        except Exception:  # an invariant of the scheduler is broken, so its further decisions are not reliable
             logger.critical("the scheduler failed; the server stops", exc_info=True)
             self._end()
             self.failed.set()

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalStages:
-    """Carries out the scheduler's decisions about them at once.
+    """Carries out the decisions about combiners and cache look-ups at once.
 
     `opened` are the requests under way, and events go to `report`.
     """

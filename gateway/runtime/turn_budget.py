@@ -1,7 +1,7 @@
-"""Limits the time that arrivals take in one turn of the loop, and refuses those that wait too long for theirs.
+"""Limits the time for arrivals in one turn of the loop, and refuses arrivals that wait too long for their turn.
 
-This is for requests that should be refused rather than late. It takes longer to find reservations for one of them than
-to read it, so an overloaded server could do nothing else: it would admit all of them, and answer all of them late.
+This applies to requests that should be refused instead of late. Finding reservations for a request takes longer than
+reading it, so an overloaded server would do nothing else: it would admit all requests, and answer all of them late.
 """
 
 from sluice.batcher.interface.decisions import RejectRequest
@@ -10,7 +10,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.models.units import NS_PER_MS, ns_to_ms
 
 MIN_TURN_NS = NS_PER_MS
-"""A turn may always be this long, including the answers taken in, before batches are formed."""
+"""A turn may always last this long before batches are formed, completions included."""
 TURN_SHARE = 32
 """The part of a request's remaining time that may pass in the turn before it, as a divisor."""
 MAX_TURN_NS = 10 * NS_PER_MS

@@ -10,7 +10,7 @@ class SharedRegions(Protocol):
     """Shares memory regions with all workers (a `sluice.mps.supervisor.supervisor.Supervisor`)."""
 
     def share_region(self, region: Region) -> int:
-        """Take over a region, map it in every worker, and return its number."""
+        """Take ownership of a region, map it in every worker, and return its number."""
         ...
 
     def drop_region(self, number: int) -> None:

@@ -12,7 +12,7 @@ from sluice.models.spec import ModelSpec
 
 
 class StageCache:
-    """Looks up stages in the response cache, and stores the outputs of stages that were not found."""
+    """Looks up stages in the response cache, and stores the outputs of stages that missed it."""
 
     def __init__(self, cache: ResponseCache) -> None:
         self._cache = cache
@@ -33,14 +33,14 @@ class StageCache:
     def store(
         self, request_tensors: RequestTensors, member: Member, spec: ModelSpec, outputs: BatchOutputs, first: int
     ) -> None:
-        """Store the outputs, from row `first` on, of a stage that was not found before it ran."""
-        asked = request_tensors.cache_misses.pop(member.stage, None)
-        if asked is None:
+        """Store the outputs, from row `first` on, of a stage that missed the cache."""
+        miss = request_tensors.cache_misses.pop(member.stage, None)
+        if miss is None:
             return
-        made = {name: row_slice(tensor, first, first + member.rows) for name, tensor in outputs.tensors.items()}
+        rows = {name: row_slice(tensor, first, first + member.rows) for name, tensor in outputs.tensors.items()}
         if not spec.batchable:
-            made = {name: reshaped(tensor, tensor.shape[1:]) for name, tensor in made.items()}
-        self._cache.store(*asked, made)
+            rows = {name: reshaped(tensor, tensor.shape[1:]) for name, tensor in rows.items()}
+        self._cache.store(*miss, rows)
 
 
 def _inputs(request_tensors: RequestTensors, member: Member, spec: ModelSpec) -> Mapping[str, Tensor]:

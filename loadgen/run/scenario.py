@@ -54,8 +54,9 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--percentile: must be between 0 and 100, got {config.percentile:g}")
     if config.slo_ms is not None and not 0 < config.slo_ms < float("inf"):
         raise ConfigError(f"--slo-ms: must be positive, got {config.slo_ms}")
-    if not config.warmup_s >= 0 or not config.drain_timeout_s >= 0:
-        raise ConfigError("--warmup and --drain-timeout: must not be negative")
+    for option, seconds in (("--warmup", config.warmup_s), ("--drain-timeout", config.drain_timeout_s)):
+        if not seconds >= 0:  # also true for NaN
+            raise ConfigError(f"{option}: must not be negative, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise _nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.connections < 1:

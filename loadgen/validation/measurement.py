@@ -14,7 +14,7 @@ from sluice.loadgen.validation.server_process import GatewayProcess
 CALIBRATION_SHARES = (0.3, 0.7, 1.1)
 """Loads of the calibration as shares of the capacity, beside the unloaded run."""
 UNLOADED_SHARE, MIN_UNLOADED_RATE = 0.01, 10.0
-"""Rate of the unloaded run, whose requests do not meet each other: a share of the capacity, and a minimum a second."""
+"""Rate of the unloaded run, whose requests do not overlap: a share of the capacity, and a minimum per second."""
 CALIBRATION_S = 3.0
 """Duration of a calibration run after its warm-up."""
 CALIBRATION_SEEDS = 1_000_000
@@ -61,7 +61,7 @@ class LoadMeasurement:
         self._calibrations = 0
 
     def capacity(self) -> float:
-        """Find the highest completed rate: coarse steps up to a rate that saturates, then fine steps from before it."""
+        """Find the highest completed rate: coarse steps until the server saturates, then fine steps."""
         self._calibrate(_FIRST_RATE)
         last, highest = self._climb(_FIRST_RATE, _COARSE_STEP, 1)
         return max(highest, self._climb(last * _FINE_STEP, _FINE_STEP, _CONFIRMATIONS)[1])
@@ -86,7 +86,7 @@ class LoadMeasurement:
     def _climb(self, rate: float, step: float, failures: int) -> tuple[float, float]:
         """Raise the rate until the server fails to complete it `failures` times in a row.
 
-        Returns the last rate before that one, and the highest completed rate.
+        Returns the last rate before the failures, and the highest completed rate.
         """
         failed, highest = 0, 0.0
         while failed < failures and rate <= _MAX_RATE:

@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 def single_model(spec: ModelSpec) -> Pipeline:
-    """The pipeline of one stage by which a model is served alone."""
+    """The one-stage pipeline that serves a single model."""
     stage = Stage(
         spec.name, {tensor.name: TensorSource(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key
     )
@@ -40,7 +40,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
 
 
 def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
-    """The pipeline of one stage by which a family is served alone: any of its variants, all in `models`, runs it."""
+    """The one-stage pipeline that serves a single family; any of its variants, all in `models`, runs the stage."""
     specs = [models[variant.model] for variant in family.variants]
     seen = msgspec.structs.replace(
         specs[0],
@@ -96,7 +96,7 @@ class _Check:
         self._inputs: dict[str, TensorSpec] = {}
 
     def pipeline(self) -> Pipeline:
-        self._check_names()
+        self._check_file()
         self._find_models()
         needs = self._find_needs()
         order = topological_order(needs)
@@ -118,7 +118,8 @@ class _Check:
             weight=self._file.weight,
         )
 
-    def _check_names(self) -> None:
+    def _check_file(self) -> None:
+        """Check the entries that need no models, and the names."""
         if any(spec.name == self._name for spec in self._models.values()):
             raise self._error("", f"there is already a model named '{self._name}'; expected another name")
         if self._file.slo_ms is not None and not 0 < self._file.slo_ms < math.inf:
@@ -150,8 +151,8 @@ class _Check:
             if len(self._stages) > 1 and not spec.batchable:
                 raise self._error(
                     f"stages.{name}.{'family' if stage.model is None else 'model'}",
-                    f"model '{spec.key}' has no batch dimension; expected one in a pipeline of several "
-                    "stages, whose rows take different paths",
+                    f"model '{spec.key}' has no batch dimension; expected a model with one, since the "
+                    "rows of a request may take different paths through several stages",
                 )
         if not self._specs:
             raise self._error("stages", "expected at least one stage with a model")
@@ -175,7 +176,7 @@ class _Check:
 
     def _find_needs(self) -> dict[str, list[str]]:
         """Return the stages that each stage needs; the graph has no cycle."""
-        data = {name: [source.stage for _, source in _sources(stage)] for name, stage in self._stages.items()}
+        data_needs = {name: [source.stage for _, source in _sources(stage)] for name, stage in self._stages.items()}
         needs: dict[str, list[str]] = {}
         for name, stage in self._stages.items():
             for place, source in _sources(stage):
@@ -183,16 +184,16 @@ class _Check:
                     self._check_stage_exists(f"stages.{name}.{place}", source.stage)
                 elif stage.combine is not None:
                     raise self._error(f"stages.{name}.{place}", "expected a stage's tensor, not the request's")
-            data[name] = [stage_name for stage_name in data[name] if stage_name != REQUEST]
-        self._refuse_cycle(data)
+            data_needs[name] = [stage_name for stage_name in data_needs[name] if stage_name != REQUEST]
+        self._refuse_cycle(data_needs)
         for name, stage in self._stages.items():
-            needs[name] = list(data[name])
+            needs[name] = list(data_needs[name])
             if stage.when is not None:
                 where = f"stages.{name}.when.stage"
                 self._check_stage_exists(where, stage.when.stage)
                 if stage.when.stage == name:
                     raise self._error(where, "a stage cannot depend on its own confidence; expected an earlier stage")
-                if name in reachable(data, [stage.when.stage]):
+                if name in reachable(data_needs, [stage.when.stage]):
                     raise self._error(where, f"'{stage.when.stage}' comes after '{name}'; expected an earlier stage")
                 needs[name].append(stage.when.stage)
         self._refuse_cycle(needs)
@@ -207,7 +208,7 @@ class _Check:
             raise self._error("stages", f"cycle {' -> '.join(cycle)}; expected stages that only need earlier ones")
 
     def _check_stage(self, name: str, stage: StageFile) -> None:
-        """Check a stage whose sources have been checked, and note its outputs."""
+        """Check a stage whose sources have been checked, and record its outputs."""
         if stage.combine is not None:
             self._produced[name] = self._check_combiner(name, stage, stage.combine)
         else:
@@ -244,7 +245,7 @@ class _Check:
                 raise self._error(f"stages.{name}.inputs", f"input '{tensor_name}' of model '{spec.key}' is missing")
 
     def _take_from_request(self, where: str, name: str, sink: TensorSpec) -> None:
-        """Infer a request input: every use narrows it."""
+        """Infer the spec of a request input; each use narrows its shape."""
         known = self._inputs.get(name)
         if known is None:
             self._inputs[name] = TensorSpec(name, sink.datatype, sink.shape)

@@ -12,7 +12,7 @@ TIMEOUT_S = 10.0
 """Time limit of a command."""
 
 _SHOWN = 400
-"""Characters of a program's output that a message shows."""
+"""Most characters of a program's output in an error message."""
 
 
 def mps_variables(pipes: Path, logs: Path | None = None) -> dict[str, str]:

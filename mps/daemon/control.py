@@ -6,7 +6,7 @@ import msgspec
 
 ACTIVE = "ACTIVE"
 FAULT = "FAULT"
-"""Status of a server whose GPU had a fatal error: it accepts no clients until all that it has are gone."""
+"""Status of a server whose GPU had a fatal error: it accepts no clients until all its clients have exited."""
 
 
 class MpsServer(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class MpsDaemon:
     @property
     def pid(self) -> int | None:
         """The process id of the daemon, None when it does not run."""
-        process = self._process  # which the watchdog's thread may forget at any moment
+        process = self._process  # the watchdog's thread may reset it at any moment
         return process.pid if process is not None and process.poll() is None else None
 
     def start(self) -> None:

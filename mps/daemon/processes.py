@@ -1,4 +1,4 @@
-"""The MPS processes of this machine: the daemon that each belongs to, and their end."""
+"""The MPS processes of this machine: finds the daemons and servers, and ends them."""
 
 import contextlib
 import os
@@ -12,14 +12,14 @@ from sluice.models.errors import ControlFailed
 
 PROGRAM = "nvidia-cuda-mps-control"
 _PREFIX = "nvidia-cuda-mps"
-_PIPES = b"CUDA_MPS_PIPE_DIRECTORY="
-_WORDS = 3
-"""Words of a command line that may name the program: an interpreter and its option may precede it."""
+_PIPE_VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
+_PROGRAM_WORDS = 3
+"""Number of leading words of a command line that may name the program, after an interpreter and its option."""
 
 
 def mps_processes(pipes: Path) -> tuple[int, ...]:
     """The daemons and servers that were started for a pipe directory, as far as this user may see them."""
-    wanted = _PIPES + os.fsencode(pipes)
+    wanted = _PIPE_VARIABLE + os.fsencode(pipes)
     return tuple(pid for pid in _all_processes() if _is_mps(pid) and wanted in _read(pid, "environ").split(b"\0"))
 
 
@@ -28,7 +28,7 @@ def control_daemons() -> tuple[tuple[int, dict[str, str]], ...]:
     found = []
     for pid in _all_processes():
         words = [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")]
-        names = [os.path.basename(word) for word in words[:_WORDS]]
+        names = [os.path.basename(word) for word in words[:_PROGRAM_WORDS]]
         if PROGRAM in names and {"-d", "-f", "--daemon", "--foreground"} & set(words):
             variables = (os.fsdecode(word).partition("=") for word in _read(pid, "environ").split(b"\0") if word)
             found.append((pid, {name: value for name, _, value in variables}))
@@ -36,7 +36,7 @@ def control_daemons() -> tuple[tuple[int, dict[str, str]], ...]:
 
 
 def end_processes(pids: Sequence[int], timeout_s: float) -> None:
-    """Send SIGTERM, then SIGKILL after half the time; raises ControlFailed if a process is left at the end."""
+    """Send SIGTERM, then SIGKILL after half of `timeout_s`; raises ControlFailed if a process still runs at the end."""
     left = list(pids)
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.ExitStack() as stack:
@@ -55,14 +55,14 @@ def end_processes(pids: Sequence[int], timeout_s: float) -> None:
 
 
 def _await_end(descriptors: Iterable[int], timeout_s: float) -> set[int]:
-    """The pidfds whose processes still run after the time."""
+    """Wait for processes to end; returns the pidfds of those that still run after `timeout_s`."""
     left = set(descriptors)
-    waiting = select.poll()  # select() takes no descriptor above 1023, which a busy server has
+    waiting = select.poll()  # select() refuses descriptors above 1023, which a busy server has
     for descriptor in left:
         waiting.register(descriptor, select.POLLIN)
-    deadline = time.monotonic() + timeout_s
-    while left and (rest := deadline - time.monotonic()) > 0:
-        for descriptor, _ in waiting.poll(rest * 1000):
+    deadline_s = time.monotonic() + timeout_s
+    while left and (rest_s := deadline_s - time.monotonic()) > 0:
+        for descriptor, _ in waiting.poll(rest_s * 1000):
             waiting.unregister(descriptor)
             left.remove(descriptor)
     return left
@@ -73,8 +73,8 @@ def _all_processes() -> Iterable[int]:
 
 
 def _is_mps(pid: int) -> bool:
-    """By its name, or by the name of the script that it runs."""
-    words = _read(pid, "cmdline").split(b"\0")[:_WORDS]
+    """True if the name of the program, or of the script that it runs, is that of an MPS process."""
+    words = _read(pid, "cmdline").split(b"\0")[:_PROGRAM_WORDS]
     return any(os.path.basename(os.fsdecode(word)).startswith(_PREFIX) for word in words)
 
 

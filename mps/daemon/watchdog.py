@@ -13,17 +13,17 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.isolation.back_off import BackOff
 
 HEARTBEAT_S = 15.0
-"""Interval at which a daemon is asked whether it answers."""
+"""Interval between two probes of a daemon."""
 
-_QUESTIONS = 2
-"""Consecutive questions that a daemon may leave unanswered; then it counts as lost."""
+_PROBES = 2
+"""Consecutive probes that may go unanswered; then the daemon counts as lost."""
 _LOOK_S = 1.0
 
 
 class MpsWatchdog:
     """Starts a daemon, and restarts it when it ends or hangs, on a thread of its own, with which the daemon ends.
 
-    The daemon is asked every `heartbeat_s` whether it answers within `answer_s`. `report` is called on that thread with
+    The daemon is probed every `heartbeat_s` and must answer within `answer_s`. `report` is called on that thread with
     a sentence whenever the daemon is lost, runs again or cannot be started.
     """
 
@@ -107,7 +107,7 @@ class MpsWatchdog:
 
     def _answers(self) -> bool:
         """Return whether the daemon answers; one answer may be late, on a busy machine."""
-        for _ in range(_QUESTIONS):
+        for _ in range(_PROBES):
             try:
                 self._daemon.probe(self._answer_s)
             except NoAnswer:

@@ -14,7 +14,7 @@ class WorkerCallbacks(Protocol):
         """A worker is ready for `worker.send(RunBatch(...))`; its outputs will lie in region `output_region`."""
 
     def worker_lost(self, partition: str, reason: str) -> None:
-        """A worker's process has ended, also before it was ready: all that was sent to it is lost."""
+        """A worker's process has ended, possibly before it was ready: all that was sent to it is lost."""
 
     def worker_replaced(
         self,

@@ -1,4 +1,4 @@
-"""The clients of one MPS daemon form a fault domain: a fatal error of one is an error of all, and all have to end."""
+"""The clients of one MPS daemon form a fault domain: a fatal error in one affects all, so all must exit."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,12 +10,13 @@ from sluice.mps.daemon.control import MpsControl
 from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 
 DRAIN_S = 2.0
-"""Time for workers to exit by themselves: the work that they still have fails at once, or never ends."""
+"""Time for workers to exit by themselves. After a fatal error, pending work fails at once or never ends."""
 KILL_S = 5.0
+"""Time for killed workers to exit."""
 ANSWER_S = 45.0
-"""Time for a daemon to answer again, including a hung daemon, which is noticed late (`MpsWatchdog`)."""
-LOOK_S = 0.1
-"""Interval at which a daemon that has ended is asked whether it answers again."""
+"""Time for a daemon to answer again. It covers a hung daemon, which `MpsWatchdog` detects late."""
+POLL_S = 0.1
+"""Interval between pings of a daemon that does not answer."""
 
 
 class ClientProcess(Protocol):
@@ -60,7 +61,7 @@ async def end_clients(
 async def end_client(worker: WorkerProcess, control: MpsControl, reason: str, terminate_s: float = TERMINATE_S) -> None:
     """Destroy the contexts of one worker and of its models' processes, then kill the worker in any case.
 
-    The other clients of the daemon go on.
+    The other clients of the daemon continue.
     """
     try:
         await destroy_contexts(control, terminate_s, worker.pid)
@@ -69,7 +70,7 @@ async def end_client(worker: WorkerProcess, control: MpsControl, reason: str, te
 
 
 async def wait_until_answering(control: MpsControl, timeout_s: float = ANSWER_S) -> bool:
-    """Wait until the daemon answers, which may be restarting; returns False if it does not within the time."""
+    """Wait until the daemon, which may be restarting, answers; returns False if it does not within `timeout_s`."""
     deadline_s = asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
@@ -77,6 +78,6 @@ async def wait_until_answering(control: MpsControl, timeout_s: float = ANSWER_S)
         except ControlFailed:
             if asyncio.get_running_loop().time() >= deadline_s:
                 return False
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         else:
             return True

@@ -1,4 +1,4 @@
-"""Recovery: decides when a lost worker is restarted, and which other workers have to end with it."""
+"""Recovery: decides when a lost worker is restarted, and which other workers must end with it."""
 
 import asyncio
 import logging
@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 class Recovery:
     """Restarts workers by `launch`, after a back-off or when their partition leaves quarantine.
 
-    `slots` are all worker slots, `by_name` those whose workers are restarted; both may change meanwhile. `controls` are
-    those of the MPS daemons, by device: all workers of a daemon are ended together when one loses its context.
+    `slots` are all worker slots, `by_name` the slots whose workers are restarted; both may change at any time.
+    `controls` are the controls of the MPS daemons, by device: all workers of a daemon are ended together when one loses
+    its context.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Recovery:
 
 async def _end_client(process: WorkerProcess, control: MpsControl, reason: str) -> None:
     await end_client(process, control, reason)
-    # Before it was killed it may have reported its context as lost, which was intended.
+    # Before the kill, the worker may have reported its context as lost, which was intended.
     await process.exited.wait()
 
 

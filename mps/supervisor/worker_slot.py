@@ -18,8 +18,8 @@ class WorkerSlot:
 
     A worker that takes longer than `limit_s` to load is ended by `end`.
 
-    `models` are those that the next worker is to hold: the models of this one except those that it was ordered to
-    unload. `tables` are the latency tables of the models that it holds; `violations` are the reasons why its partition
+    `models` are the models of the next worker: the models of this one without the models that it was ordered to
+    unload. `tables` are the latency tables of the loaded models; `violations` are the reasons why its partition
     is not enforced.
     """
 
@@ -78,7 +78,7 @@ class WorkerSlot:
             self._end(self.name, self.process, reason)
 
     def process_lost(self) -> None:
-        """The worker has exited, and its pending changes with it."""
+        """Record that the worker has exited; its pending changes are void."""
         self.process = None
         self.ready = False
         self.tables.clear()
@@ -86,7 +86,7 @@ class WorkerSlot:
         self.cancel_timer()
 
     def remember_model(self, file: ModelFile, table: LatencyTable | None) -> None:
-        """The next worker is to hold this model as well; it need not time it again."""
+        """Let the next worker also hold a model, without timing it again."""
         self.models[file.key] = msgspec.structs.replace(file, table=table or file.table)
 
     def request_change(self, change: AddModel | DropModel) -> None:

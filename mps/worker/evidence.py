@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sluice.mps.worker.runner import Runner
 
 MAX_STRAY_THREADS = 16
-"""Stray threads that are listed one by one."""
+"""Most stray threads that are listed."""
 MAX_REFUSALS = 16
-"""Latest models listed as refused because they would have run outside the partition."""
+"""Most models that are listed as refused because they would have run outside the partition; the latest ones."""
 PROBE_TIMEOUT_S = 20.0
 """Time limit of the process that looks at the device without MPS."""
 

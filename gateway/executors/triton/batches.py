@@ -32,8 +32,8 @@ class TritonBatches:
 
     `confidence_specs` are the confidences that each model reports, by key. `lost` is called, with a sentence, when the
     end of a batch shows that the server is lost; `abandon` follows. A batch has `timeout_s`, and 20 times its measured
-    latency if that is more. Tensors go through `memory`, if there is one. `answered` counts the calls that had an
-    answer.
+    latency if that is more. Tensors go through `memory`, if there is one. `answered` counts the answered
+    calls.
     """
 
     def __init__(

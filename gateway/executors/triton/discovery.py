@@ -26,9 +26,9 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The models that servers hold: by server the keys, and by key the specs.
+    """The models of the servers: keys by server, and specs by key.
 
-    `unreachable` servers are in none of them; `broken` are models that cannot be served from there, with reasons.
+    `unreachable` servers have no entry; `broken` are models that cannot be served from a server, with reasons.
     """
 
     holds: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Discovery:
         return {key: specs[key] for key in keys}
 
     def unknown(self, servers: Iterable[TritonSettings], known: Collection[str]) -> list[BrokenEntry]:
-        """The models that servers should hold and that nothing is known of, except those whose names are `known`."""
+        """The configured models of servers about which nothing is known, without the names in `known`."""
         broken = dict(self.broken)
         for server in servers:
             if (reason := self.unreachable.get(server.name)) is not None:
@@ -121,7 +121,7 @@ def _wait_ready(service: Any, timeout_s: float) -> bool:
             if service.ServerReady(service_pb2.ServerReadyRequest(), timeout=max(remaining, _PAUSE_S)).ready:
                 return True
         except grpc.RpcError as error:
-            # A server that is starting refuses connections, so that is waited for as well.
+            # A starting server refuses connections, so a refusal is no failure.
             if error.code() is not grpc.StatusCode.UNAVAILABLE or remaining <= 0:
                 raise
         if remaining <= 0:

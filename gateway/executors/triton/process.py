@@ -20,7 +20,7 @@ from sluice.mps.partitions.partition import CpuPartition
 STOP_TIMEOUT_S = 10.0
 """Time for a server to end when it is asked to; then it is killed."""
 PAUSE_S = 0.1
-"""Between two looks at a server that is starting."""
+"""Interval between two checks of a starting server."""
 
 _HEAD_LINES, _TAIL_LINES, _LINE_BYTES = 2, 6, 300
 _MARK = b"\n\0\n"

@@ -50,7 +50,7 @@ def encode_for(memory: TritonMemory | None, spec: ModelSpec, rows: int, inputs: 
     if memory is not None:
         sizes = [_nbytes(each) for each in inputs]
         outputs = [known_bytes(spec, output, rows) or 0 for output in spec.outputs]
-        # There is no telling where nothing lies.
+        # An empty tensor has no place in shared memory.
         slot = memory.take(sum(map(aligned, [*sizes, *outputs]))) if all(sizes) else None
     if memory is None or slot is None:
         return EncodedInfer(encode_batch(spec, inputs))

@@ -157,7 +157,7 @@ class WorkerExecutor:
             taken_over.cancel()  # no caller waits for its end any more
             raise
         finally:
-            # Unless it is done, possibly at this very moment.
+            # No effect if the replacement has just finished.
             self._supervisor.cancel_replacement(name, f"the new worker did not take over within {timeout_s:g} s")
             del self._resizing[name]
         await taken_over
@@ -308,7 +308,7 @@ class WorkerExecutor:
         self._report(ModelUnloaded(partition, key))
 
     def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
-        """Take a worker's answer."""
+        """Handle a worker's answer."""
         worker = self._workers.get(partition)
         if worker is None or message.batch not in worker.batches:
             worker = next(each for each in self._replaced.values() if message.batch in each.batches)

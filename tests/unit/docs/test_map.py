@@ -1,6 +1,7 @@
 """The map in docs/architecture.md, and every other page, name folders, files and functions that exist."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ _SAVED = re.compile(r"[Ss]ave \w+(?: \w+)? as `([^`]+)`")
 _PLACE = re.compile(rf"(?P<path>(?:{'|'.join(_FOLDERS)})/[\w./-]*)(?::(?P<name>[A-Za-z_][\w.]*))?")
 HISTORY = {ROOT / "CHANGELOG.md"}
 """Pages that may name what is gone."""
+_LEVEL_ROW = re.compile(r"^\| (`[^|]+`) \| (\d+) \| ", re.MULTILINE)
 
 
 def _places(page: Path) -> list[tuple[str, str, str]]:
@@ -47,9 +49,33 @@ def test_the_map_has_every_folder_of_the_packages_and_of_the_tests() -> None:
     assert sorted(folders - listed) == []
 
 
+def _contract_levels() -> dict[str, int]:
+    """The level of each folder and file directly in a package, by the layers in pyproject.toml; the lowest is 1."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    return {
+        f"{container.removeprefix('sluice.')}/{room.strip()}": level
+        for contract in contracts
+        for container in contract.get("containers", ())
+        if container.removeprefix("sluice.") in PACKAGES
+        for level, rooms in enumerate(reversed(contract["layers"]), 1)
+        for room in rooms.split("|")
+    }
+
+
+def test_the_levels_of_the_map_are_those_of_the_import_contracts() -> None:
+    listed = {
+        "/".join(path.split("/")[:2]).removesuffix(".py"): int(level)
+        for paths, level in _LEVEL_ROW.findall(MAP.read_text(encoding="utf-8"))
+        for path in re.findall(r"`([^`]+)`", paths)
+    }
+    assert listed == _contract_levels()
+
+
 def test_every_row_of_where_do_i_change_names_a_file_and_a_test() -> None:
     text = MAP.read_text(encoding="utf-8")
-    section = text[text.index("## Where do I change") : text.index("## The way of a request")]
+    section = text[text.index("## Where do I change") : text.index("## The path of a request")]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20
     for _what, file, test in rows:
@@ -59,7 +85,7 @@ def test_every_row_of_where_do_i_change_names_a_file_and_a_test() -> None:
 
 def test_every_step_of_a_request_names_a_function() -> None:
     text = MAP.read_text(encoding="utf-8")
-    section = text[text.index("## The way of a request") : text.index("## What holds everywhere")]
+    section = text[text.index("## The path of a request") : text.index("## What holds everywhere")]
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 12
     for step in rows:

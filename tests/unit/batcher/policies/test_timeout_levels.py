@@ -13,7 +13,7 @@ from sluice.batcher.interface.events import BatchFailed, FailureCause, Partition
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.models.dynamic_batching import QueuePolicy
+from sluice.models.dynamic_batching import QueuePolicy, TimeoutAction
 from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling.builders import (
     MS,
@@ -60,12 +60,21 @@ def test_levels_have_their_batches_closed_only_for_an_idle_partition() -> None:
     assert step(scheduler, MS, completed(1, 0, MS), prioritized(3, 1))[-1] == dispatch(2, [3], FULL)
 
 
+def test_a_delayed_entry_waits_behind_the_others_and_is_not_late() -> None:
+    delaying = QueuePolicy(timeout_action=TimeoutAction.DELAY, default_timeout_us=100)
+    scheduler = serving(spec_of([model("m:1", 1, TimeoutConfig(levels=PriorityLevels(policy=delaying)))]), ONE)
+    step(scheduler, 0, arrival(1, NEVER), arrival(2, NEVER))
+    step(scheduler, 200_000, arrival(3, NEVER))
+    (queue,) = scheduler.dispatcher.fleet.queues.by_model["m:1"].values()
+    assert [(entry.request.identity, entry.late) for entry in queue.entries()] == [(3, False), (2, False)]
+
+
 def test_a_request_without_room_is_told_how_many_wait() -> None:
     bounded = TimeoutConfig(levels=PriorityLevels(policy=QueuePolicy(max_queue_size=1)))
     scheduler = serving(spec_of([model("m:1", 1, bounded)]), ONE)
     step(scheduler, 0, arrival(1, NEVER))
     assert step(scheduler, 0, arrival(2, NEVER)) == []
-    full = RejectRequest(3, Outcome.REJECTED_QUEUE_FULL, "1 requests wait for model m:1", 1_150_000)
+    full = RejectRequest(3, Outcome.REJECTED_QUEUE_FULL, "1 request waits for model m:1", 1_150_000)
     assert step(scheduler, 0, arrival(3, NEVER)) == [full]
 
 

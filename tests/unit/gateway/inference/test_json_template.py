@@ -191,5 +191,5 @@ def test_what_is_read_of_a_request_that_repeats_is_what_is_read_of_all_of_it(dat
             expected = signature.check_inputs(decode_request(body, None, signature)[0].inputs).inputs["x"]
             assert isinstance(read := inputs["x"], np.ndarray)
             assert isinstance(expected, np.ndarray)
-            assert (template.options, template.flags) == (again.options, again.flags)
+            assert (template.options, template.binary_flags) == (again.options, again.binary_flags)
             assert (read.tobytes(), read.dtype, read.shape) == (expected.tobytes(), expected.dtype, expected.shape)

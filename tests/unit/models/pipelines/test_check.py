@@ -227,7 +227,7 @@ BAD_CASCADES = [
     ("x: prep.x}, when", "x: request.raw}, when", "stages.large.inputs.x: expected FP32 [4], but request.raw is UINT8"),
     ("model: large,", "model: half,", "outputs.probs: small.probs is FP32 [10], but large.probs is FP16 [10]"),
     ("model: large,", "model: few,", "outputs.probs: small.probs is FP32 [10], but large.probs is FP32 [3]"),
-    ("model: large,", "model: fixed,", "stages.large.model: model 'fixed:1' has no batch dimension; expected one in a"),
+    ("model: large,", "model: fixed,", "stages.large.model: model 'fixed:1' has no batch dimension; expected a model"),
     ("model: large,", "model: pair,", "stages.large.inputs: input 'z' of model 'pair:1' is missing"),
     (
         "{stage: small, output: probs",
