@@ -1,6 +1,9 @@
 """The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and priority levels."""
 
 import math
+from typing import Annotated
+
+from msgspec import Meta
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import Limits, PriorityLevels
@@ -48,8 +51,8 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
 class TimeoutSettings(PolicySettings, frozen=True, tag="timeout"):
     """Triton's dynamic batcher: preferred sizes and a maximum delay."""
 
-    preferred: tuple[int, ...] = ()
-    max_delay_ms: float = 0.0
+    preferred: Annotated[tuple[int, ...], Meta(description="Batch sizes that are worth waiting for.")] = ()
+    max_delay_ms: Annotated[float, Meta(description="How long the first request of a batch may wait for others.")] = 0.0
 
     def __post_init__(self) -> None:
         if self.preferred and min(self.preferred) < 1:

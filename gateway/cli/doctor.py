@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.batcher.planner.registry import path_planners
+from sluice.batcher.policies.registry import batch_policies
 from sluice.gateway.cli.checks import Finding, Severity, run_checks
 from sluice.gateway.cli.http_client import decode, request
 from sluice.gateway.cli.text.table import aligned
@@ -35,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    batch_policies()
+    path_planners()
     config = ServerConfig() if options.config is None else read_config(options.config)
     findings = list(run_checks(config, with_layout=options.url is None))
     if options.url is not None:

@@ -47,7 +47,7 @@ def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
     exact = now.alternatives(slo_ns) if now.fits(slo_ns) else []
     chosen = exact[0] if exact else None
     if exact and question.planner != _EXACT:
-        chosen = now.best(planner_named(question.planner, question.planner_settings), slo_ns)
+        chosen = now.best(planner_named(question.planner, question.planner_settings), question.planner, slo_ns)
     plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.fastest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(
