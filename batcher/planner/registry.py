@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.batcher import planner
 from sluice.batcher.extensions import import_modules
-from sluice.batcher.planner.problem import PathPlanner
+from sluice.batcher.planner.problem.problem import PathPlanner
 from sluice.models.errors import ConfigError
 
 DEFAULT = "exact"

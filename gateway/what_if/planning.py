@@ -12,7 +12,7 @@ from sluice.batcher.interface.plan_data import CostToGo, Observed
 from sluice.batcher.planner.build import residency_of
 from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem, check_path, path_of
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, check_path, path_of
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
 from sluice.models.profiles.latency_table import LatencyTable
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sluice.batcher.planner.baselines.option_grid import option_table
 from sluice.batcher.planner.baselines.slo_split import normalised_lengths, plan_each_stage
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem
 from sluice.batcher.planner.registry import path_planner
 from sluice.models.units import NS_PER_S
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.problem import Path, Problem, StageProblem, check_problem, path_of
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem, check_problem, path_of
 
 _QUANTILES = np.linspace(0.0, 1.0, 33)
 

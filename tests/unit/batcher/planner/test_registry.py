@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.planner.exact import plan_exact
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem, StageProblem, check_path
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, StageProblem, check_path
 from sluice.batcher.planner.registry import DEFAULT, path_planner, path_planners, planner_named
 from sluice.models.errors import ConfigError
 from tests.support.scheduling.planning import chain, realistic_problem
