@@ -71,7 +71,7 @@ class Arena:
         self.used_bytes = 0
         # By order (log2 of the size): offsets of free blocks. A dict is a stack from which any entry can be deleted.
         self._free: list[dict[int, None]] = [{} for _ in range(nbytes.bit_length())]
-        # By order: the block that was freed last. It is merged late, since the next allocation often has its size.
+        # By order: the block that was freed last, if it is not merged yet.
         self._unmerged: dict[int, int] = {}
         self._orders: dict[int, int] = {}
         offset = 0
