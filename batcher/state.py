@@ -9,8 +9,8 @@ Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
 PartitionState  fleet/fleet.py                kind price models ready lost_ns group
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
-PartitionState  fleet/hand_off.py             hand_off_ns last_end_ns
-PartitionState  fleet/fair_sharing.py         throttled slowdown
+PartitionState  fleet/speed.py                hand_off_ns last_end_ns
+PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches free_at_ns idle_since_ns
 PartitionGroup  fleet/fleet.py                models partitions
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy

@@ -18,7 +18,7 @@ from sluice.batcher.planner.baselines.infless import plan_infless
 from sluice.batcher.planner.baselines.orion import plan_orion
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
 from sluice.batcher.planner.live import StageRanker
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem
 from tests.support.scheduling.planning import chain, realistic_problem
 
 HELD_SEEDS = range(9000, 9020)

@@ -117,17 +117,26 @@ def levels(graph: Graph) -> list[list[str]]:
 
 
 def room_graphs(modules: Sequence[Module]) -> dict[str, dict[str, set[str]]]:
-    """For each package the imports between its rooms, which are its folders and the modules beside them."""
-    rooms = {module.name: tuple(module.name.split(".")[1:3]) for module in modules}
+    """For each package, and each folder in it that holds folders, the imports between its rooms.
+
+    Rooms are the folders and the modules beside them.
+    """
+    paths = {module.name: tuple(module.name.split(".")[1:]) for module in modules}
+    holders = {path[:1] for path in paths.values()}
+    holders |= {path[:depth] for path in paths.values() for depth in range(1, len(path) - 1)}
     graphs: dict[str, dict[str, set[str]]] = {}
     for module in modules:
-        if len(rooms[module.name]) == 1:
-            continue
-        package, room = rooms[module.name]
-        targets = graphs.setdefault(package, {}).setdefault(room, set())
-        for imported in module.imports:
-            if rooms[imported][:1] == (package,) and len(rooms[imported]) > 1 and rooms[imported][1] != room:
-                targets.add(rooms[imported][1])
+        path = paths[module.name]
+        for depth in range(1, len(path)):
+            holder, room = path[:depth], path[depth]
+            if holder not in holders:
+                continue
+            targets = graphs.setdefault(".".join(holder), {}).setdefault(room, set())
+            targets |= {
+                other[depth]
+                for other in map(paths.__getitem__, module.imports)
+                if other[:depth] == holder and len(other) > depth and other[depth] != room
+            }
     return graphs
 
 
@@ -142,8 +151,8 @@ def report(modules: Sequence[Module]) -> Iterator[str]:
     yield from (f"  {name}: {', '.join(homes)}" for name, homes in twice.items())
     yield ""
     yield "Rooms by level: a room imports only rooms to its right"
-    for package, rooms in sorted(room_graphs(modules).items()):
-        yield f"  {package}: {' > '.join(' | '.join(level) for level in levels(rooms))}"
+    for holder, rooms in sorted(room_graphs(modules).items()):
+        yield f"  {holder}: {' > '.join(' | '.join(level) for level in levels(rooms))}"
     yield ""
     yield "files  lines  folder"
     folders: dict[str, list[Module]] = {}

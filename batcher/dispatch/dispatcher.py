@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
-from sluice.batcher.fleet.fair_sharing import DeviceSharing
+from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.partition_group import first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
@@ -16,6 +16,8 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.registry import policy_name
 from sluice.batcher.prediction.backlog import release_batch
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
@@ -34,6 +36,7 @@ from sluice.batcher.state import (
     StageRun,
     StageState,
 )
+from sluice.models.errors import ConfigError
 from sluice.models.units import INFINITE_NS
 
 _rows = attrgetter("rows")
@@ -125,7 +128,7 @@ class Dispatcher:
             model.peak_rows = outstanding
         first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
         if first or queue.rows >= queue.wanted_rows:
-            queue.offered()
+            queue.stop_waiting()
             wakeups = self.wakeups
             for group in model.groups:
                 # If the queue was not empty, the groups already know when a partition opens.
@@ -356,8 +359,12 @@ class Dispatcher:
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
             policy = self.fleet.policies[queue.model]
-            choice = policy.choose(queue, model, partition, model.estimates[partition.kind], now_ns)
-            if choice.rows:
+            estimate = model.estimates[partition.kind]
+            choice = policy.choose(queue, model, partition, estimate, now_ns)
+            rows = choice.rows
+            if rows:
+                if type(rows) is not int or not 0 < rows <= estimate.max_rows:
+                    _check_rows(choice, max(estimate.max_rows, head.rows), model)
                 placement = self._chooser.choose(queue, head, model, choice, partition, now_ns)
                 if placement is None:
                     run_queue.defer(queue, max(head.stage_deadline_ns, now_ns + 1))
@@ -365,7 +372,9 @@ class Dispatcher:
                     self._offer_rest(taken[1], now_ns)
                     return *taken, choice.reason
             else:
-                run_queue.defer(queue, max(choice.until_ns, now_ns + 1), choice.wanted_rows)
+                if choice.until_ns <= now_ns:
+                    raise _wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
+                run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
                 if choice.after_idle_ns is not None:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
         return None
@@ -461,6 +470,19 @@ class Dispatcher:
         for entry in self.reserved.waiting.values():
             depths[entry.queue_key[0]] += 1
         return depths
+
+
+def _check_rows(choice: Choice, most: int, model: ModelState) -> None:
+    """Raise ConfigError unless a batch has a whole number of rows that can be run; one request is never split."""
+    if type(choice.rows) is not int:
+        raise _wrong_choice(model, f"{choice.rows!r} rows; expected an int")
+    if not 0 < choice.rows <= most:
+        expected = f"at most {most}" if choice.rows > 0 else "at least 0"
+        raise _wrong_choice(model, f"{choice.rows} rows; expected {expected}")
+
+
+def _wrong_choice(model: ModelState, problem: str) -> ConfigError:
+    return ConfigError(f"policy {policy_name(model.config.policy)}: model {model.config.key}: {problem}")
 
 
 def leave_batch(entry: Entry) -> None:

@@ -1,12 +1,12 @@
 """The simulator: drives a scheduler in virtual time, with batches that take as long as a service model says."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import msgspec
 
-from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -24,6 +24,7 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchRevoked,
     CacheMiss,
+    Confidences,
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
@@ -31,11 +32,9 @@ from sluice.batcher.interface.events import (
     PartitionResized,
     PlanBuilt,
 )
-from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.planner_protocol import BuildPlans
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-
-Confidences = tuple[tuple[float, ...], ...]
 
 
 class Host(msgspec.Struct, frozen=True):
@@ -62,10 +61,6 @@ class Host(msgspec.Struct, frozen=True):
     answers_ns: int = 0
     answer_ns: int = 0
     deliver_ns: int = 0
-
-
-BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
-"""Builds a plan; the simulator has it in no time."""
 
 
 class Service(Protocol):
@@ -135,25 +130,28 @@ class Simulator:
         self._sequence += 1
         heappush(self._planned, (time_ns, PRIORITY[type(event)], self._sequence, event))
 
-    def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = ()) -> None:
-        """Run until nothing is left to happen; `arrivals` are (time, event), ascending, drawn as time passes.
+    def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = (), drain_ns: float = math.inf) -> None:
+        """Run until nothing is left to happen, or until `drain_ns` after the last of the `arrivals`.
 
-        A planned event comes before an arrival of the same instant.
+        Arrivals are (time, event), ascending, drawn as time passes. A planned event comes before an arrival of the same
+        instant.
         """
         upcoming = iter(arrivals)
         following = next(upcoming, None)
         send_ns = self._host.send_ns
+        last_ns = 0
         while True:
             due_ns = self._scheduler.next_wakeup_ns()
             if self._planned and (due_ns is None or self._planned[0][0] < due_ns):
                 due_ns = self._planned[0][0]
             if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
                 due_ns = following[0] + send_ns
-            if due_ns is None:
+            if due_ns is None or (following is None and due_ns > last_ns + drain_ns):
                 return
             turn_ns = self._turn_ns = max(due_ns, self._idle_ns)
             arrived: list[AnyEvent] = []
             while following is not None and following[0] + send_ns <= turn_ns:
+                last_ns = following[0]
                 arrived.append(following[1])
                 following = next(upcoming, None)
             self._turn(arrived)

@@ -67,13 +67,13 @@ class ConfidenceSpec(msgspec.Struct, frozen=True):
     confidence: Confidence
 
 
-class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"}):
+class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdicts", "measured_bytes": "weighed"}):
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
     `confidences` are what its batches report, in this order: all that some stage's `when` asks of this model, or of one
     that may run in its place. `memory_bytes` is what it takes on a partition that holds it, and `replicas` is how many
     partitions are to hold it, as far as there are enough with room. `footprints` are what was measured,
-    by kind of partition, and `weighed` the bytes that it was found to take there where that is more. One that is
+    by kind of partition, and `measured_bytes` what it was found to take there where that is more. One that is
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own.
     """
@@ -87,19 +87,19 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     footprints: dict[str, Footprint] = {}
     pinned: bool = False
     priority: int = 0
-    weighed: dict[str, int] = {}
+    measured_bytes: dict[str, int] = {}
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""
         footprint = self.footprints.get(kind)
         if footprint is not None:
             return footprint.memory_bytes(self.max_batch)
-        return self.weighed.get(kind, self.memory_bytes)
+        return self.measured_bytes.get(kind, self.memory_bytes)
 
     @property
     def most_bytes(self) -> int:
         """Bytes that it takes where it takes the most."""
-        return max(self.memory_bytes, *self.weighed.values(), 0)
+        return max(self.memory_bytes, *self.measured_bytes.values(), 0)
 
 
 class WhenConfig(msgspec.Struct, frozen=True, rename={"confidence": "verdict"}):

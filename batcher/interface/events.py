@@ -13,6 +13,9 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 
+Confidences = tuple[tuple[float, ...], ...]
+"""One tuple for each confidence that a model reports, with one value a row."""
+
 
 class FailureCause(enum.StrEnum):
     """Why a batch did not complete."""
@@ -60,14 +63,14 @@ class RequestCancelled(Event, frozen=True, gc=False):
 class BatchCompleted(Event, frozen=True, gc=False, rename={"confidences": "verdicts"}):
     """The worker ran a batch from `started_ns` to `ended_ns`.
 
-    `confidences` has one tuple for each confidence of the model (`ScheduledModel.confidences`), with one value a row of
-    the batch. `batch_key` tells apart outputs whose variable dimensions differ.
+    `confidences` are those of `ScheduledModel.confidences`, for the rows of the batch. `batch_key` tells apart outputs
+    whose variable dimensions differ.
     """
 
     batch: int
     started_ns: int
     ended_ns: int
-    confidences: tuple[tuple[float, ...], ...] = ()
+    confidences: Confidences = ()
     batch_key: str = ""
 
 
@@ -90,7 +93,7 @@ class OutputsCombined(Event, frozen=True, gc=False, rename={"confidences": "verd
 
     request: int
     stage: int
-    confidences: tuple[tuple[float, ...], ...] = ()
+    confidences: Confidences = ()
     batch_key: str = ""
 
 

@@ -1,9 +1,13 @@
-"""The protocol of planners: one stage's configuration is chosen again at every dispatch."""
+"""The protocols of planners: they build plans, and choose one stage's configuration again at every dispatch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from sluice.batcher.interface.plan_data import CostToGo
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.plan_data import CostToGo, Observed, Plan
+
+BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
+"""Builds a plan; a live gateway calls it beside its loop."""
 
 
 class LiveOption(NamedTuple):

@@ -12,8 +12,8 @@ from sluice.batcher.planner.fronts.k_best import k_best
 from sluice.batcher.planner.fronts.pareto import DONE, Steps, series
 from sluice.batcher.planner.fronts.region import Bounds, Leaf, ParallelRegion, SeriesRegion, StageRegion
 from sluice.batcher.planner.fronts.slack import spend_slack
-from sluice.batcher.planner.graph import decompose, is_series_parallel
-from sluice.batcher.planner.problem import Path, Problem, check_problem, path_of
+from sluice.batcher.planner.problem.graph import decompose, is_series_parallel
+from sluice.batcher.planner.problem.problem import Path, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
 
 MAX_POINTS = 1000

@@ -1,15 +1,15 @@
 """The path planners by name: every file of this room, or of `baselines`, that calls `path_planner` is found."""
 
-import pkgutil
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from sluice.batcher import planner
-from sluice.batcher.planner.problem import PathPlanner
+from sluice.batcher.extensions import import_modules
+from sluice.batcher.planner.problem.problem import PathPlanner
 from sluice.models.errors import ConfigError
 
 DEFAULT = "exact"
@@ -23,12 +23,13 @@ class NoSettings(msgspec.Struct, frozen=True):
 
 
 class RegisteredPlanner(NamedTuple):
-    """A planner with one line on what it finds; `make` builds it from an instance of `settings`."""
+    """A planner with one line on what it finds; `make`, of `module`, builds it from an instance of `settings`."""
 
     name: str
     description: str
     settings: type[msgspec.Struct]
     make: Callable[[Any], PathPlanner]
+    module: str
 
 
 _registered: dict[str, RegisteredPlanner] = {}
@@ -38,22 +39,45 @@ def path_planner(name: str, description: str, settings: type[msgspec.Struct] | N
     """Register the function below it: a `PathPlanner`, or with `settings` a function that makes one from them."""
 
     def register(function: _T) -> _T:
-        if name in _registered:
-            raise ValueError(f"planner {name}: registered twice")
+        _check_function(name, function, settings)
+        if (other := _registered.get(name)) is not None:
+            raise ConfigError(f"planner {name}: registered by {other.module} and by {function.__module__}")
         if settings is None:
-            _registered[name] = RegisteredPlanner(name, description, NoSettings, lambda _: function)
+            _registered[name] = RegisteredPlanner(
+                name, description, NoSettings, lambda _: function, function.__module__
+            )
         else:
-            _registered[name] = RegisteredPlanner(name, description, settings, function)
+            _registered[name] = RegisteredPlanner(name, description, settings, function, function.__module__)
         return function
 
     return register
 
 
+def _check_function(name: str, function: Callable[..., Any], settings: type[msgspec.Struct] | None) -> None:
+    """Raise ConfigError for a planner that is registered without its settings, or with settings that it has not."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(None, count=1)
+    except TypeError:
+        takes_problem = False
+    else:
+        takes_problem = True
+    if settings is None and not takes_problem:
+        raise ConfigError(
+            f"planner {name}: {function.__module__}: a function of {signature} without settings; expected "
+            "(problem, count), or the settings as third argument of path_planner"
+        )
+    if settings is not None and takes_problem:
+        raise ConfigError(
+            f"planner {name}: {function.__module__}: a function of {signature} with settings; expected (settings), "
+            "which returns a function of (problem, count)"
+        )
+
+
 @cache
 def path_planners() -> Mapping[str, RegisteredPlanner]:
     """All planners, by name and in the order of their names."""
-    for module in pkgutil.walk_packages(planner.__path__, f"{planner.__name__}."):
-        import_module(module.name)
+    import_modules(planner)
     return dict(sorted(_registered.items()))
 
 

@@ -10,7 +10,7 @@ from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason
 from sluice.batcher.planner.demand import demand_table
-from sluice.batcher.planner.problem import MAX_LATENCY_NS
+from sluice.batcher.planner.problem.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import RHO_MAX
 
 MARGIN = 0.1

@@ -9,8 +9,8 @@ import numpy as np
 
 from sluice.batcher.interface.config import PipelineConfig, StageConfig
 from sluice.batcher.planner.demand import DemandTable, waits_for
-from sluice.batcher.planner.graph import Sources, ancestors
-from sluice.batcher.planner.problem import Option, Problem, StageProblem
+from sluice.batcher.planner.problem.graph import Sources, ancestors
+from sluice.batcher.planner.problem.problem import Option, Problem, StageProblem
 from sluice.batcher.planner.stage_latency import LONGEST_WAIT_NS, StageLatency, stage_latency
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S

@@ -14,8 +14,8 @@ from sluice.batcher.state import ModelState, PartitionState
 class Choice(NamedTuple):
     """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns` at the latest.
 
-    The policy is asked earlier when the queue has another head or holds `wanted_rows` rows, and, unless it is None,
-    when a partition has been idle for `after_idle_ns`.
+    That is later than now. The policy is asked earlier when the queue has another head or holds `wanted_rows` rows,
+    and, unless it is None, when a partition has been idle for `after_idle_ns`.
     """
 
     rows: int

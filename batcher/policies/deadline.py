@@ -4,6 +4,9 @@ Its objective decides how slack is used: `latency` (the default) answers soon, `
 """
 
 import enum
+from typing import Annotated
+
+from msgspec import Meta
 
 from sluice.batcher.estimates.latency import DEEP, FULL_ENOUGH, LatencyEstimate
 from sluice.batcher.interface.config import Limits
@@ -30,7 +33,9 @@ class Objective(enum.StrEnum):
 class DeadlineSettings(PolicySettings, frozen=True, tag="deadline"):
     """Batches as large as is efficient and as deadlines allow, without a fixed delay."""
 
-    objective: Objective = Objective.LATENCY
+    objective: Annotated[
+        Objective, Meta(description="`latency` answers as soon as possible, `cost` waits for fuller batches.")
+    ] = Objective.LATENCY
 
     @property
     def defers(self) -> bool:

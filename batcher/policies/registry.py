@@ -1,19 +1,28 @@
 """The batch policies by name: every file of this room that calls `batch_policy` is found."""
 
-import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from sluice.batcher import policies
+from sluice.batcher.extensions import import_modules
 from sluice.batcher.interface.config import Limits, PolicyConfig
 from sluice.batcher.policies.base import AnyPolicySettings, BatchPolicy, PolicySettings
+from sluice.models.errors import ConfigError
 
 DEFAULT = "deadline"
 """The policy of settings without a `name`."""
+_ONCE_SHARED: Mapping[str, object] = {
+    "objective": "latency",
+    "preferred": [],
+    "max_delay_ms": 0,
+    "max_delay_ns": 0,
+    "levels": {"count": 0, "default": 0, "policy": {}, "policies": {}},
+    "preserve_ordering": False,
+}
+"""Settings and journals once had these keys for every policy; with these values they say nothing."""
 
 _T = TypeVar("_T", bound=Callable[[Any, Limits], BatchPolicy])
 
@@ -35,11 +44,18 @@ def batch_policy(settings: type[PolicySettings], config: type[PolicySettings] | 
 
     `config` is the class of `settings.config()` where that is another one.
     """
+    if not (isinstance(settings, type) and issubclass(settings, PolicySettings)):
+        raise ConfigError(
+            f"{_full_name(settings)}: no settings of a policy; expected @batch_policy(SETTINGS) with a subclass of "
+            "PolicySettings"
+        )
     name = str(settings.__struct_config__.tag)
+    if name == settings.__name__:  # msgspec's default
+        raise ConfigError(f'{_full_name(settings)}: no tag; expected tag="NAME", the name of the policy')
 
     def register(build: _T) -> _T:
-        if name in _registered:
-            raise ValueError(f"batch policy {name}: registered twice")
+        if (other := _registered.get(name)) is not None:
+            raise ConfigError(f"batch policy {name}: registered by {other.build.__module__} and by {build.__module__}")
         _registered[name] = RegisteredPolicy(name, settings, config or settings, build)
         return build
 
@@ -49,16 +65,24 @@ def batch_policy(settings: type[PolicySettings], config: type[PolicySettings] | 
 @cache
 def batch_policies() -> Mapping[str, RegisteredPolicy]:
     """All policies, by name and in the order of their names."""
-    for module in pkgutil.iter_modules(policies.__path__):
-        import_module(f"{policies.__name__}.{module.name}")
+    import_modules(policies)
     return dict(sorted(_registered.items()))
 
 
 def select_policy(config: PolicyConfig, limits: Limits) -> BatchPolicy:
     """A policy for one model, made from its configuration."""
+    return _registered_for(config).build(config, limits)
+
+
+def policy_name(config: PolicyConfig) -> str:
+    """The name of the policy that a configuration belongs to."""
+    return _registered_for(config).name
+
+
+def _registered_for(config: PolicyConfig) -> RegisteredPolicy:
     for policy in _registered.values():
         if isinstance(config, policy.config):
-            return policy.build(config, limits)
+            return policy
     raise ValueError(f"{type(config).__name__}: no batch policy is registered for this configuration")
 
 
@@ -88,15 +112,15 @@ def decode_policy(form: type, document: object) -> PolicySettings:
 
 
 def _check_foreign(key: str, value: object, name: str, forms: Mapping[str, type[PolicySettings]]) -> None:
-    """Raise ValueError for a key that the policy does not have, unless it is the default of another policy's setting.
-
-    Settings and journals used to have the keys of all policies.
-    """
+    """Raise ValueError for a key that the policy does not have, unless settings once had it for every policy."""
     owners = [other for other, form in forms.items() if key in form.__struct_fields__]
-    for owner in owners:
-        if msgspec.json.decode(msgspec.json.encode(forms[owner]()))[key] == value:
-            return
+    if owners and key in _ONCE_SHARED and value == _ONCE_SHARED[key]:
+        return
     if owners:
         raise ValueError(f"{key} belongs to policy {' or '.join(owners)}, not to {name}")
     expected = ", ".join(("name", *forms[name].__struct_fields__))
     raise ValueError(f"Object contains unknown field `{key}`; expected {expected}")
+
+
+def _full_name(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', thing)}"

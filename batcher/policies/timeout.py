@@ -1,6 +1,9 @@
 """The policy `timeout`: Triton's dynamic batcher, with preferred sizes, a maximum delay and priority levels."""
 
 import math
+from typing import Annotated
+
+from msgspec import Meta
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import Limits, PriorityLevels
@@ -11,9 +14,7 @@ from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.models.dynamic_batching import DynamicBatching
-from sluice.models.units import NS_PER_US, ms_to_ns
-
-_FOREVER_NS = 1 << 62
+from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
 
 class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
@@ -32,7 +33,7 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
         """The policy that a model's own configuration asks for."""
         return cls(
             batching.preferred,
-            min(batching.max_queue_delay_us * NS_PER_US, _FOREVER_NS),
+            min(batching.max_queue_delay_us * NS_PER_US, INFINITE_NS),
             PriorityLevels(
                 batching.priority_levels,
                 batching.default_priority_level,
@@ -50,8 +51,8 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
 class TimeoutSettings(PolicySettings, frozen=True, tag="timeout"):
     """Triton's dynamic batcher: preferred sizes and a maximum delay."""
 
-    preferred: tuple[int, ...] = ()
-    max_delay_ms: float = 0.0
+    preferred: Annotated[tuple[int, ...], Meta(description="Batch sizes that are worth waiting for.")] = ()
+    max_delay_ms: Annotated[float, Meta(description="How long the first request of a batch may wait for others.")] = 0.0
 
     def __post_init__(self) -> None:
         if self.preferred and min(self.preferred) < 1:

@@ -75,8 +75,8 @@ class Queue:
         if rows < self.wanted_rows:
             self.wanted_rows = rows
 
-    def offered(self) -> None:
-        """Record that the queue is offered to all groups again: none waits for more rows."""
+    def stop_waiting(self) -> None:
+        """Offer the queue to all groups again: none waits for more rows."""
         self.wanted_rows = NO_WAITERS
 
     @property

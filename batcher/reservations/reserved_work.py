@@ -8,8 +8,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.hand_off import HAND_OFF_WEIGHT, MAX_HAND_OFF_NS
 from sluice.batcher.fleet.partition_group import start_after_backlog_ns, start_ns
+from sluice.batcher.fleet.speed import HAND_OFF_WEIGHT, MAX_HAND_OFF_NS
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import RequestArrived

@@ -233,6 +233,6 @@ class LoadCandidates:
 
 def _refusal(model: ModelState, cause: RefusalCause, passing: bool = False, ready_ns: int | None = None) -> LoadRefusal:
     reason = cause.value
-    if cause is RefusalCause.TOO_LARGE and model.config.weighed:
+    if cause is RefusalCause.TOO_LARGE and model.config.measured_bytes:
         reason = f"no partition has room for its measured {model.config.most_bytes / _MIB:.3g} MiB"
     return LoadRefusal(reason, passing, ready_ns)

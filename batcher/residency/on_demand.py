@@ -51,6 +51,18 @@ class Forecast(NamedTuple):
     refusal: LoadRefusal | None = None
 
 
+class Prospect(NamedTuple):
+    """The prospect of entries that wait for a model without a running partition.
+
+    They fail with the reason `failure`, or wait if it is empty. With `late_only`, entries that can still be in time
+    wait all the same. `again_ns` is when to ask again; None for no time.
+    """
+
+    failure: str = ""
+    late_only: bool = False
+    again_ns: int | None = None
+
+
 class OnDemandLoader:
     """Predicts the duration of loads, and orders them; `run_due` carries out all orders, at `wake_ns`.
 
@@ -109,12 +121,13 @@ class OnDemandLoader:
 
     # -- requests
 
-    def missing(self, pipeline: PipelineState) -> bool:
-        """True if no running partition holds one of the models of a pipeline."""
-        return any(stage.model is not None and not stage.model.served for stage in pipeline.stages)
+    def forecast(self, pipeline: PipelineState, now_ns: int) -> Forecast | None:
+        """The prediction for a request now: a stage begins once its model is loaded and its sources have run.
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> Forecast:
-        """The prediction for a request now: a stage begins once its model is loaded and its sources have run."""
+        None if running partitions hold all models of the pipeline.
+        """
+        if all(stage.model is None or stage.model.served for stage in pipeline.stages):
+            return None
         config = self._config
         likely = {} if config.prewarm is Prewarm.OFF else likely_stages(pipeline, pipeline.roots, config.path)
         wanted: list[tuple[int, ModelState]] = []
@@ -251,11 +264,13 @@ class OnDemandLoader:
         self._residency.issue(decisions)
         self.wake_ns = min([*again_ns, *self._later_ns.values()], default=None)
 
-    def refusal(self, model: ModelState, now_ns: int) -> LoadRefusal | None:
-        """The reason why entries for a model fail, now or once they are late; None if the model will be loaded."""
+    def prospect(self, model: ModelState, now_ns: int) -> Prospect:
+        """Entries fail if the model cannot be loaded; if that may change, only late entries fail."""
         if model not in self._refused and self._coming_ns(model, now_ns) is None:
             self.wake_ns = now_ns + 1  # entries for it came after `run_due`
-        return self._refused.get(model)
+        if (refusal := self._refused.get(model)) is None:
+            return Prospect()
+        return Prospect(f"model {model.config.key} is not loaded: {refusal.reason}", refusal.passing)
 
     def _rescue(self, model: ModelState, now_ns: int) -> None:
         """Load a model that entries wait for, and prewarm the stages that follow."""
@@ -380,6 +395,32 @@ class NoOnDemandLoading:
 
     def check_pinned(self, now_ns: int) -> None:
         """The plan places pinned models."""
+
+    def forecast(self, pipeline: PipelineState, now_ns: int) -> None:
+        """No request has to wait for a load of its own."""
+
+    def begin(self, forecast: Forecast, now_ns: int) -> None:
+        """The plan decides which models are loaded."""
+
+    def note_rejection(self, pipeline: PipelineState, left_ns: int, now_ns: int) -> None:
+        """Nothing is loaded for later requests."""
+
+    def due(self, now_ns: int) -> bool:
+        """Nothing is ever due."""
+        return False
+
+    def run_due(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Nothing is ever due."""
+
+    def prospect(self, model: ModelState, now_ns: int) -> Prospect:
+        """Entries fail if the partitions of the model have been lost for too long."""
+        gone_ns = max(
+            (now_ns if host.lost_ns is None else host.lost_ns for host in model.partitions),
+            default=now_ns - UNAVAILABLE_NS,
+        )
+        if now_ns - gone_ns < UNAVAILABLE_NS:
+            return Prospect(again_ns=gone_ns + UNAVAILABLE_NS)
+        return Prospect(f"no partition holds model {model.config.key} any more")
 
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """The plan decides how many partitions hold a model."""

@@ -227,5 +227,5 @@ def record_measured_memory(model: ModelState, kind: str, memory: ModelMemory) ->
     taken = memory.of(config.max_batch)
     if kind in config.footprints or taken - config.memory_on(kind) <= PRECISION_BYTES:
         return False
-    model.config = msgspec.structs.replace(config, weighed={**config.weighed, kind: taken})
+    model.config = msgspec.structs.replace(config, measured_bytes={**config.measured_bytes, kind: taken})
     return True

@@ -11,7 +11,7 @@ from sluice.batcher.prediction.completion import completion_ns
 from sluice.batcher.prediction.fair_share import beyond_share
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.reservations.reserved_work import ReservedWork
-from sluice.batcher.residency.on_demand import NoOnDemandLoading, OnDemandLoader
+from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
 from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
 from sluice.models.units import NS_PER_S, ns_to_ms
 
@@ -59,9 +59,8 @@ class Admission:
             )
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
         if pipeline.degraded:
-            loader = self._loader
-            if isinstance(loader, OnDemandLoader) and loader.missing(pipeline):
-                return self._judge_cold(event, pipeline, loader, now_ns)
+            if (forecast := self._loader.forecast(pipeline, now_ns)) is not None:
+                return self._judge_cold(event, pipeline, forecast, now_ns)
             if (missing := self._unavailable(pipeline, now_ns)) is not None:
                 reason = f"no partition holds model {missing}"
                 return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
@@ -77,10 +76,10 @@ class Admission:
         return self._judge_late(event, pipeline, now_ns, done_ns)
 
     def _judge_cold(
-        self, event: RequestArrived, pipeline: PipelineState, loader: OnDemandLoader, now_ns: int
+        self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int
     ) -> RejectRequest | None:
         """Admit a request that is in time after loading its models; no slot can be reserved before they are loaded."""
-        forecast = loader.forecast(pipeline, now_ns)
+        loader = self._loader
         if forecast.refusal is not None:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)

@@ -7,8 +7,7 @@ from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.hand_off import observe_hand_off
-from sluice.batcher.fleet.speed import observe_batch
+from sluice.batcher.fleet.speed import observe_batch, observe_hand_off
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -41,7 +40,6 @@ from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
 from sluice.batcher.queues.response_order import FinishedEntries
-from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.admission import Admission
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
@@ -135,7 +133,7 @@ class Scheduler:
         if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
             self._residency.advance(now_ns, decisions)
         loader, stranded = self._loader, dispatcher.fleet.stranded
-        if isinstance(loader, OnDemandLoader) and (stranded or loader.due(now_ns)):
+        if stranded or loader.due(now_ns):
             loader.run_due(now_ns, decisions)
         dispatcher.form(now_ns, decisions)
         if stranded:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -121,15 +121,45 @@ def convert_settings(document: object, form: type[_T], path: str) -> _T:
 
     Raises ConfigError, whose message starts with `path` and the place in the file.
     """
+    document = {} if document is None else document
+    batch_policies()  # a policy that is broken is no mistake of the document
     try:
-        return msgspec.convert({} if document is None else document, form, dec_hook=decode_policy)
+        return msgspec.convert(document, form, dec_hook=decode_policy)
     except msgspec.ValidationError as error:
         what, where = _located(str(error))
         if "unknown field" in what and (fields := _fields(_forms(form, where))):
             what = f"{what}; expected {', '.join(fields)}"
         elif what.startswith("Invalid") and (choices := _choices(_forms(form, where))):
             what = f"{what}; expected {' or '.join(choices)}"
+        where = _with_keys(document, form, where, str(error))
         raise ConfigError(f"{path}: {where}: {what}" if where else f"{path}: {what}") from error
+
+
+def _with_keys(document: object, form: type[msgspec.Struct], where: str, message: str) -> str:
+    """A place in a document with the keys of mappings, for which msgspec only has `[...]`.
+
+    The key is the one that leads to the same message when it is alone in its mapping.
+    """
+    before, dots, after = where.partition("[...]")
+    steps = before.split(".")
+    mapping = document
+    for step in steps:
+        mapping = mapping.get(step) if isinstance(mapping, dict) else None
+    if not dots or not isinstance(mapping, dict):
+        return where
+    for key, value in mapping.items():
+        alone: object = {key: value}
+        for depth in reversed(range(len(steps))):
+            outer: Any = document
+            for step in steps[:depth]:
+                outer = outer[step]
+            alone = {**outer, steps[depth]: alone}
+        try:
+            msgspec.convert(alone, form, dec_hook=decode_policy)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return f"{before}.{key}{after}"
+    return where
 
 
 def _located(message: str) -> tuple[str, str]:
@@ -176,4 +206,5 @@ def _inside(form: inspect.Type, step: str) -> Iterator[inspect.Type]:
         case inspect.VarTupleType():
             inner = [form.item_type]
     for each in inner:
-        yield from each.types if isinstance(each, inspect.UnionType) else [each]
+        bare = each.type if isinstance(each, inspect.Metadata) else each
+        yield from bare.types if isinstance(bare, inspect.UnionType) else [bare]

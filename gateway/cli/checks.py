@@ -41,11 +41,11 @@ class Severity(StrEnum):
     WRONG = "wrong"
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One result of the check `part`."""
+class Finding(msgspec.Struct, frozen=True, rename={"severity": "verdict"}):
+    """One result of the check `part`; in JSON, the severity is `verdict`."""
 
     part: str
-    verdict: Severity
+    severity: Severity
     text: str
 
 
@@ -101,8 +101,8 @@ def check_drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     try:
         with open_nvml() as nvml:
             for gpu in nvml.gpus():
-                verdict = Severity.WRONG if gpu.lost else Severity.OK
-                yield Finding("drivers", verdict, "; ".join(line.strip() for line in gpu_lines(gpu)))
+                severity = Severity.WRONG if gpu.lost else Severity.OK
+                yield Finding("drivers", severity, "; ".join(line.strip() for line in gpu_lines(gpu)))
     except ControlFailed as error:
         if wanted:
             yield Finding("drivers", Severity.WRONG, f"partition {wanted[0]} needs a GPU: {error}")

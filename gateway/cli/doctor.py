@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.batcher.planner.registry import path_planners
+from sluice.batcher.policies.registry import batch_policies
 from sluice.gateway.cli.checks import Finding, Severity, run_checks
 from sluice.gateway.cli.http_client import decode, request
 from sluice.gateway.cli.text.table import aligned
@@ -35,15 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    batch_policies()
+    path_planners()
     config = ServerConfig() if options.config is None else read_config(options.config)
     findings = list(run_checks(config, with_layout=options.url is None))
     if options.url is not None:
         findings += partition_findings(options.url)
-    wrong = any(each.verdict is Severity.WRONG for each in findings)
+    wrong = any(each.severity is Severity.WRONG for each in findings)
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())
     else:
-        for line in aligned([(each.verdict.value, each.part, each.text) for each in findings], left=3):
+        for line in aligned([(each.severity.value, each.part, each.text) for each in findings], left=3):
             print(line)
     return WRONG if wrong else 0
 

@@ -54,11 +54,18 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def request(
-    url: str, path: str, *, body: object | None = None, headers: Headers = (), timeout_s: float | None = None
+    url: str,
+    path: str,
+    *,
+    body: object | None = None,
+    headers: Headers = (),
+    timeout_s: float | None = None,
+    shows_status: bool = False,
 ) -> bytes:
     """Send a POST with `body` as JSON, or a GET without one, to the server at `url`; returns the body of the answer.
 
-    Raises NotFoundError for an answer 404 of a Sluice server, and ServingError for every other failure.
+    Raises NotFoundError for an answer 404 of a Sluice server, and ServingError for every other failure. With
+    `shows_status`, the errors of the server other than 404 begin with their status.
     """
     if not url.startswith(("http://", "https://")):
         raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
@@ -67,12 +74,14 @@ def request(
     try:
         message = urllib.request.Request(url.rstrip("/") + path, data, dict(headers))
         with _open_url(message, timeout=timeout_s) as response:
-            answer: bytes = response.read(MAX_BODY_BYTES)
+            answer: bytes = response.read(MAX_BODY_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
-            raise _error_answer(url, error) from error
+            raise _error_answer(url, error, shows_status) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _unreachable(url, error, timeout_s) from error
+    if len(answer) > MAX_BODY_BYTES:
+        raise ServingError(f"{url}: the answer exceeds {MAX_BODY_BYTES >> 20} MiB")
     return answer
 
 
@@ -84,13 +93,15 @@ def decode(url: str, body: bytes, type: type[_T]) -> _T:
         raise ServingError(f"{url}: not a Sluice server: {error}") from error
 
 
-def _error_answer(url: str, answer: urllib.error.HTTPError) -> ServingError:
+def _error_answer(url: str, answer: urllib.error.HTTPError, shows_status: bool) -> ServingError:
     try:
         message = msgspec.json.decode(answer.read(MAX_BODY_BYTES), type=_ErrorBody).error
     except (OSError, http.client.HTTPException, ValueError):
         return ServingError(f"{url}: not a Sluice server: it answered {answer.code} {answer.reason}")
-    kind = NotFoundError if answer.code == http.HTTPStatus.NOT_FOUND else ServingError
-    return kind(f"{url}: {message}")
+    if answer.code == http.HTTPStatus.NOT_FOUND:
+        return NotFoundError(f"{url}: {message}")
+    status = f"it answered {answer.code} {answer.reason}: " if shows_status else ""
+    return ServingError(f"{url}: {status}{message}")
 
 
 def _unreachable(url: str, error: OSError | http.client.HTTPException | ValueError, timeout_s: float) -> ServingError:

@@ -36,8 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from sluice.models.errors import ServingError
 
     given = _spelled_out(sys.argv[1:] if arguments is None else arguments)
-    options = build_parser(given[:1]).parse_args(given)
     try:
+        options = build_parser(given[:1]).parse_args(given)
         status: int = options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.batcher.planner.registry import DEFAULT, path_planners
+from sluice.batcher.planner.registry import DEFAULT, path_planners, planner_named
 from sluice.batcher.settings.spec_builder import pipeline_key
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     setting = "a setting of the planner (repeatable)"
     add("--planner-setting", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
-    add("--seed", type=int, default=0, help="the setting `seed` of randomized planners (default 0)")
+    add("--seed", type=int, help="the setting `seed` of randomized planners (default 0)")
     add("--json", action="store_true", help="print all figures as JSON")
     add("--explain", action="store_true", help="also print the arithmetic")
 
@@ -79,14 +79,20 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _planner_settings(options: argparse.Namespace) -> dict[str, object]:
-    """The given settings, and the seed if the planner is randomized."""
-    seeded = "seed" in path_planners()[options.planner].settings.__struct_fields__
-    return ({"seed": options.seed} if seeded else {}) | dict(options.planner_setting)
+    """The given settings, with the seed; ConfigError for one that the planner does not have."""
+    settings: dict[str, object] = dict(options.planner_setting)
+    if options.seed is not None:
+        if "seed" not in path_planners()[options.planner].settings.__struct_fields__:
+            raise ConfigError(f"--seed: planner {options.planner} has no setting seed")
+        settings = {"seed": options.seed} | settings
+    planner_named(options.planner, settings)
+    return settings
 
 
 def _plan(options: argparse.Namespace) -> int:
     config = ServerConfig() if options.config is None else read_config(options.config)
     _check(options)
+    settings = _planner_settings(options)
     repository = _repository(options.repository, options.pipeline, config)
     pipeline = find_pipeline(repository, options.pipeline, options.repository)
     assumptions: list[str] = []
@@ -102,7 +108,6 @@ def _plan(options: argparse.Namespace) -> int:
     tables, used = latency_tables(models, partitions, options.repository, _print_progress)
     spec = planned_spec(config, models, pipeline, partitions, assumptions)
     what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
-    settings = _planner_settings(options)
     question = PlanQuestion(ms_to_ns(slo_ms), options.rate, options.planner, settings, tuple(assumptions), tuple(used))
     found = answer_question(what_if, question)
     print(msgspec.json.encode(found).decode() if options.json else report(found, explain=options.explain))
@@ -116,7 +121,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"--rate: expected requests per second of at least 0, got {options.rate:g}")
     if not 0 < options.percentile <= 100:
         raise ConfigError(f"--percentile: expected a percentile above 0, up to 100, got {options.percentile:g}")
-    if options.seed < 0:
+    if options.seed is not None and options.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {options.seed}")
 
 

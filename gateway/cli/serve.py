@@ -50,7 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--partitions", type=int, metavar="N", help="number of equal core sets (default: one for each core)")
     add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
     add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
-    add("--max-delay-ms", type=float, metavar="MS", help="queue delay of the timeout policy (default 0)")
+    add(
+        "--max-delay-ms",
+        type=float,
+        metavar="MS",
+        help="max_delay_ms of the policy, if it has that key (timeout: default 0)",
+    )
     add("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes of the timeout policy")
     add("--max-batch-size", type=int, metavar="N", help="largest batch of models with a batch dimension (default 64)")
     add("--default-slo-ms", type=float, metavar="MS", help="deadline of requests that set none (default 10000)")

@@ -17,9 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _validate(options: argparse.Namespace) -> int:
+    from sluice.batcher.planner.registry import path_planners
+    from sluice.batcher.policies.registry import batch_policies
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.deployment.read import read_models
 
+    batch_policies()
+    path_planners()
     paths: list[Path] = options.paths
     for path in paths:
         if not path.exists():

@@ -43,7 +43,7 @@ def _why(options: argparse.Namespace) -> int:
 
 def fetch(url: str, id: str, headers: Headers = ()) -> tuple[str, Explanation]:
     """The explanation of a request by the server at `url`, as JSON and decoded; raises as `http_client.request`."""
-    body = request(url, f"/v2/sluice/requests/{quote(id, safe='')}", headers=headers)
+    body = request(url, f"/v2/sluice/requests/{quote(id, safe='')}", headers=headers, shows_status=True)
     explanation = decode(url, body, Explanation)
     return body.decode(), explanation
 

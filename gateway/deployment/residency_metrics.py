@@ -80,4 +80,4 @@ class ResidencyMetrics(MetricsSource):
 def _source(model: ScheduledModel, kind: str) -> Source:
     if kind in model.footprints:
         return "profile"
-    return "load" if kind in model.weighed else "file"
+    return "load" if kind in model.measured_bytes else "file"

@@ -45,7 +45,7 @@ class PreparedRevision(NamedTuple):
 
     deployed: Mapping[str, Deployed]
     change: ServingChanged
-    plans: Mapping[str, PipelineWiring]
+    wirings: Mapping[str, PipelineWiring]
     specs: Mapping[str, ModelSpec]
     files: Mapping[str, Mapping[str, ModelFile]]
     placed: Sequence[tuple[str, Sequence[str]]]
@@ -133,7 +133,7 @@ class Rollout:
 
     def begin(self, prepared: PreparedRevision) -> None:
         """Start loading; `LoadWaiter.wait_loaded` waits for the end."""
-        self._executor.add(prepared.plans, prepared.specs, prepared.files)
+        self._executor.add(prepared.wirings, prepared.specs, prepared.files)
         self._runtime.serve(prepared.change)
 
     def retire(self, pipelines: Collection[str]) -> None:

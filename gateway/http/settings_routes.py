@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.management.controlplane import NO_CUDA, ControlPlane
+from sluice.gateway.observability.log_settings import LogValue
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.models.errors import RequestError, UnsupportedRequest
 
@@ -99,7 +100,9 @@ def _bytes(body: dict[str, Any], name: str, default: int | None) -> int:
 def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.TRACE, restrictions)
     traces = control.traces
-    _add_settings(routes, "/v2/trace/setting", traces.get, partial(traces.update, ""), _TRACE)
+    _add_settings(
+        routes, "/v2/trace/setting", traces.get, partial(traces.update, ""), _TRACE, "trace_settings", dict[str, Any]
+    )
 
     @routes.get("/v2/models/{name}/trace/setting")
     async def model_trace_settings(name: str) -> dict[str, Any]:
@@ -115,7 +118,9 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
 def _logging(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.LOGGING, restrictions)
-    _add_settings(routes, "/v2/logging", control.logs.get, control.logs.update, _LOG)
+    _add_settings(
+        routes, "/v2/logging", control.logs.get, control.logs.update, _LOG, "log_settings", dict[str, LogValue]
+    )
     return routes
 
 
@@ -125,14 +130,19 @@ def _add_settings(
     get: Callable[[], dict[str, Any]],
     update: Callable[[dict[str, Any]], None],
     schema: dict[str, Any],
+    name: str,
+    answer: type,
 ) -> None:
-    """Add the routes that read and change the settings of the server at a path."""
+    """Add the routes that read and change the settings of the server at a path; `answer` is the type of what is read.
 
-    @routes.get(path)
+    OpenAPI clients know the routes by `name`.
+    """
+
+    @routes.get(path, name=name, response_model=answer)
     async def settings() -> dict[str, Any]:
         return get()
 
-    @routes.post(path, openapi_extra=body_schema(schema))
+    @routes.post(path, name=f"update_{name}", response_model=answer, openapi_extra=body_schema(schema))
     async def update_settings(request: Request) -> dict[str, Any]:
         update(await json_body(request))
         return get()

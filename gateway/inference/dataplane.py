@@ -20,7 +20,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
 from sluice.models.slo import deadline_ns
-from sluice.models.units import NS_PER_US
+from sluice.models.units import INFINITE_NS, NS_PER_US
 
 EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
 """The protocol extensions that inference requests may use."""
@@ -34,7 +34,6 @@ _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
 _RESERVED_PREFIX = "triton_"
-_FOREVER_NS = 1 << 62
 _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
 
@@ -223,7 +222,7 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
         raise RequestError(
             f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
         )
-    return parameters.get("slo_ms"), min(timeout * NS_PER_US, _FOREVER_NS)
+    return parameters.get("slo_ms"), min(timeout * NS_PER_US, INFINITE_NS)
 
 
 def _max_cost(parameters: Parameters) -> float | None:

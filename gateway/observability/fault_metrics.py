@@ -38,14 +38,14 @@ class FaultMetrics(MetricsSource):
         )
         for labels, count in self._failures.items():
             failures.add_metric(labels, count)
-        ceilings = GaugeMetricFamily(
+        limits = GaugeMetricFamily(
             "sluice_batch_ceiling_rows",
             "Largest batch in rows since a larger one ran out of memory.",
             labels=["model", "kind"],
         )
         for key, model in self._scheduler.dispatcher.models.items():
-            for kind, ceiling in model.batch_limits.items():
-                ceilings.add_metric([public_key(key), kind], ceiling.rows)
+            for kind, limit in model.batch_limits.items():
+                limits.add_metric([public_key(key), kind], limit.rows)
         quarantine = GaugeMetricFamily(
             "sluice_partition_quarantined",
             "1 while the partition is in quarantine after repeated faults.",
@@ -54,4 +54,4 @@ class FaultMetrics(MetricsSource):
         quarantined = self._quarantined()
         for partition in self._partitions:
             quarantine.add_metric([partition], int(partition in quarantined))
-        yield from (failures, ceilings, quarantine)
+        yield from (failures, limits, quarantine)

@@ -36,10 +36,10 @@ def mps_daemons(
         for device, sharing in sorted(shares.items()):
             sets = {each.name: each.share_percent for each in sharing if each.mode is ShareMode.STATIC}
             daemon = MpsDaemon(device, sets=sets, protocol=protocol)
-            keeper = MpsWatchdog(daemon, partial(logger.error, "%s"))
-            stack.callback(keeper.stop)
+            watchdog = MpsWatchdog(daemon, partial(logger.error, "%s"))
+            stack.callback(watchdog.stop)
             try:
-                keeper.start()
+                watchdog.start()
             except DaemonInUse as error:
                 if adopted is None:
                     raise

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as PlanExecutor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, get_args
 
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -36,6 +36,7 @@ from sluice.batcher.interface.events import (
     ServingChanged,
 )
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.planner_protocol import BuildPlans
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
@@ -47,7 +48,7 @@ from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime import turn_budget
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
-from sluice.gateway.runtime.plan_building import BuildPlans, PlanBuilding
+from sluice.gateway.runtime.plan_building import PlanBuilding
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import PartitionError, RejectedError, RequestError
 from sluice.models.pipelines.pipeline import Late
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 MAX_ROUNDS = 1000
 """Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
 _FROM_CACHE = "it was answered from the cache"
+_PARTITION_EVENTS = frozenset(get_args(PartitionEvent))
 
 
 Observe = Callable[[int, AnyEvent | None, list[AnyDecision]], None]
@@ -241,8 +243,8 @@ class Runtime:
 
     def report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS, /) -> None:
         """Take an event of the executor; the inventory gets those about partitions, too, with the details."""
-        if isinstance(event, PartitionEvent):
-            self._inventory.apply(event, details)
+        if type(event) in _PARTITION_EVENTS:
+            self._inventory.apply(cast(PartitionEvent, event), details)
         self._enqueue(event)
 
     def _enqueue(self, event: AnyEvent) -> None:

@@ -8,12 +8,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import BuildPlan
 from sluice.batcher.interface.events import PlanBuilt
-from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.plan_data import Plan
+from sluice.batcher.interface.planner_protocol import BuildPlans
 
 logger = logging.getLogger(__name__)
-
-BuildPlans = Callable[[SchedulerSpec, Observed], Plan]
-"""Builds a plan; called beside the loop."""
 
 
 class PlanBuilding:

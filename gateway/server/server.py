@@ -66,7 +66,7 @@ class Server:
             logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid()
         )
         announced = asyncio.create_task(self._announce(ready_file))
-        looks = [asyncio.create_task(each.run()) for each in (self.poll, self.auto_resize) if each is not None]
+        tasks = [asyncio.create_task(each.run()) for each in (self.poll, self.auto_resize) if each is not None]
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self.runtime.failed.wait())
         refused = asyncio.create_task(self.inventory.refused.wait())
@@ -75,8 +75,8 @@ class Server:
             given_up = await self._drain(force)
         finally:
             announced.cancel()
-            for look in looks:
-                look.cancel()
+            for task in tasks:
+                task.cancel()
             self.deployer.close()
             stopped.cancel()
             failed.cancel()

@@ -219,7 +219,7 @@ def _build_execution(
     cache = _response_cache(config, state.registry, statistics)
     workers = WorkerExecutor(
         _worker_specs(config, core),
-        _pipeline_plans(core.pipelines, spec, core.specs),
+        _pipeline_wirings(core.pipelines, spec, core.specs),
         core.specs,
         config.limits.input_arena_mb * _MIB,
         quarantine=config.quarantine,
@@ -364,7 +364,7 @@ def _scheduler_spec(
     return config.residency.apply(spec, known)
 
 
-def _pipeline_plans(
+def _pipeline_wirings(
     pipelines: Sequence[Pipeline], spec: SchedulerSpec, specs: Mapping[str, ModelSpec]
 ) -> dict[str, PipelineWiring]:
     """The tensor wiring of each pipeline, for the executor."""

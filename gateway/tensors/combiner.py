@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from sluice.batcher.interface.events import Confidences
 from sluice.models.pipelines.confidence import confidence
 from sluice.models.pipelines.pipeline import Combiner, Confidence
 from sluice.models.tensors.arrays import Array
-
-Confidences = tuple[tuple[float, ...], ...]
-"""One tuple a confidence that a model reports, each with one value a row."""
 
 Combined = tuple[Confidences, str]
 """The confidences of a combiner, and the key that tells apart outputs whose shapes differ."""

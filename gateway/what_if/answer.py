@@ -11,6 +11,11 @@ PER = 1000
 """Requests, or rows, that costs are given for."""
 
 
+def percent(share: float) -> str:
+    """A share as text with three digits, such as "12.5%"."""
+    return f"{share * 100:.3g}%"
+
+
 class TableSource(enum.StrEnum):
     """The source of the latencies of a model on a kind of partition."""
 

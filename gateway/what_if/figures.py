@@ -6,7 +6,7 @@ from functools import cached_property
 
 from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.batcher.planner.problem import Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Problem, StageProblem
 from sluice.batcher.planner.stage_options import Candidate
 from sluice.gateway.what_if.answer import PER, Arithmetic, PlannedConfiguration, StageAnswer
 from sluice.gateway.what_if.planning import RateScenario, StageChoices

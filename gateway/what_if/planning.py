@@ -12,7 +12,7 @@ from sluice.batcher.interface.plan_data import CostToGo, Observed
 from sluice.batcher.planner.build import residency_of
 from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem, path_of
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, check_path, path_of
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
 from sluice.models.profiles.latency_table import LatencyTable
 
@@ -111,10 +111,11 @@ class RateScenario:
         """The planning problem with all candidates."""
         return problem_of(self.demand, self.pipeline, self._candidates, budget_ns, self._percentile)
 
-    def best(self, planner: PathPlanner, slo_ns: int) -> StageChoices | None:
-        """The choice of a planner; None if it finds nothing."""
-        paths = planner(self.problem(slo_ns))
-        return _chosen(self._candidates, paths[0]) if paths else None
+    def best(self, planner: PathPlanner, name: str, slo_ns: int) -> StageChoices | None:
+        """The choice of a planner; None if it finds nothing. ConfigError, which names it, if its path is wrong."""
+        problem = self.problem(slo_ns)
+        paths = planner(problem)
+        return _chosen(self._candidates, check_path(problem, paths[0], name)) if paths else None
 
     def alternatives(self, budget_ns: int) -> list[StageChoices]:
         """The cheapest configurations within the budget that differ in their figures, cheapest first."""

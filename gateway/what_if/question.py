@@ -16,11 +16,14 @@ from sluice.gateway.what_if.answer import (
     RunnerUp,
     TableSource,
     TableUsed,
+    percent,
 )
 from sluice.gateway.what_if.figures import PlanFigures
 from sluice.gateway.what_if.planning import PRECISION, RateScenario, StageChoices, WhatIf
 from sluice.models.units import ns_to_ms
 
+_EXACT = "exact"
+"""The name of the planner whose plans the answer is compared with."""
 _EQUAL = 1e-9
 """Costs with a smaller relative difference are equal."""
 
@@ -43,8 +46,8 @@ def answer_question(what_if: WhatIf, question: PlanQuestion) -> PlanAnswer:
     simulated = {(each.model, each.kind) for each in question.tables if each.source is TableSource.SIMULATED}
     exact = now.alternatives(slo_ns) if now.fits(slo_ns) else []
     chosen = exact[0] if exact else None
-    if exact and question.planner != DEFAULT:
-        chosen = now.best(planner_named(question.planner, question.planner_settings), slo_ns)
+    if exact and question.planner != _EXACT:
+        chosen = now.best(planner_named(question.planner, question.planner_settings), question.planner, slo_ns)
     plan = PlanFigures(now, slo_ns, simulated).configuration(chosen or (exact[0] if exact else now.fastest))
     highest = what_if.highest_rate(slo_ns)
     return PlanAnswer(
@@ -134,9 +137,9 @@ def _infeasible(
         bottleneck = _bottleneck(now)
         return Infeasible(
             bottleneck.stage,
-            f"at {now.rate:.10g} requests/s all stages together take {_percent(bottleneck.total_utilisation)} of the "
+            f"at {now.rate:.10g} requests/s all stages together take {percent(bottleneck.total_utilisation)} of the "
             f"partitions' time with their best batches, expected at most {RHO_MAX:.0%}; stage '{bottleneck.stage}' "
-            f"takes most of it: {_percent(bottleneck.utilisation)}",
+            f"takes most of it: {percent(bottleneck.utilisation)}",
             None,
             None if nearest_rate is None else now.rate - nearest_rate,
             None,
@@ -159,7 +162,3 @@ def _infeasible(
         quickest_ms,
         nearest_rate,
     )
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.3g}%"

@@ -68,7 +68,7 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target, config.model)
     samples, schedule = _plan(config, target.metadata())
-    record, server = target.replay(schedule, samples, config.slo_ms, config.seed)
+    record, server = target.replay(schedule, samples, config.slo_ms, config.seed, config.drain_timeout_s)
     return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
 
 

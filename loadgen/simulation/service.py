@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.interface.decisions import CombineOutputs, DispatchBatch
+from sluice.batcher.interface.events import Confidences
 from sluice.loadgen.traffic.seeds import generator
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
@@ -103,7 +103,7 @@ class StochasticService:
         tables: Mapping[str, Mapping[str, LatencyTable]],
         times: Mapping[str, ServiceTimeDistribution],
         slowdowns: Mapping[str, SlowdownFactors],
-        verdict_counts: dict[str, int],
+        confidence_counts: dict[str, int],
         pipeline: PipelineConfig,
         escalation: dict[str, float],
         seed: int,
@@ -111,7 +111,7 @@ class StochasticService:
         self._tables = tables
         self._times = times
         self._slowdowns = slowdowns
-        self._verdict_counts = verdict_counts
+        self._confidence_counts = confidence_counts
         self._curves = _confidence_curves(pipeline, escalation)
         self._rng = generator(seed, "verdicts")
         self._time_rng = generator(seed, "service")
@@ -125,17 +125,17 @@ class StochasticService:
 
     def batch_confidences(self, batch: DispatchBatch) -> Confidences:
         """Draw the confidences of the members' rows, in order."""
-        count = self._verdict_counts[batch.model]
+        count = self._confidence_counts[batch.model]
         if not count:
             return ()
         parts = [self._confidences(member.stage, member.rows) for member in batch.members]
         return tuple(
             tuple(
-                confidence
+                level
                 for part, member in zip(parts, batch.members, strict=True)
-                for confidence in (part[verdict] if verdict < len(part) else (1.0,) * member.rows)
+                for level in (part[index] if index < len(part) else (1.0,) * member.rows)
             )
-            for verdict in range(count)
+            for index in range(count)
         )
 
     def combined_confidences(self, combination: CombineOutputs) -> Confidences:
@@ -161,9 +161,9 @@ def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -
             point = (when.below, escalation.get(stage.name, _EVEN_ODDS))
             points.setdefault(when.stage, {}).setdefault(when.confidence, []).append(point)
     curves: dict[int, list[Curve]] = {}
-    for source, verdicts in points.items():
-        for verdict in range(max(verdicts) + 1):
-            levels, chances = zip(*sorted(verdicts.get(verdict, [(_EVEN_ODDS, _EVEN_ODDS)])), strict=True)
+    for source, thresholds in points.items():
+        for confidence in range(max(thresholds) + 1):
+            levels, chances = zip(*sorted(thresholds.get(confidence, [(_EVEN_ODDS, _EVEN_ODDS)])), strict=True)
             if list(chances) != sorted(chances):
                 raise ConfigError(
                     f"escalation.{pipeline.name}: must not fall as the threshold rises, got {list(chances)}"

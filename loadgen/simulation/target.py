@@ -1,6 +1,7 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ from sluice.models.pipelines.memory import output_memory
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.slo import deadline_ns
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.units import NS_PER_US
+from sluice.models.units import NS_PER_S, NS_PER_US
 from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
@@ -61,7 +62,7 @@ class SimulatedTarget:
         served = latest | repository.pipelines
         if name not in served:
             reasons = [broken.reason for broken in repository.broken if broken.name == name]
-            found = "; ".join(reasons) or f"it serves {', '.join(sorted(served))}"
+            found = "; ".join(reasons) or _known_names(served, {broken.name for broken in repository.broken})
             raise ConfigError(f"--model {name}: not served by {path}: {found}")
         self.pipeline: Pipeline = served[name]
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
@@ -105,9 +106,12 @@ class SimulatedTarget:
         return TargetModel(*(self._on_the_wire(side) for side in (self.pipeline.inputs, self.pipeline.outputs)))
 
     def replay(
-        self, schedule: Schedule, samples: Samples, slo_ms: float | None, seed: int
+        self, schedule: Schedule, samples: Samples, slo_ms: float | None, seed: int, drain_timeout_s: float
     ) -> tuple[Record, ServerReport]:
-        """Run a schedule through a fresh scheduler; the same arguments give the same record."""
+        """Run a schedule through a fresh scheduler; the same arguments give the same record.
+
+        Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs.
+        """
         key = pipeline_key(self.pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.confidences) for model in self._spec.models}
@@ -127,8 +131,10 @@ class SimulatedTarget:
         )
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
-        simulator.run(self._arrivals(key, schedule, samples, slo_ms))
+        drain_ns = drain_timeout_s * NS_PER_S
+        simulator.run(self._arrivals(key, schedule, samples, slo_ms), drain_ns)
         self._add_jitter(observer.record, seed)
+        _time_out(observer.record, int(schedule.due_ns[-1]) + drain_ns, simulator.now_ns)
         return observer.record, observer.server_report(key)
 
     def _arrivals(
@@ -159,6 +165,13 @@ class SimulatedTarget:
 
     def _on_the_wire(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(t.name, t.datatype, self.pipeline.wire_shape(t)) for t in tensors)
+
+
+def _time_out(record: Record, end_ns: float, now_ns: int) -> None:
+    """Count the queries without an answer by the end as timeouts."""
+    late = (record.status == Status.PENDING) | (record.done_ns > end_ns)
+    record.status[late] = Status.TIMEOUT
+    record.done_ns[late] = int(end_ns) if math.isfinite(end_ns) else now_ns
 
 
 class _Observer:
@@ -212,3 +225,8 @@ class _Observer:
         record.status[query] = status
         if reason:
             record.count_reason(reason)
+
+
+def _known_names(served: Collection[str], broken: Collection[str]) -> str:
+    known = f"it serves {', '.join(sorted(served)) or 'nothing'}"
+    return f"{known}; broken: {', '.join(sorted(broken))}" if broken else known

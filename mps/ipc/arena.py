@@ -71,7 +71,8 @@ class Arena:
         self.used_bytes = 0
         # By order (log2 of the size): offsets of free blocks. A dict is a stack from which any entry can be deleted.
         self._free: list[dict[int, None]] = [{} for _ in range(nbytes.bit_length())]
-        self._aside: dict[int, int] = {}
+        # By order: the block that was freed last, if it is not merged yet.
+        self._unmerged: dict[int, int] = {}
         self._orders: dict[int, int] = {}
         offset = 0
         while offset < nbytes:
@@ -82,13 +83,13 @@ class Arena:
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of a block of at least `nbytes` bytes, None when no free block is that large; O(log n)."""
         order = (max(nbytes, MIN_BLOCK_BYTES) - 1).bit_length()
-        offset = self._aside.pop(order, None)
+        offset = self._unmerged.pop(order, None)
         if offset is None:
             offset = self._split_for(order)
-        if offset is None and self._aside:
-            for size, aside in self._aside.items():
-                self._merge(aside, size)
-            self._aside.clear()
+        if offset is None and self._unmerged:
+            for size, free_offset in self._unmerged.items():
+                self._merge(free_offset, size)
+            self._unmerged.clear()
             offset = self._split_for(order)
         if offset is not None:
             self._orders[offset] = order
@@ -101,8 +102,8 @@ class Arena:
         if order is None:
             raise PartitionError(f"arena: offset {offset} is not allocated")
         self.used_bytes -= 1 << order
-        before = self._aside.get(order)
-        self._aside[order] = offset
+        before = self._unmerged.get(order)
+        self._unmerged[order] = offset
         if before is not None:
             self._merge(before, order)
 

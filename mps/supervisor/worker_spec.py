@@ -1,5 +1,7 @@
 """The worker of one partition as the gateway asks for it."""
 
+# A module of its own: `worker_slot` needs it too, and `supervisor` imports that module.
+
 import msgspec
 
 from sluice.mps.ipc.messages import ModelFile

@@ -116,13 +116,6 @@ PARTITION_KEYS = {
 }
 """The keys of all kinds of partitions; `kind` is their tag."""
 
-POLICY_KEYS = {
-    "objective": "`latency` answers as soon as possible, `cost` waits for fuller batches.",
-    "preferred": "Batch sizes that are worth waiting for.",
-    "max_delay_ms": "How long the first request of a batch may wait for others.",
-}
-"""Descriptions of the policies' keys; a policy that is added need not be listed here."""
-
 SECTIONS = (
     Section(
         "models",
@@ -357,10 +350,18 @@ def _policies() -> Iterator[str]:
         yield f"**`{policy.name}`** {first}"
         if fields := msgspec.structs.fields(policy.settings):
             rows = [
-                (code(field.name), _default(field), _option(field.name), POLICY_KEYS.get(field.name, ""))
+                (code(field.name), _default(field), _option(field.name), _description(policy.name, field))
                 for field in fields
             ]
             yield table(("Key", "Default", "Option", ""), rows)
+
+
+def _description(policy: str, field: msgspec.structs.FieldInfo) -> str:
+    """The description of a policy's key, in its own file."""
+    for meta in getattr(field.type, "__metadata__", ()):
+        if isinstance(meta, msgspec.Meta) and meta.description:
+            return meta.description
+    raise ValueError(f"policy {policy}: {field.name}: no description; expected Annotated[..., Meta(description=...)]")
 
 
 _TITLE = """# Configuration

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -23,6 +22,7 @@ from sluice.batcher.interface.decisions import (
 )
 from sluice.batcher.interface.events import (
     AnyEvent,
+    Confidences,
     ModelLoaded,
     ModelLoadFailed,
     PartitionLost,

@@ -10,9 +10,9 @@ from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
-from sluice.batcher.planner.graph import tangle
 from sluice.batcher.planner.live import FewOptionsRanker, ManyOptionsRanker, StageRanker
-from sluice.batcher.planner.problem import Path, Problem
+from sluice.batcher.planner.problem.graph import tangle
+from sluice.batcher.planner.problem.problem import Path, Problem
 from sluice.models.units import INFINITE_NS
 from tests.support.scheduling.planning import chain, directed_acyclic, longest_ns, random_problem, series_parallel
 

@@ -11,7 +11,7 @@ from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig
 from sluice.batcher.interface.plan_data import Observed, PipelinePlan, Plan
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.demand import demand_table
-from sluice.batcher.planner.problem import MAX_LATENCY_NS
+from sluice.batcher.planner.problem.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import LONGEST_WAIT_NS, stage_latency
 from sluice.batcher.planner.stage_options import pipeline_candidates
 from sluice.batcher.policies.deadline import DeadlineSettings, Objective

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Confidences, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
     Limits,
@@ -33,7 +33,7 @@ from sluice.batcher.interface.decisions import (
     LoadModel,
     UnloadModel,
 )
-from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived, RequestCancelled
 from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.planner.build import build_plan

@@ -9,7 +9,6 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import (
     PartitionConfig,
     PipelineConfig,
@@ -30,7 +29,14 @@ from sluice.batcher.interface.decisions import (
     RejectRequest,
     UnloadModel,
 )
-from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, PlanBuilt, RequestArrived
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    Confidences,
+    PartitionLost,
+    PartitionReady,
+    PlanBuilt,
+    RequestArrived,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.planner.build import build_plan

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Confidences, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, RejectRequest, Settlement
-from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler

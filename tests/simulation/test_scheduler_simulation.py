@@ -8,10 +8,16 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.drivers.simulator import Confidences
 from sluice.batcher.interface.config import Limits, PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
-from sluice.batcher.interface.events import AnyEvent, PartitionLost, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    Confidences,
+    PartitionLost,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.no_batching import NoBatchingSettings

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.drivers.simulator import Confidences, Simulator
+from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PipelineConfig, PolicyConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
-from sluice.batcher.interface.events import AnyEvent, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.timeout import TimeoutConfig

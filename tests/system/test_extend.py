@@ -69,6 +69,24 @@ def test_a_planner_is_one_file(checkout: Path) -> None:
     assert "greedy: a cheap path" in " ".join(run("sluice plan --help", checkout).split())
 
 
+@pytest.mark.parametrize("command", ["serve --help", "validate .", "doctor"])
+def test_a_broken_policy_is_one_sentence_with_its_place(checkout: Path, command: str) -> None:
+    broken = checkout / "batcher" / "policies" / "broken.py"
+    broken.write_text("x = 1\ndef broken(:\n")
+    done = subprocess.run(
+        [sys.executable, "-m", COMMANDS["sluice"], *command.split()],
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": str(checkout / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("sluice: ")
+    assert done.stderr.endswith("batcher/policies/broken.py:2: invalid syntax\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_index_lists_every_page() -> None:
     index = (EXTEND / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in EXTEND.glob("*.md")} - {"README.md"}

@@ -201,6 +201,11 @@ def test_a_model_file_by_itself(sluice: Sluice, tmp_path: Path) -> None:
         (["cascade", "--repository", ".", "--rate", "nan"], "--rate: expected requests per second of at least 0"),
         (["cascade", "--repository", ".", "--percentile", "101"], "--percentile: expected a percentile above 0"),
         (["cascade", "--repository", ".", "--seed", "-1"], "--seed: expected at least 0"),
+        (["cascade", "--repository", ".", "--seed", "1"], "--seed: planner exact has no setting seed"),
+        (
+            ["cascade", "--repository", ".", "--planner-setting", "rounds=1"],
+            "planner exact: unknown setting rounds; expected none",
+        ),
         (
             ["cascade", "--repository", ".", "--escalation", "small=0.1"],
             "--escalation: small is not a conditional stage (`when`); expected one of large",

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 
 from sluice.batcher.planner.fronts.pareto import Costs, Indices, Times
-from sluice.batcher.planner.problem import Path, Problem, StageProblem, check_problem
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem, check_problem
 from sluice.batcher.planner.registry import path_planner
 from sluice.models.errors import ConfigError
 

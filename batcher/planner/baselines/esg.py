@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.planner.baselines.slo_split import normalised_lengths, split_groups, subproblem
-from sluice.batcher.planner.problem import Path, Problem, check_problem, path_of
+from sluice.batcher.planner.problem.problem import Path, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
 
 KEPT_PATHS = 1 << 16

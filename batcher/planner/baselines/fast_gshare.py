@@ -11,8 +11,8 @@ only where the rate is below one instance of the most efficient.
 import numpy as np
 
 from sluice.batcher.planner.baselines.option_grid import option_table
-from sluice.batcher.planner.baselines.slo_split import normalised_lengths, plan_each_stage
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.baselines.slo_split import plan_each_stage
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem
 from sluice.batcher.planner.registry import path_planner
 from sluice.models.units import NS_PER_S
 
@@ -23,7 +23,7 @@ from sluice.models.units import NS_PER_S
 )
 def plan_fast_gshare(problem: Problem, count: int = 1) -> list[Path]:
     """At most one path, whatever `count`; ConfigError if a stage has only figures."""
-    return plan_each_stage(problem, normalised_lengths, _pick)[:count]
+    return plan_each_stage(problem, count, _pick)
 
 
 def _pick(stage: StageProblem, budget_ns: int) -> int | None:

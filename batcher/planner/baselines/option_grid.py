@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.problem import StageProblem
+from sluice.batcher.planner.problem.problem import StageProblem
 from sluice.models.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.batcher.planner.baselines.option_grid import option_grid
-from sluice.batcher.planner.problem import Path, PathPlanner, Problem, check_problem, path_of
+from sluice.batcher.planner.problem.problem import Path, PathPlanner, Problem, check_problem, path_of
 from sluice.batcher.planner.registry import path_planner
 
 Cell = tuple[int, ...]

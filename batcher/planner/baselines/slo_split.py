@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sluice.batcher.planner.problem import Path, Problem, StageProblem, check_problem, path_of
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem, check_problem, path_of
 
 _QUANTILES = np.linspace(0.0, 1.0, 33)
 
@@ -80,24 +80,20 @@ def dominators(sources: Sequence[Sequence[int]]) -> list[int]:
     return found
 
 
-def plan_each_stage(
-    problem: Problem,
-    lengths: Callable[[Problem], Sequence[float]],
-    pick: Callable[[StageProblem, int], int | None],
-) -> list[Path]:
-    """One path: for each stage by itself the option that `pick` returns for the stage's budget.
+def plan_each_stage(problem: Problem, count: int, pick: Callable[[StageProblem, int], int | None]) -> list[Path]:
+    """One path, if `count` allows: for each stage by itself the option that `pick` returns for its normalised budget.
 
     No path if `pick` finds no option for a stage. `pick` is not called for a stage with one option.
     """
     check_problem(problem)
     choices = []
-    for stage, budget_ns in zip(problem.stages, stage_budgets(problem, lengths(problem)), strict=True):
+    for stage, budget_ns in zip(problem.stages, stage_budgets(problem, normalised_lengths(problem)), strict=True):
         choice = pick(stage, budget_ns) if len(stage.cost) > 1 else 0
         if choice is None:
             return []
         choices.append(choice)
     path = path_of(problem, choices)
-    return [path] if path.latency_ns <= problem.budget_ns else []
+    return [path][:count] if path.latency_ns <= problem.budget_ns else []
 
 
 def subproblem(problem: Problem, stages: Sequence[int], budget_ns: int) -> Problem:

@@ -9,7 +9,7 @@ import numpy as np
 from sluice.batcher.planner.fronts.conditioning import Opened, open_up
 from sluice.batcher.planner.fronts.pareto import DONE, Indices, Steps, pareto, thinned, up_to
 from sluice.batcher.planner.fronts.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
-from sluice.batcher.planner.graph import Residual, Series, Shape, Sources, ancestors, decompose
+from sluice.batcher.planner.problem.graph import Residual, Series, Shape, Sources, ancestors, decompose
 
 MAX_CASES = 256
 """Combinations of fixed options that are solved for a region that is not series-parallel."""

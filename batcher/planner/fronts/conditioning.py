@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from sluice.batcher.planner.graph import Sources, ancestors, tangle
+from sluice.batcher.planner.problem.graph import Sources, ancestors, tangle
 
 MAX_CUTS = 4
 """Highest number of fixed nodes: the cases to solve are the product of their options."""

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from sluice.batcher.planner.fronts.pareto import DONE, Costs, Indices, Steps, Times, parallel, pareto, series, thinned
-from sluice.batcher.planner.problem import StageProblem
+from sluice.batcher.planner.problem.problem import StageProblem
 
 
 class Bounds(NamedTuple):

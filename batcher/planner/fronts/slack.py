@@ -3,7 +3,7 @@
 import numpy as np
 
 from sluice.batcher.planner.fronts.pareto import Costs
-from sluice.batcher.planner.problem import Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Problem, StageProblem
 
 MAX_SWAPS = 8
 """Highest number of option changes, for each stage of the path."""

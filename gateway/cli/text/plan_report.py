@@ -12,6 +12,7 @@ from sluice.gateway.what_if.answer import (
     PlannedConfiguration,
     StageAnswer,
     TableSource,
+    percent,
 )
 
 _COLUMNS = (
@@ -99,7 +100,7 @@ def _cells(stage: StageAnswer) -> tuple[str, ...]:
         _ms(stage.p50_ms),
         _ms(stage.p99_ms) if stage.counted else f"({_ms(stage.p99_ms)})",
         _cost(stage.cost_per_1000_rows * stage.probability),
-        "too much" if stage.utilisation is None else _percent(stage.utilisation),
+        "too much" if stage.utilisation is None else percent(stage.utilisation),
     )
 
 
@@ -128,8 +129,8 @@ def _infeasible(answer: PlanAnswer) -> list[str]:
 def _around(answer: PlanAnswer) -> Iterator[str]:
     yield from _second(answer)
     bottleneck = answer.bottleneck
-    stage, busy = f"stage '{bottleneck.stage}' ({bottleneck.model})", _percent(bottleneck.utilisation)
-    all_busy = _percent(bottleneck.total_utilisation)
+    stage, busy = f"stage '{bottleneck.stage}' ({bottleneck.model})", percent(bottleneck.utilisation)
+    all_busy = percent(bottleneck.total_utilisation)
     yield (
         f"bottleneck: {stage} takes {busy} of the partitions' time with its best batches, "
         f"all stages {all_busy}; its capacity alone is {_rate(bottleneck.capacity)} rows/s"
@@ -197,7 +198,7 @@ def _rows(answer: PlanAnswer, stage: StageAnswer, part: Arithmetic) -> str:
 
 def _busy(stage: StageAnswer, part: Arithmetic, full_ms: float) -> str:
     per_second = f"{_rate(part.kind_rate)}/s x {full_ms:.3f} ms"
-    return f"{per_second} / ({part.servers:.4g} x {stage.batch} rows) = {_percent(stage.utilisation or 0.0)}"
+    return f"{per_second} / ({part.servers:.4g} x {stage.batch} rows) = {percent(stage.utilisation or 0.0)}"
 
 
 def _p99(stage: StageAnswer, part: Arithmetic) -> str:
@@ -234,10 +235,6 @@ def _sums(plan: PlannedConfiguration) -> Iterator[str]:
 
 def _ms(milliseconds: float | None) -> str:
     return "-" if milliseconds is None else f"{milliseconds:.3f}"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.3g}%"
 
 
 def _rate(rate: float) -> str:

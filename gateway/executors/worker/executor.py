@@ -63,7 +63,7 @@ _RECYCLED = "the worker is being recycled to free memory"
 class WorkerExecutor:
     """Runs batches on worker processes that share memory with the gateway.
 
-    `plans` are the pipelines by `name:version`, and `models` the specs by key; `input_bytes` is the size of the arena
+    `wirings` are the pipelines by `name:version`, and `models` the specs by key; `input_bytes` is the size of the arena
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
     `quarantine` and `controls` are for `recovery` from faults, and `cache` is for stages that use the response cache.
@@ -72,7 +72,7 @@ class WorkerExecutor:
     def __init__(
         self,
         workers: Sequence[WorkerSpec],
-        plans: Mapping[str, PipelineWiring],
+        wirings: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         input_bytes: int,
         batch_timeout_s: float = BATCH_TIMEOUT_S,
@@ -84,14 +84,14 @@ class WorkerExecutor:
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
-        self._assembly = Assembly(plans, models, self._slots, cache)
+        self._assembly = Assembly(wirings, models, self._slots, cache)
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, WorkerRecord] = {}
         self._replaced: dict[WorkerProcess, WorkerRecord] = {}
         self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
         self._first_dimension: dict[str, int] = {}
-        self.add(plans, models, {})
+        self.add(wirings, models, {})
         self._report: EventSink
         # Only the assembly handles tensors.
         self.admit = self._assembly.admit
@@ -101,12 +101,12 @@ class WorkerExecutor:
 
     def add(
         self,
-        plans: Mapping[str, PipelineWiring],
+        wirings: Mapping[str, PipelineWiring],
         models: Mapping[str, ModelSpec],
         files: Mapping[str, Mapping[str, ModelFile]],
     ) -> None:
         """Add pipelines and models; `files` are the models' files, by partition and key."""
-        self._assembly.add(plans, models)
+        self._assembly.add(wirings, models)
         for key, spec in models.items():
             self._variable[key] = frozenset(output.name for output in spec.outputs if not output.fixed)
             self._first_dimension[key] = int(spec.batchable)

@@ -22,9 +22,8 @@ from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevok
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.units import NS_PER_S
+from sluice.models.units import INFINITE_NS, NS_PER_S
 
-_NO_DEADLINE_NS = 1 << 60
 Observer = Callable[[int, AnyEvent | None, list[AnyDecision]], object]
 
 
@@ -153,7 +152,7 @@ class _Replay:
         for _ in range(round(self.jobs[name].work_s * NS_PER_S / self._batch_ns)):
             self._open[name] += 1
             self._owners.append(name)
-            self._handle(RequestArrived(len(self._owners) - 1, name, 1, _NO_DEADLINE_NS))
+            self._handle(RequestArrived(len(self._owners) - 1, name, 1, INFINITE_NS))
 
     def _handle(self, event: AnyEvent) -> None:
         self._apply(event, self._scheduler.handle(event, self._now_ns))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.models.backends.python_models import triton_utils as triton_python
+from sluice.models.backends.python_models import triton_utils
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
@@ -68,7 +68,7 @@ def load(path: str, threads: int, config: str) -> PythonModel:
     try:
         module = _import(path, form.name)
         if hasattr(module, "TritonPythonModel"):
-            model = triton_python.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path))
+            model = triton_utils.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path))
             return PythonModel(form, path, model.infer, model.finalize)
         if hasattr(module, "load"):
             module.load(json.loads(config))
@@ -87,7 +87,7 @@ def _import(path: str, name: str) -> ModuleType:
     module = ModuleType(f"sluice_model_{name}")
     module.__file__ = path
     # Triton's name for what its models import.
-    sys.modules["triton_python_backend_utils"] = triton_python
+    sys.modules["triton_python_backend_utils"] = triton_utils
     beside = [str(Path(path).parent), str(Path(path).parent.parent)]
     sys.path[:0] = beside
     try:

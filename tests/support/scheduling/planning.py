@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.batcher.planner.problem import Option, Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Option, Problem, StageProblem
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CORES = (1, 2, 4, 8)

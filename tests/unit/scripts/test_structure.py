@@ -33,6 +33,23 @@ def test_a_clean_tree_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert lines[lines.index("       lines  largest files") + 1] == "           4  src/food/kitchen/stove/oven.py"
 
 
+def test_rooms_are_shown_at_every_depth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tree(tmp_path, oven="from food.kitchen.stove.gas import pipe\n")
+    for name, text in {
+        "gas/pipe.py": "import food.kitchen.stove.knob\n",
+        "gas/valves/valve.py": "import food.kitchen.stove.gas.pipe\n",
+        "knob.py": "",
+    }.items():
+        path = tmp_path / "src/food/kitchen/stove" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert main([root]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("  kitchen.stove: oven > gas > knob")
+    assert lines[first + 1] == "  kitchen.stove.gas: valves > pipe"
+    assert not any(line.startswith("  kitchen.pantry:") for line in lines)
+
+
 def test_packages_behind_links_are_read_as_if_they_lay_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_journal_from_before_classes_and_fields_were_renamed_is_read() -> None
     written = b"".join(lines)
     for name in (b"RecallOutputs", b"OutputsRecalled", b"OutputsUnknown", b'"verdicts"', b'"verdict"', b'"recalls"'):
         assert name in written
+    assert b'"weighed"' in written
     assert replay(lines) is None
 
 

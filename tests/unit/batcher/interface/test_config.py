@@ -2,11 +2,10 @@
 
 import pytest
 
-from sluice.batcher.interface.config import PolicyConfig, PriorityLevels
+from sluice.batcher.interface.config import PolicyConfig, PriorityLevels, ScheduledModel
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.residency_config import Footprint
 from sluice.models.dynamic_batching import QueuePolicy
-from tests.support.scheduling.builders import model
 
 LEVELS = PriorityLevels(count=3, default=2, policies={1: QueuePolicy(max_queue_size=5)})
 
@@ -27,17 +26,17 @@ def test_a_policy_combines_requests_at_once_unless_it_says_otherwise() -> None:
     assert (policy.combines, policy.defers, policy.longest_wait_ns(100.0)) == (True, False, 0)
 
 
-def test_the_memory_of_a_model_is_measured_weighed_or_configured_in_this_order() -> None:
-    known = model("m:1", max_batch=4)
-    weighed = type(known)(
-        *("m:1", 4, known.policy),
+def test_the_memory_of_a_model_is_profiled_or_measured_or_configured_in_this_order() -> None:
+    known = ScheduledModel(
+        "m:1",
+        4,
+        PolicyConfig(),
         memory_bytes=10,
         footprints={"gpu": Footprint(100, 5)},
-        weighed={"gpu": 7, "cpu1": 30},
+        measured_bytes={"gpu": 7, "cpu1": 30},
     )
-    assert [weighed.memory_on(kind) for kind in ("gpu", "cpu1", "cpu2")] == [120, 30, 10]
-    assert weighed.most_bytes == 30
-    assert known.most_bytes == 0
+    assert [known.memory_on(kind) for kind in ("gpu", "cpu1", "cpu2")] == [120, 30, 10]
+    assert known.most_bytes == 30
 
 
 def test_only_completed_requests_are_answered() -> None:

@@ -6,7 +6,7 @@ import pytest
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.exact import ExactPlanner, plan_exact
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem
 from sluice.models.errors import ConfigError
 from tests.support.scheduling.planning import chain, directed_acyclic, longest_ns, random_problem, realistic_problem
 

@@ -7,7 +7,7 @@ l / (2 b m (1 - rho)) * ln(100 P) at the 99th percentile.
 
 import pytest
 
-from sluice.batcher.planner.problem import MAX_LATENCY_NS
+from sluice.batcher.planner.problem.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import LONGEST_WAIT_NS, StageLatency, stage_latency
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import MS, S

@@ -17,7 +17,7 @@ from sluice.batcher.interface.config import (
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import plan_exact
-from sluice.batcher.planner.problem import Problem
+from sluice.batcher.planner.problem.problem import Problem
 from sluice.batcher.planner.stage_options import Candidate, pipeline_candidates, problem_of
 from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.policies.no_batching import NoBatchingSettings

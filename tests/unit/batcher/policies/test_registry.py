@@ -1,16 +1,27 @@
+import re
+
 import pytest
 
 from sluice.batcher.drivers.journal import decode_spec
 from sluice.batcher.interface.config import Limits, PolicyConfig
-from sluice.batcher.policies.base import AnyPolicySettings
+from sluice.batcher.policies import registry
+from sluice.batcher.policies.base import AnyPolicySettings, PolicySettings
 from sluice.batcher.policies.deadline import DeadlinePolicy, DeadlineSettings, DeferringPolicy, Objective
 from sluice.batcher.policies.no_batching import NoBatching, NoBatchingSettings
-from sluice.batcher.policies.registry import DEFAULT, batch_policies, batch_policy, decode_policy, select_policy
+from sluice.batcher.policies.registry import (
+    DEFAULT,
+    RegisteredPolicy,
+    batch_policies,
+    batch_policy,
+    decode_policy,
+    select_policy,
+)
 from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutPolicy, TimeoutSettings
+from sluice.models.errors import ConfigError
 
 
 def test_the_policies_of_the_room_are_known_by_name() -> None:
-    assert list(batch_policies()) == ["deadline", "none", "timeout"]
+    assert {"deadline", "none", "timeout"} <= batch_policies().keys()
     assert DEFAULT in batch_policies()
 
 
@@ -28,8 +39,38 @@ def test_a_configuration_that_belongs_to_no_policy_makes_none() -> None:
 
 
 def test_a_name_is_registered_once() -> None:
-    with pytest.raises(ValueError, match=r"batch policy timeout: registered twice"):
-        batch_policy(TimeoutSettings)(TimeoutPolicy)
+    class Other(TimeoutPolicy):
+        pass
+
+    message = f"batch policy timeout: registered by {TimeoutPolicy.__module__} and by {__name__}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        batch_policy(TimeoutSettings)(Other)
+
+
+def test_a_policy_names_itself_by_its_tag() -> None:
+    class Untagged(PolicySettings, frozen=True):
+        pass
+
+    with pytest.raises(ConfigError, match=r'Untagged: no tag; expected tag="NAME"'):
+        batch_policy(Untagged)
+
+
+def test_a_policy_is_registered_with_its_settings() -> None:
+    with pytest.raises(ConfigError, match=r"TimeoutPolicy: no settings of a policy; expected @batch_policy\(SETTINGS"):
+        batch_policy(TimeoutPolicy)  # type: ignore[arg-type]
+
+
+def test_another_policy_does_not_widen_what_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needing(PolicySettings, frozen=True, tag="needing"):
+        rows: int
+        depth: int = 3
+
+    needing = RegisteredPolicy("needing", Needing, Needing, NoBatching)
+    known = dict(batch_policies()) | {"needing": needing}
+    monkeypatch.setattr(registry, "batch_policies", lambda: known)
+    for key, value in (("rows", 1), ("depth", 3)):
+        with pytest.raises(ValueError, match=f"{key} belongs to policy needing, not to none"):
+            decode_policy(AnyPolicySettings, {"name": "none", key: value})
 
 
 @pytest.mark.parametrize(

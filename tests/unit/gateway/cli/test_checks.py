@@ -51,20 +51,20 @@ def test_two_runtimes_in_one_place_are_wrong(tmp_path: Path, monkeypatch: pytest
     found = install(tmp_path, "numpy", "onnxruntime", "onnxruntime-gpu")
     monkeypatch.setattr(doctor, "distributions", lambda: found)
     (finding,) = doctor.check_packages()
-    assert (finding.verdict, finding.text) == (
+    assert (finding.severity, finding.text) == (
         Severity.WRONG,
         "onnxruntime 1.30.0, onnxruntime-gpu 1.30.0 are installed into the same directory; "
         "uninstall all of them and install one",
     )
     monkeypatch.setattr(doctor, "distributions", lambda: found[:2])
-    assert [(each.verdict, each.text) for each in doctor.check_packages()] == [(Severity.OK, "onnxruntime 1.30.0")]
+    assert [(each.severity, each.text) for each in doctor.check_packages()] == [(Severity.OK, "onnxruntime 1.30.0")]
 
 
 def test_a_partition_of_a_gpu_needs_a_runtime_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "sluice.models.backends.onnxruntime.available_providers", lambda: ("1.30.0", ("CPUExecutionProvider",))
     )
-    assert [(each.verdict, each.text) for each in doctor.check_providers([CpuPartition("a", (0,)), MIG])] == [
+    assert [(each.severity, each.text) for each in doctor.check_providers([CpuPartition("a", (0,)), MIG])] == [
         (Severity.OK, "ONNX Runtime 1.30.0: CPUExecutionProvider"),
         (Severity.WRONG, "partition mig0 needs a GPU, but this ONNX Runtime has no CUDAExecutionProvider"),
     ]
@@ -73,9 +73,9 @@ def test_a_partition_of_a_gpu_needs_a_runtime_for_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("no_driver")
 def test_without_a_driver_only_partitions_of_gpus_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert [each.verdict for each in doctor.check_drivers([CpuPartition("a", (0,))])] == [Severity.NOTE]
+    assert [each.severity for each in doctor.check_drivers([CpuPartition("a", (0,))])] == [Severity.NOTE]
     missing, program = doctor.check_drivers([MPS])
-    assert missing.verdict is program.verdict is Severity.WRONG
+    assert missing.severity is program.severity is Severity.WRONG
     assert missing.text.startswith("partition mps0 needs a GPU: no NVIDIA driver answers on this machine")
     assert program.text == "partition mps0 needs MPS, but nvidia-cuda-mps-control is not installed"
 
@@ -83,7 +83,7 @@ def test_without_a_driver_only_partitions_of_gpus_are_wrong(monkeypatch: pytest.
 def test_gpus_are_listed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     (finding,) = doctor.check_drivers([MIG])
-    assert finding.verdict is Severity.OK
+    assert finding.severity is Severity.OK
     assert gpu.uuid in finding.text
 
 
@@ -91,16 +91,16 @@ def test_a_gpu_that_is_lost_is_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "")
     gpu.lost = True
     (finding,) = doctor.check_drivers([])
-    assert (finding.verdict, finding.text) == (Severity.WRONG, "GPU 0: lost (NVML: GPU is lost)")
+    assert (finding.severity, finding.text) == (Severity.WRONG, "GPU 0: lost (NVML: GPU is lost)")
 
 
 def test_few_open_files_are_wrong_under_mps_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 8192))
     text = "open files: 1024, expected at least {} (ulimit -n; the hard limit is 8192)"
     finding = next(iter(doctor.check_limits([])))
-    assert (finding.verdict, finding.text) == (Severity.NOTE, text.format(4096))
+    assert (finding.severity, finding.text) == (Severity.NOTE, text.format(4096))
     finding = next(iter(doctor.check_limits([MPS])))
-    assert (finding.verdict, finding.text) == (Severity.WRONG, text.format(16384))
+    assert (finding.severity, finding.text) == (Severity.WRONG, text.format(16384))
 
 
 def test_less_time_than_cores_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_time_for_the_cores_that_are_used_is_enough(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(doctor, "available_cores", lambda: (0, 1))
     monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
     finding = next(each for each in doctor.check_limits([CpuPartition("a", (1,))]) if each.text.startswith("cores"))
-    assert (finding.verdict, finding.text) == (Severity.OK, "cores: 1")
+    assert (finding.severity, finding.text) == (Severity.OK, "cores: 1")
 
 
 def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
     ]
     body = msgspec.json.encode({"partitions": states})
     monkeypatch.setattr(http_client, "_open_url", lambda message, timeout: io.BytesIO(body))
-    assert [(each.verdict, each.text) for each in partition_findings("http://127.0.0.1:8000")] == [
+    assert [(each.severity, each.text) for each in partition_findings("http://127.0.0.1:8000")] == [
         (Severity.OK, "a: enforced (worker 4242)"),
         (Severity.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
         (Severity.NOTE, "c: unknown (no running worker)"),
@@ -137,7 +137,7 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
 def test_a_partition_of_cores_is_tried_out() -> None:
     partition = CpuPartition("cpu0", (CORE,), hard_memory_mb=256)
     (finding,) = doctor.check_layout([partition])
-    assert (finding.verdict, finding.text) == (Severity.OK, f"cpu0: core {CORE}, 256 MiB at most: enforced")
+    assert (finding.severity, finding.text) == (Severity.OK, f"cpu0: core {CORE}, 256 MiB at most: enforced")
 
 
 @pytest.mark.usefixtures("no_driver")

@@ -65,7 +65,12 @@ def test_a_request_that_is_not_known_is_not_found() -> None:
 
 def test_a_server_that_fails_is_said_to_fail() -> None:
     answer = http("503 Service Unavailable", b'{"error": "the server is stopping"}')
-    assert printed(answer) == "the server is stopping"
+    assert printed(answer) == "it answered 503 Service Unavailable: the server is stopping"
+
+
+def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "MAX_BODY_BYTES", 1 << 20)
+    assert printed(http("200 OK", b" " * ((1 << 20) + 1))) == "the answer exceeds 1 MiB"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"detail": "Not Found"}', b""])

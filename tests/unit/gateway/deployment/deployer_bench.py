@@ -65,8 +65,10 @@ class InstantExecutor:
         for partition in self.partitions:
             report(PartitionReady(partition, {}), ProcessDetails(1, (0,), Evidence()))
 
-    def add(self, plans: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
-        self.known |= plans.keys() | models.keys()
+    def add(
+        self, wirings: Mapping[str, Any], models: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.known |= wirings.keys() | models.keys()
         assert files.keys() == set(self.partitions)
         assert all(given.keys() == models.keys() for given in files.values())
 

@@ -191,6 +191,21 @@ def test_the_document_describes_inference_and_all_else(served: InstantGateway) -
     assert infer["tags"] == ["inference"]
 
 
+def test_the_routes_of_settings_have_names_of_their_own(served: InstantGateway) -> None:
+    paths = get(served, "/openapi.json").json["paths"]
+    summaries = {
+        path: [paths[path][method]["summary"] for method in ("get", "post")]
+        for path in ("/v2/trace/setting", "/v2/models/{name}/trace/setting", "/v2/logging")
+    }
+    assert summaries == {
+        "/v2/trace/setting": ["Trace Settings", "Update Trace Settings"],
+        "/v2/models/{name}/trace/setting": ["Model Trace Settings", "Update Model Trace Settings"],
+        "/v2/logging": ["Log Settings", "Update Log Settings"],
+    }
+    values = paths["/v2/logging"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    assert [each["type"] for each in values["additionalProperties"]["anyOf"]] == ["boolean", "integer", "string"]
+
+
 def test_shared_memory_is_an_extension_only_where_clients_may_use_it(served: InstantGateway) -> None:
     assert "system_shared_memory" in get(served, "/v2").json["extensions"]
     without = instant_gateway(MODEL, allow_client_shm=False)

@@ -1,4 +1,4 @@
-"""Metrics of batches that failed, of ceilings and of partitions in quarantine."""
+"""Metrics of batches that failed, of batch limits and of partitions in quarantine."""
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchFailed, FailureCause

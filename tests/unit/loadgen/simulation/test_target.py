@@ -2,6 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.fleet import fleet
+from sluice.batcher.interface.decisions import ReleaseReason
+from sluice.batcher.policies.base import Choice
+from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.state import ModelState, PartitionState
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.run.report import run_text
 from sluice.loadgen.run.result import RunConfig
@@ -173,7 +179,7 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
         ({"host": {"send_us": -1}}, "small", "sim.yaml: host: expected finite times of at least 0"),
         ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* must be positive"),
         ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
-        ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\[...\]: .*unknown field `polcy`"),
+        ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\.small: .*unknown field `polcy`"),
         ({"escalation": {"cascade": {"large": 1.5}}}, "small", r"sim.yaml: escalation.cascade.large: must be in \[0"),
         ({"escalation": {"cascade": {"small": 0.5}}}, "small", "sim.yaml: escalation.cascade: no stage 'small' with"),
         ({"escalation": {"cascad": {}}}, "small", "sim.yaml: escalation: no pipeline 'cascad'"),
@@ -186,3 +192,67 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
 def test_a_wrong_file_says_where(tmp_path: Path, settings: dict[str, object], model: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run_server_scenario(config(write_simulation(tmp_path, **settings), model, rate=10))
+
+
+def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_broken(tmp_path: Path) -> None:
+    target = write_simulation(tmp_path)
+    broken = tmp_path / "repository" / "other"
+    broken.mkdir()
+    (broken / "pipeline.yaml").write_text("stages: {}")
+    with pytest.raises(ConfigError, match=r"it serves cascade, large, small; broken: other$"):
+        run_server_scenario(config(target, "smal", rate=1.0))
+
+
+class Fixed:
+    """A policy with the same choice for every queue."""
+
+    by_deadline = mixes_keys = False
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+
+    def new_queue(self, model: str, batch_key: str) -> Queue:
+        return Queue(model, batch_key)
+
+    def full_rows(self, estimate: LatencyEstimate) -> int:
+        return 1
+
+    def choose(
+        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
+    ) -> Choice:
+        choice = self._choice
+        return choice._replace(until_ns=now_ns + choice.until_ns)
+
+
+def fix(monkeypatch: pytest.MonkeyPatch, choice: Choice) -> None:
+    monkeypatch.setattr(fleet, "select_policy", lambda config, limits: Fixed(choice))
+
+
+def test_a_policy_that_never_closes_a_batch_ends_in_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fix(monkeypatch, Choice(0, ReleaseReason.DELAY, 100_000_000))
+    result = run_server_scenario(config(write_simulation(tmp_path), "small", 100, queries=20, drain_timeout_s=2.0))
+    record = result.record
+    assert (record.status == Status.TIMEOUT).all()
+    assert (record.done_ns == record.due_ns[-1] + 2_000_000_000).all()
+
+
+def test_answers_after_the_drain_timeout_are_timeouts(tmp_path: Path) -> None:
+    result = run_server_scenario(config(write_simulation(tmp_path), "small", 1e6, queries=20, drain_timeout_s=0.1))
+    assert set(result.record.status.tolist()) == {Status.OK, Status.TIMEOUT}
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (Choice(32, ReleaseReason.FULL), "32 rows; expected at most 4"),
+        (Choice(-1, ReleaseReason.FULL), "-1 rows; expected at least 0"),
+        (Choice(1.5, ReleaseReason.FULL), "1.5 rows; expected an int"),  # type: ignore[arg-type]
+        (Choice(0, ReleaseReason.DELAY), "asks again at .* ns; expected later than .* ns"),
+    ],
+)
+def test_a_wrong_choice_names_the_policy_and_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Choice, message: str
+) -> None:
+    fix(monkeypatch, choice)
+    with pytest.raises(ConfigError, match=f"^policy none: model small:1: {message}"):
+        run_server_scenario(config(write_simulation(tmp_path), "small", 10, queries=5))

@@ -10,7 +10,7 @@ import pytest
 from sluice.models.backends import python
 from sluice.models.backends.configured import load_backend
 from sluice.models.backends.python_models import model as python_model
-from sluice.models.backends.python_models import triton_utils as triton_python
+from sluice.models.backends.python_models import triton_utils
 from sluice.models.backends.python_models.model import PythonModel
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -206,17 +206,17 @@ def test_a_triton_model_that_does_more_than_answer(tmp_path: Path, body: str, me
 
 
 def test_the_types_of_triton() -> None:
-    assert triton_python.triton_string_to_numpy("TYPE_FP16") is np.float16
-    assert triton_python.triton_string_to_numpy("TYPE_STRING") is np.object_
-    assert triton_python.triton_string_to_numpy("TYPE_NONE") is None
-    assert triton_python.numpy_to_triton_type(np.int64) == "TYPE_INT64"
-    assert triton_python.numpy_to_triton_type(np.uint16) == "TYPE_UINT16"
-    assert triton_python.numpy_to_triton_type(np.bytes_) == "TYPE_STRING"
-    request = triton_python.InferenceRequest([triton_python.Tensor("x", X)], ["y"])
-    assert triton_python.get_input_tensor_by_name(request, "z") is None
+    assert triton_utils.triton_string_to_numpy("TYPE_FP16") is np.float16
+    assert triton_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
+    assert triton_utils.triton_string_to_numpy("TYPE_NONE") is None
+    assert triton_utils.numpy_to_triton_type(np.int64) == "TYPE_INT64"
+    assert triton_utils.numpy_to_triton_type(np.uint16) == "TYPE_UINT16"
+    assert triton_utils.numpy_to_triton_type(np.bytes_) == "TYPE_STRING"
+    request = triton_utils.InferenceRequest([triton_utils.Tensor("x", X)], ["y"])
+    assert triton_utils.get_input_tensor_by_name(request, "z") is None
     assert request.requested_output_names() == ["y"]
-    with pytest.raises(triton_python.TritonModelException, match="tensor 'x': expected a numpy array, got list"):
-        triton_python.Tensor("x", [1])  # type: ignore[arg-type]
+    with pytest.raises(triton_utils.TritonModelException, match="tensor 'x': expected a numpy array, got list"):
+        triton_utils.Tensor("x", [1])  # type: ignore[arg-type]
 
 
 def test_tensors_may_be_reshaped_for_any_backend(tmp_path: Path) -> None:

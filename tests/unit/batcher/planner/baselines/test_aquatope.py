@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.planner.baselines.aquatope import plan_aquatope
-from sluice.batcher.planner.problem import Path, Problem, path_of
+from sluice.batcher.planner.problem.problem import Path, Problem, path_of
 from sluice.models.errors import ConfigError
 from tests.support.scheduling.planning import chain, random_problem, realistic_problem, with_budget
 

@@ -3,7 +3,7 @@ import pytest
 
 from sluice.batcher.planner.baselines import brute_force
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
-from sluice.batcher.planner.problem import Path, Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem
 from sluice.models.errors import ConfigError
 from tests.support.scheduling.planning import chain
 

@@ -5,7 +5,7 @@ import pytest
 
 from sluice.batcher.planner.baselines.brute_force import plan_brute_force
 from sluice.batcher.planner.baselines.esg import plan_esg, search_group
-from sluice.batcher.planner.problem import Path, Problem, StageProblem, path_of
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem, path_of
 from sluice.models.errors import ConfigError
 from tests.support.scheduling.planning import chain, directed_acyclic, random_problem, realistic_problem
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.planner.baselines.orion import plan_orion
-from sluice.batcher.planner.problem import Option, Path, Problem, StageProblem, path_of
+from sluice.batcher.planner.problem.problem import Option, Path, Problem, StageProblem, path_of
 from sluice.models.errors import ConfigError
 from tests.support.scheduling.planning import chain, directed_acyclic, random_problem, realistic_problem
 

@@ -11,7 +11,7 @@ from sluice.batcher.planner.baselines.slo_split import (
     stage_budgets,
     subproblem,
 )
-from sluice.batcher.planner.problem import Path, Problem, StageProblem, path_of
+from sluice.batcher.planner.problem.problem import Path, Problem, StageProblem, path_of
 from tests.support.scheduling.planning import chain, directed_acyclic, random_problem
 
 DIAMOND = ((), (0,), (0,), (1, 2))

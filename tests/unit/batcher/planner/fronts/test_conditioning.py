@@ -1,5 +1,5 @@
 from sluice.batcher.planner.fronts.conditioning import MAX_CUTS, MAX_NODES, open_up
-from sluice.batcher.planner.graph import Sources, tangle
+from sluice.batcher.planner.problem.graph import Sources, tangle
 
 N: Sources = ((), (), (0, 1), (1,))
 """2 after 0 and 1, 3 after 1: the smallest order that is not series-parallel."""

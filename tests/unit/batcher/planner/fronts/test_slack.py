@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.planner.fronts.slack import spend_slack
-from sluice.batcher.planner.problem import Problem, StageProblem
+from sluice.batcher.planner.problem.problem import Problem, StageProblem
 
 # The second stage ends beside the first, the third after both; the last runs off the path.
 STAGES = (

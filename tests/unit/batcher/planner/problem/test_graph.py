@@ -1,6 +1,15 @@
 import pytest
 
-from sluice.batcher.planner.graph import Parallel, Residual, Series, Shape, Sources, ancestors, decompose, tangle
+from sluice.batcher.planner.problem.graph import (
+    Parallel,
+    Residual,
+    Series,
+    Shape,
+    Sources,
+    ancestors,
+    decompose,
+    tangle,
+)
 from tests.support.scheduling.planning import chain
 
 N: Sources = ((), (), (0, 1), (1,))

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.models.errors import ConfigError
+from sluice.models.units import ns_to_ms
 
 MAX_LATENCY_NS = 1 << 55
 """A year: sums over a pipeline stay far from the end of 64 bits."""
@@ -86,6 +87,28 @@ def path_of(problem: Problem, choices: Sequence[int]) -> Path:
         float(stage.cost[choice]) * stage.probability for stage, choice in zip(problem.stages, choices, strict=True)
     )
     return Path(tuple(choices), max(ends, default=0), cost)
+
+
+def check_path(problem: Problem, path: object, planner: str) -> Path:
+    """The path with its figures computed again; ConfigError, which names the planner, unless it solves the problem."""
+    if not isinstance(path, Path):
+        raise ConfigError(f"planner {planner}: {type(path).__name__} in its list; expected Path")
+    if len(path.choices) != len(problem.stages):
+        raise ConfigError(
+            f"planner {planner}: {len(path.choices)} choices; expected {len(problem.stages)}, one a stage"
+        )
+    for stage, choice in zip(problem.stages, path.choices, strict=True):
+        if not isinstance(choice, int | np.integer) or not 0 <= choice < len(stage.cost):
+            raise ConfigError(
+                f"planner {planner}: stage {stage.name}: option {choice!r}; expected 0 to {len(stage.cost) - 1}"
+            )
+    found = path_of(problem, [int(choice) for choice in path.choices])
+    if found.latency_ns > problem.budget_ns:
+        raise ConfigError(
+            f"planner {planner}: its path takes {ns_to_ms(found.latency_ns):.10g} ms; "
+            f"expected at most {ns_to_ms(problem.budget_ns):.10g} ms"
+        )
+    return found
 
 
 def check_problem(problem: Problem) -> None:

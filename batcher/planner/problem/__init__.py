@@ -1,0 +1,1 @@
+"""The planning problem of a pipeline: the options of its stages and its shape."""
