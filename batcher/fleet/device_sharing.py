@@ -30,8 +30,8 @@ class DeviceSharing:
         self._set_free = set_free
         self._behind: list[Batch] = []
         self.accounts: dict[PartitionState, DeviceAccount] = {}
-        elastic = {each.device.name for each in configs if each.device is not None and each.device.elastic}
-        devices = {name: SharedDevice() for name in elastic}
+        shares = [each.device for each in configs if each.device is not None]
+        devices = {share.name: SharedDevice() for share in shares if share.elastic}
         for config in configs:
             if (share := config.device) is not None and share.name in devices:
                 device, partition = devices[share.name], partitions[config.name]

@@ -50,7 +50,7 @@ class Fleet:
         policy = self.policies[config.key] = select_policy(config.policy, self._limits)
         model = self.models[config.key] = new_model(config, policy)
         self.queues.add(model, policy.new_queue)
-        for kind in {partition.kind for partition in self.partitions.values()}:
+        for kind in dict.fromkeys(partition.kind for partition in self.partitions.values()):
             self._foresee(model, kind)
 
     def forget(self, key: str) -> None:
@@ -178,7 +178,7 @@ class Fleet:
         """Record that the partitions or pipelines of some models have changed."""
         models = [self.models[key] for key in sorted(keys)]
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
-        for pipeline in {pipeline for model in models for pipeline in model.pipelines}:
+        for pipeline in dict.fromkeys(pipeline for model in models for pipeline in model.pipelines):
             outdate(pipeline)
             pipeline.degraded = any(
                 stage.model is not None and not stage.model.fully_served for stage in pipeline.stages

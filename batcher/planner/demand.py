@@ -116,7 +116,7 @@ class DemandTable:
         own_lone = self._lone(model, kind, self.rates[model])
         freed = self.hosts[first][kind].groups if first != model and kind in self.hosts[first] else ()
         counted = 0.0
-        for group in self.hosts[model][kind].groups:
+        for group in sorted(self.hosts[model][kind].groups):
             others, lone = self.loads[group].busy - own_busy, self.loads[group].lone - own_lone
             if group in freed:
                 others -= self.utilisation(first, rows)
@@ -233,7 +233,7 @@ def _loads(
         for kind, those in kinds.items():
             best = _utilisation(kinds, rates[key])
             alone = _lone_load(kinds, kind, rates[key], tables[key][kind].latency_ns(1) + hand_off_ns)
-            for group in those.groups:
+            for group in sorted(those.groups):
                 needs[group].append((best, alone))
     return tuple(map(_load, needs))
 

@@ -47,14 +47,14 @@ class ExactPlanner:
         budget_ns = self._problem.budget_ns
         if budget_ns < self._quickest_ns:
             return []
-        found = set()
+        found: list[tuple[int, ...]] = []
         if self._root.quickest_ns <= budget_ns:
-            found.add(tuple(self._choose(budget_ns)))
+            found.append(tuple(self._choose(budget_ns)))
             if count > 1:
-                found.update(k_best(self._root, len(self._problem.stages), budget_ns, count, self._bounds))
+                found.extend(k_best(self._root, len(self._problem.stages), budget_ns, count, self._bounds))
         if not is_series_parallel(self._shape):  # a simplified region may leave time unused
-            found.update([spend_slack(self._problem, choices) for choices in (tuple(self._quickest), *found)])
-        paths = [path_of(self._problem, choices) for choices in found]
+            found += [spend_slack(self._problem, choices) for choices in (tuple(self._quickest), *found)]
+        paths = [path_of(self._problem, choices) for choices in dict.fromkeys(found)]
         return sorted(paths, key=lambda path: (path.cost, path.latency_ns, path.choices))[:count]
 
     def quickest(self) -> Path:

@@ -167,7 +167,7 @@ class ReservedWork:
             if not models:
                 reservations.lost(partition.name, now_ns)
                 continue
-            self.learn(self._fleet.models[key] for key in models)
+            self.learn(self._fleet.models[key] for key in sorted(models))
             free_ns = timeline.free_ns if partition.batches else now_ns
             reservations.ready(partition.name, models, now_ns)
             reservations.free(partition.name, free_ns)
@@ -186,7 +186,7 @@ class ReservedWork:
         """Find new slots for the reservations on a partition whose kind has changed; `sync` must follow."""
         if not self.active:
             return
-        self.learn(self._fleet.models[key] for key in partition.models)
+        self.learn(self._fleet.models[key] for key in sorted(partition.models))
         self._reservations.resized(partition.name, partition.kind, partition.price, now_ns)
 
     def learn(self, models: Iterable[ModelState]) -> None:

@@ -141,7 +141,7 @@ class Reservation:
 
     def withdraw(self) -> None:
         """Give back all slots."""
-        for stage in self.pending:
+        for stage in sorted(self.pending):
             self.vacate(stage)
 
 

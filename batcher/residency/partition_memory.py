@@ -168,7 +168,7 @@ class PartitionMemory:
 
     def residents(self) -> list[Resident]:
         """The models here, without the copies of pinned models that stay."""
-        models = map(self._fleet.models.__getitem__, self.partition.models)
+        models = map(self._fleet.models.__getitem__, sorted(self.partition.models))
         return [
             Resident(model.config.priority, model.last_used_ns, model.config.key, self._bytes(model.config.key))
             for model in models

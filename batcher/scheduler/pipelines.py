@@ -191,7 +191,7 @@ def _has_parallel_stages(stages: Sequence[StageState]) -> bool:
     earlier = 0
     for stage in stages:
         mask = 0
-        for source in stage.waits_for:
+        for source in sorted(stage.waits_for):
             mask |= before[source] | 1 << source
         before.append(mask)
         if stage.config.model is not None:

@@ -156,7 +156,7 @@ def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) ->
         source.tensor == name for name, source in sources.items()
     ):
         return ""
-    parts = sorted({source.stage for source in sources.values()}, key=lambda name: index.get(name, -1))
+    parts = sorted(dict.fromkeys(source.stage for source in sources.values()), key=lambda name: index.get(name, -1))
     return ",".join(f"{name}={parts.index(source.stage)}.{source.tensor}" for name, source in sorted(sources.items()))
 
 

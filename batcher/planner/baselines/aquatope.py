@@ -59,7 +59,7 @@ def plan_aquatope(problem: Problem, count: int = 1, *, generator: np.random.Gene
         chosen = _most_promising(points, paths, problem.budget_ns, generator)
         points = np.concatenate((points, chosen))
         paths += [_path_at(problem, grids, point) for point in chosen]
-    feasible = {path for path in paths if path.latency_ns <= problem.budget_ns}
+    feasible = dict.fromkeys(path for path in paths if path.latency_ns <= problem.budget_ns)
     return sorted(feasible, key=lambda path: (path.cost, path.latency_ns, path.choices))[:count]
 
 
