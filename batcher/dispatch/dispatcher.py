@@ -444,7 +444,8 @@ class Dispatcher:
         release_batch(entries)
         if self.reserved.active:
             self.reserved.started(partition, queue.model, entries, rows, now_ns)
-        partition.free_at_ns = partition.start_ns(now_ns) + median_ns
+        # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
+        partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + median_ns
         partition.batches.append(batch)
         assert partition.group is not None, "a partition that takes a batch has a group"
         self.wakeups.run_queues[partition.group].partition_changed(partition)

@@ -141,6 +141,19 @@ def test_reserved_work_waits_for_its_place_and_no_longer() -> None:
     assert started(step(scheduler, 25 * MS)) == ["small"]
 
 
+def test_a_reserved_batch_on_a_throttled_partition_is_predicted_to_start_at_once() -> None:
+    scheduler = two_on_a_device(late=Late.EVICT)
+    step(scheduler, 0, arrival(1, S, "a"), arrival(2, S, "b"), arrival(4, S, "b"), arrival(6, S, "b"))
+    step(scheduler, 20 * MS, completed(1, 0, 20 * MS), completed(2, 0, 20 * MS), arrival(3, 35 * MS, "a"))
+    small = scheduler.dispatcher.fleet.partitions["small"]
+    assert small.throttled
+    assert small.free_at_ns > 25 * MS  # when it would be within its share
+    (batch,) = scheduler.handle_wakeup(25 * MS)
+    assert isinstance(batch, DispatchBatch)
+    assert batch.partition == "small"
+    assert batch.predicted_ns == small.free_at_ns == 25 * MS + small.batches[0].median_ns
+
+
 def test_work_is_predicted_to_take_as_long_as_it_did_when_it_was_held_back() -> None:
     account = DeviceAccount(SharedDevice(), PartitionState(0, "small", "s", 1.0, 0, 0), SMALL)
     for cycle in range(20):
