@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.fleet.partition_group import first_idle
@@ -51,12 +51,13 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling.builders import MS, S, spec_of
+from tests.support.scheduling.draining_machine import DrainingMachine
 from tests.support.scheduling.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
 
 MOST_STEPS_TO_DRAIN = 2_000
 
 
-class SchedulerMachine(RuleBasedStateMachine):
+class SchedulerMachine(DrainingMachine):
     """A driver that takes any action that drivers may take."""
 
     def __init__(self) -> None:
@@ -378,7 +379,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def carry_out_an_order(self, data: st.DataObject, fails: bool) -> None:
         self.answer_order(data.draw(st.sampled_from(self.answerable())), fails=fails)
 
-    def teardown(self) -> None:
+    def drain(self) -> None:
         """Let everything end: every request has its one outcome and nothing is left."""
         for name in sorted(set(KINDS) - self.up):
             self.restore(name)

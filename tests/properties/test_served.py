@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
@@ -28,11 +28,12 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling.builders import GAINING, MS, US, S, chain, model, single, spec_of
+from tests.support.scheduling.draining_machine import DrainingMachine
 
 PARTITIONS = ("cpu0", "cpu1")
 
 
-class ServingMachine(RuleBasedStateMachine):
+class ServingMachine(DrainingMachine):
     """Workers that hold the ordered models, and clients that request the last revision or an earlier one."""
 
     def __init__(self) -> None:
@@ -198,7 +199,7 @@ class ServingMachine(RuleBasedStateMachine):
         order, spec = self.building.pop(0)
         self.tell(PlanBuilt(order.build, build_plan(spec, order.observed)))
 
-    def teardown(self) -> None:
+    def drain(self) -> None:
         """All that is served is retired: every request gets its outcome, and no model stays on any partition."""
         while self.open:
             self.tell(ServingChanged(retired=(self.open.pop(),)))
