@@ -339,8 +339,10 @@ class SchedulerMachine(DrainingMachine):
 
     @precondition(lambda self: self.up)
     @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.up)))
+    def lose_one(self, data: st.DataObject) -> None:
+        self.lose(data.draw(st.sampled_from(sorted(self.up))))
+
+    def lose(self, name: str) -> None:
         self.up.remove(name)
         self.holds[name].clear()
         self.orders[name].clear()
