@@ -168,19 +168,14 @@ class SchedulerMachine(DrainingMachine):
             assert len({self.arrived[member.request].batch_key for member in batch.members}) == 1
 
     def check_lateness(self, decisions: list[AnyDecision]) -> None:
-        """Nothing that is to be evicted when late is dispatched although it is predicted to be late.
-
-        Slots have the lengths that were learned last, which may be less than the estimates by `DRIFT`.
-        """
+        """Nothing that is to be evicted when late is dispatched although it is predicted to be late."""
         free_ns = {name: state.free_at_ns for name, state in self.scheduler.dispatcher.fleet.partitions.items()}
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
                 estimate = self.scheduler.dispatcher.models[batch.queue_key[0]].estimates[batch.partition.kind]
                 free_ns[decision.partition] -= batch.median_ns
-                learned_ns = self.scheduler.dispatcher.reserved.timelines[decision.partition].lengths[decision.model]
-                length_ns = min(LIMITS.hand_off_ns + estimate.service_ns(batch.rows), learned_ns[batch.rows - 1])
-                ended_ns = free_ns[decision.partition] + length_ns
+                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + estimate.service_ns(batch.rows)
                 if decision.reason is not ReleaseReason.RETRY:
                     for entry in batch.entries:
                         late_ns = ended_ns - entry.stage_deadline_ns
