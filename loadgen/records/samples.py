@@ -80,7 +80,7 @@ class Samples:
 def load_samples(source: SampleSource, metadata: TargetModel, rows_per_query: int, seed: int) -> Samples:
     """Load the samples of `source` in the model's datatypes; raises `ConfigError` when they do not fit the model."""
     if rows_per_query < 1:
-        raise ConfigError(f"--rows: must be at least 1, got {rows_per_query}")
+        raise ConfigError(f"--rows: expected at least 1, got {rows_per_query}")
     if source.file == RANDOM:
         if source.labels or source.inputs or source.subset:
             raise ConfigError("--input, --labels and --subset: name arrays of a file; expected --samples FILE.npz")

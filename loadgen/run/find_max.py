@@ -63,11 +63,11 @@ def find_max(
     probe as it ends.
     """
     if not 0 < precision < 1:
-        raise ConfigError(f"--precision: must be between 0 and 100 %, got {precision * 100:g} %")
+        raise ConfigError(f"--precision: expected a number between 0 and 100 %, got {precision * 100:g} %")
     if max_probes < 1:
-        raise ConfigError(f"--max-probes: must be at least 1, got {max_probes}")
+        raise ConfigError(f"--max-probes: expected at least 1, got {max_probes}")
     if start > max_rate:
-        raise ConfigError(f"--start: must be at most --max-rate ({max_rate:g}/s), got {start:g}/s")
+        raise ConfigError(f"--start: expected at most --max-rate ({max_rate:g}/s), got {start:g}/s")
     low: float | None = None
     high: float | None = None
     probes: list[Probe] = []

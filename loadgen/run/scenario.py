@@ -51,18 +51,18 @@ def open_target(config: RunConfig) -> Target:
 
 def _check(config: RunConfig) -> None:
     if not 0 < config.percentile < 100:
-        raise ConfigError(f"--percentile: must be between 0 and 100, got {config.percentile:g}")
+        raise ConfigError(f"--percentile: expected a number between 0 and 100, got {config.percentile:g}")
     if config.slo_ms is not None and not 0 < config.slo_ms < float("inf"):
-        raise ConfigError(f"--slo-ms: must be positive, got {config.slo_ms}")
+        raise ConfigError(f"--slo-ms: expected a positive number, got {config.slo_ms}")
     for option, seconds in (("--warmup", config.warmup_s), ("--drain-timeout", config.drain_timeout_s)):
         if not seconds >= 0:  # also true for NaN
-            raise ConfigError(f"{option}: must not be negative, got {seconds:g}")
+            raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise _nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.connections < 1:
-        raise ConfigError(f"--connections: must be at least 1, got {config.connections}")
+        raise ConfigError(f"--connections: expected at least 1, got {config.connections}")
     if config.seed < 0:
-        raise ConfigError(f"--seed: must not be negative, got {config.seed}")
+        raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:

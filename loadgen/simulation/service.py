@@ -166,7 +166,7 @@ def _confidence_curves(pipeline: PipelineConfig, escalation: dict[str, float]) -
             levels, chances = zip(*sorted(thresholds.get(confidence, [(_EVEN_ODDS, _EVEN_ODDS)])), strict=True)
             if list(chances) != sorted(chances):
                 raise ConfigError(
-                    f"escalation.{pipeline.name}: must not fall as the threshold rises, got {list(chances)}"
+                    f"escalation.{pipeline.name}: expected no fall as the threshold rises, got {list(chances)}"
                 )
             curves.setdefault(source, []).append(([0.0, *chances, 1.0], [0.0, *levels, 1.0]))
     return curves

@@ -139,7 +139,7 @@ def _bad_escalations(file: SimulationFile, repository: Repository) -> Iterator[s
             if stage not in conditional:
                 yield f"escalation.{name}: no stage {stage!r} with a `when`"
             if not 0 <= probability <= 1:
-                yield f"escalation.{name}.{stage}: must be in [0, 1], got {probability}"
+                yield f"escalation.{name}.{stage}: expected 0 to 1, got {probability}"
 
 
 def latency_table(file: SimulationFile, entry: ModelEntry, cores: int) -> LatencyTable:

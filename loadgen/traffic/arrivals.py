@@ -76,7 +76,7 @@ def gamma(rate: float, cv: float, duration_s: float | None, queries: int | None,
     larger values make bursts.
     """
     if not MIN_CV <= cv <= MAX_CV:
-        raise ConfigError(f"--cv: must be between {MIN_CV} and {MAX_CV}, got {cv}")
+        raise ConfigError(f"--cv: expected a number between {MIN_CV} and {MAX_CV}, got {cv}")
     shape = 1 / cv**2
     return _renewal(rate, duration_s, queries, lambda count: _gamma_variates(shape, count, rng) / shape)
 
@@ -147,13 +147,13 @@ def _gamma_variates(shape: float, count: int, rng: np.random.Generator) -> Float
 
 def _check(rate: float, duration_s: float | None, queries: int | None) -> None:
     if not 0 < rate <= NS_PER_S:
-        raise ConfigError(f"--rate: must be above 0 and at most {NS_PER_S} queries a second, got {rate}")
+        raise ConfigError(f"--rate: expected a number above 0 and at most {NS_PER_S} queries a second, got {rate}")
     if duration_s is None and queries is None:
         raise ConfigError("schedule: no end; expected --duration, --queries, or both")
     if duration_s is not None and not 0 < duration_s < np.inf:
-        raise ConfigError(f"--duration: must be a positive number of seconds, got {duration_s}")
+        raise ConfigError(f"--duration: expected a positive number of seconds, got {duration_s}")
     if queries is not None and not 1 <= queries <= MAX_QUERIES:
-        raise ConfigError(f"--queries: must be between 1 and {MAX_QUERIES}, got {queries}")
+        raise ConfigError(f"--queries: expected 1 to {MAX_QUERIES}, got {queries}")
     if queries is None and duration_s is not None and rate * duration_s > MAX_QUERIES / 2:
         raise ConfigError(
             f"schedule: too long; expected at most {MAX_QUERIES // 2} queries, got {rate}/s for {duration_s} s"

@@ -19,9 +19,9 @@ class LatencyTable(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.cells]
         if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1:
-            raise ConfigError(f"latency table: batch sizes must be ascending and at least 1, got {sizes}")
+            raise ConfigError(f"latency table: expected ascending batch sizes of at least 1, got {sizes}")
         if any(latency <= 0 for _, latency in self.cells):
-            raise ConfigError("latency table: latencies must be positive")
+            raise ConfigError("latency table: expected latencies above 0")
 
     @classmethod
     def from_ms(cls, cells: dict[int, float]) -> "LatencyTable":

@@ -152,12 +152,12 @@ def test_a_bracket_that_failed() -> None:
 
 @pytest.mark.parametrize("precision", [0, 1, float("nan")])
 def test_a_precision_that_cannot_be_reached_is_refused(precision: float) -> None:
-    with pytest.raises(ConfigError, match="--precision: must be between 0 and 100 %"):
+    with pytest.raises(ConfigError, match="--precision: expected a number between 0 and 100 %"):
         find_max(target(1)[2], 100, precision)
 
 
 def test_a_search_needs_a_probe() -> None:
-    with pytest.raises(ConfigError, match="--max-probes: must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="--max-probes: expected at least 1, got 0"):
         find_max(target(1)[2], 100, max_probes=0)
 
 
@@ -166,5 +166,5 @@ def test_a_target_without_limit_is_tried_up_to_the_highest_rate_only() -> None:
     peak = find_max(run, start=100, max_rate=500)
     assert rates == [100, 200, 400, 500]
     assert (peak.rate, peak.failed_rate) == (500, None)
-    with pytest.raises(ConfigError, match="--start: must be at most --max-rate"):
+    with pytest.raises(ConfigError, match="--start: expected at most --max-rate"):
         find_max(run, start=600, max_rate=500)

@@ -44,11 +44,11 @@ def test_a_longer_run_continues_a_shorter_one() -> None:
 @pytest.mark.parametrize(
     ("rate", "duration_s", "queries", "message"),
     [
-        (0.0, 1.0, None, "rate: must be above 0"),
-        (float("nan"), 1.0, None, "rate: must be above 0"),
+        (0.0, 1.0, None, "rate: expected a number above 0"),
+        (float("nan"), 1.0, None, "rate: expected a number above 0"),
         (1.0, None, None, "no end; expected --duration, --queries, or both"),
-        (1.0, float("inf"), None, "duration: must be a positive number"),
-        (1.0, None, 0, "queries: must be between 1 and 20000000"),
+        (1.0, float("inf"), None, "duration: expected a positive number"),
+        (1.0, None, 0, "queries: expected 1 to 20000000"),
         (1e6, 100.0, None, "expected at most 10000000 queries"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_longer_run_of_gamma_arrivals_continues_a_shorter_one() -> None:
 
 @pytest.mark.parametrize("cv", [0.0, -1.0, 21.0, float("nan")])
 def test_a_variation_that_cannot_be_drawn_is_refused(cv: float) -> None:
-    with pytest.raises(ConfigError, match=r"cv: must be between 0\.01 and 20\.0"):
+    with pytest.raises(ConfigError, match=r"cv: expected a number between 0\.01 and 20\.0"):
         gamma(1.0, cv, 1.0, None, np.random.default_rng(0))
 
 
