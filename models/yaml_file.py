@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import yaml
@@ -37,10 +37,15 @@ def convert(value: object, form: type[_T], path: str, at: str) -> _T:
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(form)}
         if "unknown field" in what:
             what = f"{what}; expected {', '.join(fields)}"
-        if "enum" in what and (choices := getattr(fields.get(where), "__members__", None)):
-            what = f"{what}; expected {' or '.join(choices.values())}"
+        if "enum" in what and (choices := _choices(fields.get(where))):
+            what = f"{what}; expected {' or '.join(choices)}"
         place = ".".join(part for part in (at, where) if part)
         raise ConfigError(f"{path}: {place}: {what}" if place else f"{path}: {what}") from error
+
+
+def _choices(field: Any) -> list[str]:
+    """The texts that a field of an enum may have, which may be left out."""
+    return [choice for each in get_args(field) or (field,) for choice in getattr(each, "__members__", {}).values()]
 
 
 class _Loader(yaml.SafeLoader):

@@ -8,7 +8,7 @@ import msgspec
 
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.models.dynamic_batching import QueuePolicy
-from sluice.models.pipelines.pipeline import Confidence, Late
+from sluice.models.pipelines.pipeline import PERCENTILE, Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
 
 
@@ -137,7 +137,8 @@ class PipelineConfig(msgspec.Struct, frozen=True):
     """A pipeline as the scheduler sees it: stages in topological order (sources have smaller indices).
 
     `slo_ns` is the objective that it is planned for (0: none). `weight` is its share of a model that it has to share
-    with other pipelines, against their weights.
+    with other pipelines, against their weights. `percentile` is the share of the admitted requests that are to be in
+    time, in percent, in (50, 100).
     """
 
     name: str
@@ -145,6 +146,7 @@ class PipelineConfig(msgspec.Struct, frozen=True):
     late: Late = Late.SERVE
     slo_ns: int = 0
     weight: float = 1.0
+    percentile: float = PERCENTILE
 
 
 class DeviceShare(msgspec.Struct, frozen=True):

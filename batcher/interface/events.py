@@ -41,6 +41,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
     that it may cost in all (None: whatever it takes). `priority` and `expires_ns` matter to models of the policy
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
+    `client` tells the clients of a pipeline apart ("" where nothing does).
     """
 
     request: int
@@ -52,6 +53,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     max_cost: float | None = None
     priority: int = 0
     expires_ns: int = 0
+    client: str = ""
 
 
 class RequestCancelled(Event, frozen=True, gc=False):

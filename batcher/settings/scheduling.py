@@ -15,6 +15,7 @@ from sluice.batcher.policies.registry import batch_policies, decode_policy
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.models.errors import ConfigError
+from sluice.models.pipelines.pipeline import PERCENTILE, Late, Pipeline, check_percentile
 from sluice.models.spec import ModelSpec
 from sluice.models.units import NS_PER_US
 from sluice.mps.partitions.partition import CpuPartition, Partition
@@ -31,10 +32,14 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     max_batch_size: int | None = None
     policy: AnyPolicySettings | None = None
+    late: Late | None = None
+    percentile: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected at least 1, got {self.max_batch_size}")
+        if self.percentile is not None:
+            _check_percentile(self.percentile)
 
 
 class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +95,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_batch_size: int = 64
     models: dict[str, ModelSettings] = {}
     default_slo_ms: float = 10_000
+    late: Late = Late.SERVE
+    percentile: float = PERCENTILE
     residency: ResidencySettings = ResidencySettings()
     limits: LimitSettings = LimitSettings()
     prices: PriceSettings = PriceSettings()
@@ -99,10 +106,23 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"max_batch_size: expected at least 1, got {self.max_batch_size}")
         if not 0 < self.default_slo_ms < math.inf:
             raise ValueError(f"default_slo_ms: expected a finite number above 0, got {self.default_slo_ms:g}")
+        _check_percentile(self.percentile)
 
     def batch_sizes(self) -> dict[str, int]:
         """The maximum batch sizes that are not `max_batch_size`, by model name."""
         return {name: size for name, each in self.models.items() if (size := each.max_batch_size) is not None}
+
+    def with_defaults(self, pipelines: Iterable[Pipeline]) -> list[Pipeline]:
+        """The pipelines, with the settings that they leave open: those of their model, else those of the server."""
+        completed = []
+        for pipeline in pipelines:
+            alone = self.models.get(pipeline.name, ModelSettings())
+            late = next(each for each in (pipeline.late, alone.late, self.late) if each is not None)
+            percentile = next(
+                each for each in (pipeline.percentile, alone.percentile, self.percentile) if each is not None
+            )
+            completed.append(msgspec.structs.replace(pipeline, late=late, percentile=percentile))
+        return completed
 
     def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:
         """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration."""
@@ -114,6 +134,13 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             elif (batching := spec.dynamic_batching) is not None:
                 policies[spec.key] = TimeoutConfig.of(batching)
         return policies
+
+
+def _check_percentile(percentile: float) -> None:
+    try:
+        check_percentile(percentile)
+    except ValueError as error:
+        raise ValueError(f"percentile: {error}") from error
 
 
 def convert_settings(document: object, form: type[_T], path: str) -> _T:

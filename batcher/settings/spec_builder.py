@@ -14,7 +14,7 @@ from sluice.batcher.interface.config import (
     WhenConfig,
 )
 from sluice.batcher.policies.deadline import DeadlineSettings
-from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
+from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Late, Pipeline, Stage
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec
@@ -127,7 +127,9 @@ def _pipeline_config(
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
-    return PipelineConfig(pipeline_key(pipeline), tuple(configs), pipeline.late, slo_ns, pipeline.weight)
+    late = Late.SERVE if pipeline.late is None else pipeline.late
+    percentile = PERCENTILE if pipeline.percentile is None else pipeline.percentile
+    return PipelineConfig(pipeline_key(pipeline), tuple(configs), late, slo_ns, pipeline.weight, percentile)
 
 
 def _combiner_confidences(name: str, pipeline: Pipeline) -> list[ConfidenceSpec]:

@@ -15,6 +15,7 @@ from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
+from sluice.models.pipelines.pipeline import check_client_key
 from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_capacity
@@ -84,6 +85,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     restricted: tuple[RestrictedSettings, ...] = ()
     trace: TraceFileSettings = TraceFileSettings()
     trace_requests: int = TRACE_REQUESTS
+    client_key: str | None = None
     drain_timeout_s: float = 30
 
     def __post_init__(self) -> None:
@@ -106,6 +108,11 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
+        if self.client_key is not None:
+            try:
+                check_client_key(self.client_key)
+            except ValueError as error:
+                raise ValueError(f"client_key: {error}") from error
         if not 0 <= self.drain_timeout_s < math.inf:
             raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {self.drain_timeout_s:g}")
 

@@ -176,7 +176,7 @@ class Rollout:
         config = self._config
         spec = build_spec(
             specs.values(),
-            pipelines,
+            config.with_defaults(pipelines),
             (),
             policies=config.policies(specs.values()),
             default_policy=config.policy.config(),

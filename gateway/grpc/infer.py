@@ -97,7 +97,7 @@ class InferHandler:
         """Start the call whose message is a ModelInferRequest of these bytes."""
         try:
             explain = _explain(call)
-            submission, encoder = self._ask(body, _budget_ns(call))
+            submission, encoder = self._ask(body, call)
         except Exception as error:
             call.end(*call_status(error))
             return
@@ -111,7 +111,7 @@ class InferHandler:
         """
         explain = _explain(context)
         signature, inputs, encoder = self._check(request, _budget_ns(context))
-        submission = self._dataplane.submit(signature, inputs, encoder.options)
+        submission = self._dataplane.submit(signature, inputs, encoder.options, _client(signature, context))
         answer = await self._dataplane.answer(submission)
         metadata += self._dataplane.response_headers(submission, explain or encoder.options.explain)
         response = build_response(answer, encoder.options, self._dataplane.statuses)
@@ -143,16 +143,16 @@ class InferHandler:
         finally:
             answer.release()
 
-    def _ask(self, body: bytes, budget_ns: int | None) -> tuple[Submission, ResponseEncoder]:
+    def _ask(self, body: bytes, call: ServerCall) -> tuple[Submission, ResponseEncoder]:
         """Submit a request. A request that matches a template is not parsed again."""
+        budget_ns = _budget_ns(call)
         key = len(body), body[:_KEY_BYTES]
         known = self._templates.get(key) if budget_ns is None else None
         if known is not None and known.template.matches(body, known.head_bytes, known.template.signature):
             signature = self._dataplane.signature(known.model, known.version)
             if signature is known.template.signature:
-                return self._dataplane.submit(
-                    signature, known.template.tensors(body), known.template.options
-                ), known.encoder
+                inputs, client = known.template.tensors(body), _client(signature, call)
+                return self._dataplane.submit(signature, inputs, known.template.options, client), known.encoder
         try:
             request = service_pb2.ModelInferRequest.FromString(body)
         except DecodeError as error:
@@ -168,7 +168,7 @@ class InferHandler:
                 self._templates[key] = KnownTemplate(
                     request.model_name, request.model_version, template, head_bytes, encoder
                 )
-        return self._dataplane.submit(signature, inputs, encoder.options), encoder
+        return self._dataplane.submit(signature, inputs, encoder.options, _client(signature, call)), encoder
 
     def _check(self, request: Any, budget_ns: int | None) -> tuple[Signature, Any, ResponseEncoder]:
         marks_final = _takes_final_mark(request.parameters)
@@ -186,6 +186,12 @@ def _budget_ns(context: Any) -> int | None:
 def _explain(context: Any) -> bool:
     """True if the call's metadata asks for an explanation."""
     return any(name == EXPLAIN_HEADER and asks_for_explanation(value) for name, value in context.invocation_metadata())
+
+
+def _client(signature: Signature, context: Any) -> str:
+    """The client that the call's metadata names."""
+    key = signature.client_key
+    return "" if key is None else key.in_metadata(context.invocation_metadata())
 
 
 def _takes_final_mark(parameters: Any) -> bool:

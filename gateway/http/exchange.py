@@ -104,6 +104,7 @@ class Exchange:
         "_encoded",
         "_error",
         "_explain",
+        "_headers",
         "_json_length",
         "_name",
         "_route",
@@ -132,6 +133,7 @@ class Exchange:
         self._route = route
         self._client = client
         self._name, self._version = path
+        self._headers = headers
         self._body: bytes | bytearray = b""
         self._error: Exception | None = None
         self._submission: Submission | None = None
@@ -185,6 +187,7 @@ class Exchange:
         """Submit the request, or answer its error."""
         self.started = True
         body, self._body = self._body, b""
+        headers, self._headers = self._headers, []
         dataplane = self._route.dataplane
         try:
             if self._error is not None:
@@ -196,7 +199,8 @@ class Exchange:
             if template is None or inputs is None:
                 template, inputs = self._read(body, signature)
             self._template = template
-            self._submission = dataplane.submit(signature, inputs, template.options)
+            client = "" if signature.client_key is None else signature.client_key.in_headers(headers)
+            self._submission = dataplane.submit(signature, inputs, template.options, client)
         except Exception as error:
             self._error = None
             self._send(self._error_response(error))

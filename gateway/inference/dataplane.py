@@ -41,7 +41,8 @@ _PRIORITIES = 1 << 64
 class DataPlane:
     """Inference for both protocols. `clock` gives the nanoseconds of the clock of all deadlines.
 
-    `cache` is the response cache, None without one. `statuses` are for `build_response`.
+    `cache` is the response cache, None without one. `statuses` are for `build_response`. `client_key` names the header
+    that tells clients apart, for pipelines without one of their own.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class DataPlane:
         shared_memory: SharedMemory,
         cache: ResponseCache | None = None,
         statuses: StatusSettings = TRITON_STATUSES,
+        client_key: str | None = None,
     ) -> None:
         self.shared_memory = shared_memory
         self.statuses = statuses
@@ -61,6 +63,7 @@ class DataPlane:
         self._default_slo_ms = default_slo_ms
         self._clock = clock
         self._cache = cache
+        self._client_key = client_key
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
@@ -72,7 +75,7 @@ class DataPlane:
             for known in list(self._signatures):  # drop the signatures of unloaded versions
                 if str(known[1]) not in self._registry.versions(known[0]):
                     del self._signatures[known]
-            signature = self._signatures[revision] = Signature(pipeline)
+            signature = self._signatures[revision] = Signature(pipeline, self._client_key)
         return signature
 
     def check(
@@ -128,12 +131,14 @@ class DataPlane:
         """True if the server is stopping and refuses requests."""
         return self._registry.draining
 
-    def submit(self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions) -> Submission:
-        """Submit a checked request. Raises RejectedError when the runtime is closed."""
+    def submit(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> Submission:
+        """Submit a checked request of a client. Raises RejectedError when the runtime is closed."""
         now_ns = self._clock()
         if self._cache is not None and signature.pipeline.response_cache and not self._registry.draining:
-            return self._cached(self._cache, signature, inputs, options, now_ns)
-        return self._runtime.submit(signature.key, inputs, options, now_ns)
+            return self._cached(self._cache, signature, inputs, options, client, now_ns)
+        return self._runtime.submit(signature.key, inputs, options, now_ns, client)
 
     def _cached(
         self,
@@ -141,6 +146,7 @@ class DataPlane:
         signature: Signature,
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
+        client: str,
         now_ns: int,
     ) -> Submission:
         key = request_key(signature.key, inputs)
@@ -148,7 +154,7 @@ class DataPlane:
         if outputs is not None:
             return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
         lookup_ns = self._clock() - now_ns
-        submission = self._runtime.submit(signature.key, inputs, options, now_ns)
+        submission = self._runtime.submit(signature.key, inputs, options, now_ns, client)
         # The first callback of the future: it runs while the outputs are still valid.
         submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
         return submission

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.client_key import ClientKey
 from sluice.gateway.protocol.request import WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef, SharedMemoryWindow
 from sluice.models.errors import BadTensor, RequestError, ShapeMismatch, UnknownInput, UnknownOutput
@@ -39,10 +40,15 @@ class _Input:
 
 
 class Signature:
-    """The expected tensors of one immutable revision of a pipeline."""
+    """The expected tensors of one immutable revision of a pipeline, and what tells its clients apart, if anything does.
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    `client_key` is the server's, for pipelines without one of their own.
+    """
+
+    def __init__(self, pipeline: Pipeline, client_key: str | None = None) -> None:
         self.pipeline = pipeline
+        name = client_key if pipeline.client_key is None else pipeline.client_key
+        self.client_key = None if name is None else ClientKey(name)
         self.name = pipeline.name
         self.version = str(pipeline.version)
         self.key = pipeline.key

@@ -165,11 +165,14 @@ class Runtime:
         self._timer.start(self._alarm)
         self._executor.start(self.report)
 
-    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+    def submit(
+        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int, client: str = ""
+    ) -> Submission:
         """Start a checked request that arrived at `now_ns`; its tensors belong to the runtime until the future is done.
 
-        `pipeline` is `name:version`. The size of the stages' outputs is added to `options.memory_bytes`. Raises
-        RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory limit.
+        `pipeline` is `name:version`, `client` as in `RequestArrived`. The size of the stages' outputs is added to
+        `options.memory_bytes`. Raises RejectedError once the runtime is closed, and RequestError when the tensors alone
+        exceed the memory limit.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
@@ -192,6 +195,7 @@ class Runtime:
             options.max_cost,
             options.priority,
             now_ns + options.timeout_ns if options.timeout_ns else 0,
+            client,
         )
         submission = self._opened(arrival, options.id, self._clock())
         self._enqueue(arrival)

@@ -97,7 +97,14 @@ def build_server(
     registry, metrics, runtime = state.registry, execution.metrics, execution.runtime
     shared_memory = SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes)
     dataplane = DataPlane(
-        registry, runtime, config.default_slo_ms, monotonic_ns, shared_memory, execution.cache, config.statuses
+        registry,
+        runtime,
+        config.default_slo_ms,
+        monotonic_ns,
+        shared_memory,
+        execution.cache,
+        config.statuses,
+        config.client_key,
     )
     control = ControlPlane(
         registry,
@@ -352,7 +359,7 @@ def _scheduler_spec(
     specs = [entry.spec for entry in repository.models.values()]
     spec = build_spec(
         specs,
-        pipelines,
+        config.with_defaults(pipelines),
         partitions,
         limits=config.limits.config(),
         policies=config.policies(specs),

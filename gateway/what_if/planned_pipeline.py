@@ -90,7 +90,7 @@ def planned_spec(
     configs = [partition_config(config, each) for each in partitions]
     return build_spec(
         specs,
-        [pipeline],
+        config.with_defaults([pipeline]),
         configs,
         limits=config.limits.config(),
         policies=config.policies(specs),

@@ -76,7 +76,7 @@ class SimulatedTarget:
         ]
         self._spec = build_spec(
             specs,
-            served.values(),
+            self._file.with_defaults(served.values()),
             partitions,
             limits=self._file.limits.config(),
             policies=self._file.policies(specs),

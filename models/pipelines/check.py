@@ -1,7 +1,8 @@
 """Checks a pipeline as written against the known models, and builds the pipeline that is served."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -11,12 +12,23 @@ from sluice.models.pipelines.family import Family
 from sluice.models.pipelines.file import PipelineFile, StageFile
 from sluice.models.pipelines.graph import find_cycle, reachable, topological_order
 from sluice.models.pipelines.model_reference import expected_one_of, find_model
-from sluice.models.pipelines.pipeline import PLATFORM, REQUEST, Combiner, Pipeline, Stage, TensorSource, When
+from sluice.models.pipelines.pipeline import (
+    PLATFORM,
+    REQUEST,
+    Combiner,
+    Pipeline,
+    Stage,
+    TensorSource,
+    When,
+    check_client_key,
+    check_percentile,
+)
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec, describe, merged_shape
 
 _STAGE_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _VERSION = 1
+_T = TypeVar("_T")
 
 
 def single_model(spec: ModelSpec) -> Pipeline:
@@ -116,6 +128,8 @@ class _Check:
             slo_ms=self._file.slo_ms,
             late=self._file.late,
             weight=self._file.weight,
+            percentile=self._file.percentile,
+            client_key=self._file.client_key,
         )
 
     def _check_file(self) -> None:
@@ -126,6 +140,10 @@ class _Check:
             raise self._error("slo_ms", f"expected a finite number above 0, got {self._file.slo_ms}")
         if not 0 < self._file.weight < math.inf:
             raise self._error("weight", f"expected a finite number above 0, got {self._file.weight}")
+        if self._file.percentile is not None:
+            self._check_value("percentile", check_percentile, self._file.percentile)
+        if self._file.client_key is not None:
+            self._check_value("client_key", check_client_key, self._file.client_key)
         if not self._stages:
             raise self._error("stages", "expected at least one stage")
         if not self._file.outputs:
@@ -136,6 +154,13 @@ class _Check:
                     f"stages.{name}",
                     f"not a stage name; expected letters, digits, '_' and '-', and not '{REQUEST}'",
                 )
+
+    def _check_value(self, key: str, check: Callable[[_T], None], value: _T) -> None:
+        """Run a check that raises ValueError on the value of a key."""
+        try:
+            check(value)
+        except ValueError as error:
+            raise self._error(key, str(error)) from error
 
     def _find_models(self) -> None:
         for name, stage in self._stages.items():

@@ -29,8 +29,10 @@ class PipelineFile(msgspec.Struct, frozen=True):
     stages: dict[str, StageFile]
     outputs: dict[str, tuple[TensorSource, ...]]
     slo_ms: float | None
-    late: Late
+    late: Late | None
     weight: float
+    percentile: float | None
+    client_key: str | None
 
 
 def decode_pipeline(text: str, path: str) -> PipelineFile:
@@ -42,6 +44,8 @@ def decode_pipeline(text: str, path: str) -> PipelineFile:
         slo_ms=top.slo_ms,
         late=top.late,
         weight=top.weight,
+        percentile=top.percentile,
+        client_key=top.client_key,
     )
 
 
@@ -49,8 +53,10 @@ class _Top(msgspec.Struct, forbid_unknown_fields=True):
     stages: dict[str, Any]
     outputs: dict[str, Any]
     slo_ms: float | None = None
-    late: Late = Late.SERVE
+    late: Late | None = None
     weight: float = 1.0
+    percentile: float | None = None
+    client_key: str | None = None
 
 
 class _ModelStage(msgspec.Struct, forbid_unknown_fields=True):

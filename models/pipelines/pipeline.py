@@ -1,6 +1,7 @@
 """Pipelines: graphs of models and combiners, which clients address like a model."""
 
 import enum
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -12,6 +13,12 @@ REQUEST = "request"
 """The name under which stages and outputs refer to the tensors of the request itself."""
 PLATFORM = "sluice_pipeline"
 """The platform that clients see for a pipeline."""
+PERCENTILE = 99.0
+"""The percentile of the latency that the objective is for, unless a pipeline has its own."""
+
+_CLIENT_KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_BINARY = "-bin"
+"""The end of the keys of gRPC metadata that hold bytes."""
 
 
 class Confidence(enum.StrEnum):
@@ -37,6 +44,21 @@ class Late(enum.StrEnum):
 
     SERVE = "serve"
     EVICT = "evict"
+
+
+def check_percentile(percentile: float) -> None:
+    """Raise ValueError unless a percentile is above 50 and below 100."""
+    if not 50 < percentile < 100:
+        raise ValueError(f"expected a number above 50 and below 100, such as 99.9, got {percentile:g}")
+
+
+def check_client_key(name: str) -> None:
+    """Raise ValueError unless a name can be that of an HTTP header and of a text in gRPC metadata."""
+    if not _CLIENT_KEY.fullmatch(name) or name.endswith(_BINARY):
+        raise ValueError(
+            "expected the name of a header, of lower-case letters, digits, '-', '_' and '.', which does not end in "
+            f"'{_BINARY}', got '{name:.80}'"
+        )
 
 
 def batch_key(item_shapes: Iterable[tuple[str, tuple[int, ...]]]) -> str:
@@ -92,7 +114,9 @@ class Pipeline(msgspec.Struct, frozen=True):
     `stages` are in topological order. `sources` names, for every output, the stages that may have produced it: row i
     comes from the first source that ran it. `max_batch_size` limits a request's rows (the smallest of its models; 0 if
     its one model is not batchable). `weight` is its share of a model that other pipelines use as well, relative to
-    their weights. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`. With
+    their weights. `percentile` is the share of the admitted requests that are to be in time, in percent. `client_key`
+    names the header that tells clients apart. `late`, `percentile` and `client_key` are None where the server's setting
+    applies. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`. With
     `response_cache`, answers may be reused for requests with equal inputs.
     """
 
@@ -104,12 +128,14 @@ class Pipeline(msgspec.Struct, frozen=True):
     sources: dict[str, tuple[TensorSource, ...]]
     max_batch_size: int
     slo_ms: float | None = None
-    late: Late = Late.SERVE
+    late: Late | None = None
     platform: str = PLATFORM
     weight: float = 1.0
     config: str = ""
     revision: int = 0
     response_cache: bool = False
+    percentile: float | None = None
+    client_key: str | None = None
 
     @property
     def key(self) -> str:

@@ -61,6 +61,12 @@ SERVER = Section(
         "max_batch_size": "Largest batch in rows, for models with a batch dimension.",
         "models": "Settings of single models. See [below](#models).",
         "default_slo_ms": "Deadline of a request when neither the request nor its pipeline has one.",
+        "late": "What happens to a request that will be late, for pipelines and models that do not say: `serve` "
+        "answers it late, `evict` refuses it or gives it up ([pipelines](../start/pipelines.md#late-requests)).",
+        "percentile": "Which share of the admitted requests is to be in time, in percent, for pipelines and models "
+        "that do not say; above 50 and below 100.",
+        "client_key": "Name of the HTTP header or gRPC metadata key, in lower case, whose value tells clients apart, "
+        "for pipelines that do not say ([clients](../start/pipelines.md#clients)).",
         "residency": "Which models are loaded when a partition has no room for all. See [below](#residency).",
         "limits": "Bounds of queues and memory. See [below](#limits).",
         "max_body_bytes": "Largest request over HTTP and gRPC, compressed or not.",
@@ -123,9 +129,12 @@ SECTIONS = (
         {
             "max_batch_size": "Largest batch of this model in rows.",
             "policy": "The batch policy of this model, with the same keys as [above](#policy).",
+            "late": "What happens to a request to this model that will be late: `serve` or `evict`.",
+            "percentile": "Which share of the admitted requests to this model is to be in time, in percent.",
         },
         "By model name; the settings apply to all versions of the model. An unknown model is refused.",
-        defaults={"max_batch_size": "that of the server", "policy": "that of the server"},
+        "`late` and `percentile` apply to requests to the model itself; a pipeline that uses it has its own.",
+        defaults=dict.fromkeys(("max_batch_size", "policy", "late", "percentile"), "that of the server"),
     ),
     Section(
         "residency",
@@ -412,6 +421,9 @@ models:
     max_batch_size: 16
     policy: {name: timeout, preferred: [8, 16], max_delay_ms: 2}
 default_slo_ms: 500
+late: evict                   # rather no answer than a late one
+percentile: 99.9              # of the admitted requests are to be in time
+client_key: x-tenant          # the header that tells clients apart
 residency: {loading: demand, pinned: [mlp], priorities: {bert: 1}}
 limits:
   queue_requests: 1000

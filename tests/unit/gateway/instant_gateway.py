@@ -60,7 +60,9 @@ class InstantRuntime:
         self.hold = False
         self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
 
-    def submit(self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int) -> Submission:
+    def submit(
+        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int, client: str = ""
+    ) -> Submission:
         deadline_ns = now_ns + options.budget_ns
         self.submitted.append(
             {
@@ -73,6 +75,7 @@ class InstantRuntime:
                 "id": options.id,
                 "max_cost": options.max_cost,
                 "priority": options.priority,
+                "client": client,
                 "expires_ns": now_ns + options.timeout_ns if options.timeout_ns else 0,
             }
         )

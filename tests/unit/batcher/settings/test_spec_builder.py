@@ -1,3 +1,5 @@
+import msgspec
+
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.interface.config import (
     ConfidenceSpec,
@@ -13,6 +15,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.scheduling import ModelSettings, ServingSettings
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Combiner, Confidence, Late, Pipeline, Stage, TensorSource, When
@@ -31,7 +34,7 @@ CPU0 = PartitionConfig("cpu0", "cpu1")
 MAX, MARGIN = ConfidenceSpec("probs", Confidence.MAX), ConfidenceSpec("probs", Confidence.MARGIN)
 
 
-def pipeline(name: str, *stages: Stage, late: Late = Late.SERVE) -> Pipeline:
+def pipeline(name: str, *stages: Stage, late: Late | None = Late.SERVE) -> Pipeline:
     return Pipeline(name, 3, (X,), (PROBS,), stages, {"probs": (TensorSource(stages[-1].name, "probs"),)}, 8, late=late)
 
 
@@ -52,6 +55,27 @@ def test_models_alone() -> None:
         Limits(),
     )
     check_invariants(Scheduler(spec))
+
+
+def test_a_pipeline_has_its_own_late_and_percentile_or_those_of_its_model_or_of_the_server() -> None:
+    settings = ServingSettings(
+        late=Late.EVICT,
+        percentile=95,
+        models={"small": ModelSettings(late=Late.SERVE), "fixed": ModelSettings(percentile=99.9)},
+    )
+    says = msgspec.structs.replace(
+        pipeline("says", stage("only", "small:1", x="request.x"), late=Late.SERVE), percentile=90.0
+    )
+    silent = pipeline("silent", stage("only", "small:1", x="request.x"), late=None)
+    served = settings.with_defaults([single_model(SMALL), single_model(FIXED), single_model(LARGE), says, silent])
+    spec = build_spec([SMALL, FIXED, LARGE], served, [CPU0])
+    assert [(each.name, each.late, each.percentile) for each in spec.pipelines] == [
+        ("small:1", Late.SERVE, 95),
+        ("fixed:1", Late.EVICT, 99.9),
+        ("large:2", Late.EVICT, 95),
+        ("says:3", Late.SERVE, 90),
+        ("silent:3", Late.EVICT, 95),
+    ]
 
 
 def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:

@@ -142,7 +142,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
             "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
             "quarantine, triton, max_body_bytes, allow_client_shm, cache_bytes, statuses, tls, restricted, trace, "
-            "trace_requests, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, residency, prices",
+            "trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, late, "
+            "percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -257,6 +258,20 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("http_port: 70000", "http_port: expected a port from 0 (any free one) to 65535, got 70000"),
         ("default_slo_ms: .nan", "default_slo_ms: expected a finite number above 0, got nan"),
         ("default_slo_ms: 0", "default_slo_ms: expected a finite number above 0, got 0"),
+        (
+            "percentile: 100",
+            "percentile: expected a number above 50 and below 100, such as 99.9, got 100",
+        ),
+        (
+            "models: {mlp: {percentile: 50}}",
+            "models.mlp: percentile: expected a number above 50 and below 100, such as 99.9, got 50",
+        ),
+        ("late: never", "late: Invalid enum value 'never'; expected serve or evict"),
+        (
+            "client_key: X-Tenant",
+            "client_key: expected the name of a header, of lower-case letters, digits, '-', '_' and '.', which does "
+            "not end in '-bin', got 'X-Tenant'",
+        ),
         ("trace_requests: -1", "trace_requests: expected 0 to 1000000, got -1"),
         ("prices: {core_hour: -3}", "prices: core_hour: expected a finite price of at least 0, got -3"),
         ("prices: {gpu_hour: .inf}", "prices: gpu_hour: expected a finite price of at least 0, got inf"),

@@ -1,5 +1,6 @@
 """Requests over gRPC that differ only in their numbers."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -52,6 +53,27 @@ def test_each_of_many_alike_is_answered_with_its_own_numbers(served: InstantGate
     converse(served, talk)
     assert [each["deadline_ns"] - ARRIVED_NS for each in served.runtime.submitted] == [10**9] * 5
     assert served.runtime.released == 5
+
+
+def test_the_metadata_of_the_client_key_tells_clients_apart() -> None:
+    tensor = ("x", DataType.FP32, (2,))
+    served = instant_gateway(replace(identity("m", tensor), client_key="x-tenant"))
+    clients = ("a", "b", "", 200 * "c")
+
+    async def talk(stub: Any) -> None:
+        for client in clients:
+            await stub.ModelInfer(request(1, 2), metadata=(("other", "z"), ("x-tenant", client)))
+        await stub.ModelInfer(request(1, 2))
+
+        async def requests() -> AsyncIterator[Any]:
+            for _ in range(2):
+                yield request(1, 2)
+
+        async for reply in stub.ModelStreamInfer(requests(), metadata=(("x-tenant", "d"),)):
+            assert not reply.error_message
+
+    converse(served, talk)
+    assert [each["client"] for each in served.runtime.submitted] == ["a", "b", "", 128 * "c", "", "d", "d"]
 
 
 def test_what_differs_beside_the_numbers_is_heeded(served: InstantGateway) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.http.server import HttpServer, http_config, http_server
@@ -73,6 +74,26 @@ def test_a_client_that_disconnects_cancels_its_request_even_after_a_large_body(s
         assert served.runtime.released == 1
 
     talk(served, conversation)
+
+
+def test_the_header_of_the_client_key_tells_clients_apart() -> None:
+    tensor = ("x", DataType.FP32, (1,))
+    gateway = instant_gateway(replace(identity("s", tensor), client_key="x-tenant"), identity("other", tensor))
+    requests = [
+        small(1, **{"X-Tenant": "a"}),
+        small(2, **{"x-tenant": "b"}),  # the same template
+        small(3),
+        small(4, **{"x-tenant": "\u00e9" + 200 * "c"}),
+        small(5, **{"x-tenant": "a"}).replace(b"/models/s/", b"/models/other/"),
+    ]
+
+    async def conversation(client: Client) -> None:
+        for each in requests:
+            client.send(each)
+            assert (await client.reply()).status == 200
+
+    talk(gateway, conversation)
+    assert [each["client"] for each in gateway.runtime.submitted] == ["a", "b", "", "\u00c3\u00a9" + 126 * "c", ""]
 
 
 def test_a_client_that_goes_away_within_its_body_is_no_request(served: InstantGateway) -> None:

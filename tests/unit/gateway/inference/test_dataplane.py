@@ -72,6 +72,7 @@ def test_the_runtime_gets_views_rows_and_deadline() -> None:
         "id": "7",
         "max_cost": None,
         "priority": 0,
+        "client": "",
         "expires_ns": 0,
     }
     assert array.tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -53,6 +53,10 @@ outputs:
 """
 
 
+PERCENTILES = "expected a number above 50 and below 100, such as 99.9"
+HEADERS = "expected the name of a header, of lower-case letters, digits, '-', '_' and '.', which does not end in '-bin'"
+
+
 def check(text: str) -> Pipeline:
     return check_pipeline(decode_pipeline(text, "repo/p/pipeline.yaml"), MODELS, name="p", path="repo/p/pipeline.yaml")
 
@@ -85,7 +89,13 @@ def test_an_ensemble() -> None:
         "vote", {"0": TensorSource("a", "probs"), "1": TensorSource("b", "probs")}, combine=Combiner.MOST_CONFIDENT
     )
     assert [output.name for output in pipeline.outputs] == ["answer", "first"]
-    assert (pipeline.max_batch_size, pipeline.slo_ms, pipeline.late) == (64, None, Late.SERVE)
+    assert (pipeline.max_batch_size, pipeline.slo_ms, pipeline.late) == (64, None, None)
+    assert (pipeline.percentile, pipeline.client_key) == (None, None)
+
+
+def test_a_pipeline_has_its_own_percentile_and_client_key() -> None:
+    pipeline = check(ENSEMBLE + "percentile: 99.9\nclient_key: x-tenant\n")
+    assert (pipeline.percentile, pipeline.client_key) == (99.9, "x-tenant")
 
 
 def test_stages_keep_the_order_of_the_file_where_they_can() -> None:
@@ -200,6 +210,15 @@ BAD_CASCADES = [
     ("slo_ms: 50", "slo_ms: 0", "slo_ms: expected a finite number above 0, got 0.0"),
     ("slo_ms: 50", "slo_ms: .nan", "slo_ms: expected a finite number above 0, got nan"),
     ("slo_ms: 50", "slo_ms: .inf", "slo_ms: expected a finite number above 0, got inf"),
+    *(
+        ("slo_ms: 50", f"percentile: {text}", f"percentile: {PERCENTILES}, got {value}")
+        for text, value in (("100", "100"), ("50", "50"), ("0.99", "0.99"), (".nan", "nan"), (".inf", "inf"))
+    ),
+    *(
+        ("slo_ms: 50", f"client_key: {name}", f"client_key: {HEADERS}, got '{name}'")
+        for name in ("X-Tenant", "tenant name", ":path", "tenant-bin")
+    ),
+    ("slo_ms: 50", "client_key: ''", f"client_key: {HEADERS}, got ''"),
     ("below: 0.9", "below: 0", "stages.large.when.below: expected a threshold above 0 and at most 1, got 0.0"),
     ("below: 0.9", "below: 1.1", "stages.large.when.below: expected a threshold above 0 and at most 1, got 1.1"),
     ("below: 0.9", "below: .nan", "stages.large.when.below: expected a threshold above 0 and at most 1, got nan"),
