@@ -41,6 +41,7 @@ from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.partitions.latency_log import LatencyLog
 from sluice.gateway.partitions.partition_log import log_change
 from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -195,6 +196,7 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
         memory_of=lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()},
     )
     inventory.subscribe(log_change)
+    inventory.subscribe(LatencyLog(lambda: scheduler.spec.pipelines, config.default_slo_ms).changed)
     registry = ModelRegistry(
         server_version(), core.pipelines, core.repository.broken, inventory, strict=config.strict_readiness
     )

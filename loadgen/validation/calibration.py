@@ -14,7 +14,6 @@ from sluice.loadgen.validation.server_activity import ObservedBatch
 from sluice.loadgen.validation.service_times import ServiceTimeFit
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.units import ns_to_ms
 
 
 def calibrated(
@@ -25,7 +24,7 @@ def calibrated(
     pipeline: Pipeline | None,
 ) -> SimulationFile:
     """Fill a file with measurements; `tables` are the server's initial latency tables by model key."""
-    latencies = {_name(key): {rows: ns_to_ms(ns) for rows, ns in table.cells} for key, table in tables.items()}
+    latencies = {_name(key): table.in_ms() for key, table in tables.items()}
     escalation = {} if pipeline is None else {pipeline.name: _escalation(pipeline, [load.result for load in loads])}
     return msgspec.structs.replace(
         with_service_times(file, loads, loads),

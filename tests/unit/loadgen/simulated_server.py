@@ -38,5 +38,5 @@ def write_simulation(directory: Path, **settings: object) -> str:
         "policy": {"name": "none"},
     } | settings
     # JSON is YAML, except for the integer keys of latency tables.
-    (directory / "sim.yaml").write_text(json.dumps(file).replace('"4"', "4"))
+    (directory / "sim.yaml").write_text(json.dumps(file).replace('"4"', "4").replace('"8"', "8"))
     return f"sim:{directory / 'sim.yaml'}"

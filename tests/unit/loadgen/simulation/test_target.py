@@ -178,6 +178,12 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
         ({"strays_us": [2, 1]}, "small", "sim.yaml: strays_us: expected finite ascending times"),
         ({"host": {"send_us": -1}}, "small", "sim.yaml: host: expected finite times of at least 0"),
         ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* expected latencies above 0"),
+        (
+            {"latency_ms": {"small": {"4": 2.0, "8": 1.0}}},
+            "small",
+            "sim.yaml: latency_ms.small: .* 1 ms for 8 rows and 2",
+        ),
+        ({"percentile": 100}, "small", "sim.yaml: percentile: expected a number above 50 and below 100"),
         ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
         ({"models": {"small": {"polcy": {}}}}, "small", r"sim.yaml: models\.small: .*unknown field `polcy`"),
         (
