@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
         (
             {"latency_ms": {"small": {"4": 2.0, "8": 1.0}}},
             "small",
-            "sim.yaml: latency_ms.small: .* 1 ms for 8 rows and 2",
+            "sim.yaml: latency_ms.small: .* 1 ms for 8 rows",
         ),
         ({"percentile": 100}, "small", "sim.yaml: percentile: expected a number above 50 and below 100"),
         ({"models": {"medium": {}}}, "small", "sim.yaml: models: no model 'medium'"),
