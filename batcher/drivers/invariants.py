@@ -46,7 +46,7 @@ def _check_requests(scheduler: Scheduler) -> None:
         if queue.response_order is not None:
             held.update((id(entry.request), entry.request) for entry in queue.response_order.held)
     used = sum(request.arrival.memory_bytes for request in held.values())
-    assert scheduler.admission.memory_bytes == used, f"{scheduler.admission.memory_bytes} bytes reserved, {used} held"
+    assert scheduler.memory.used_bytes == used, f"{scheduler.memory.used_bytes} bytes reserved, {used} held"
     assert used <= limits.memory_bytes, "more memory is reserved than there is"
 
 

@@ -12,6 +12,7 @@ from sluice.batcher.prediction.fair_share import beyond_share
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
+from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
 from sluice.models.units import NS_PER_S, ns_to_ms
 
@@ -32,14 +33,19 @@ class Admission:
     """
 
     def __init__(
-        self, limits: Limits, fleet: Fleet, reserved: ReservedWork, loader: OnDemandLoader | NoOnDemandLoading
+        self,
+        limits: Limits,
+        memory: MemoryShares,
+        fleet: Fleet,
+        reserved: ReservedWork,
+        loader: OnDemandLoader | NoOnDemandLoading,
     ) -> None:
         self._limits = limits
         self._queues = fleet.queues
         self._reserved = reserved
         self._loader = loader
         self._counts_demand = loader.enabled
-        self.memory_bytes = 0
+        self._memory = memory
         self.draining = False
 
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
@@ -52,11 +58,8 @@ class Admission:
         if pipeline.outstanding >= limits.queue_requests:
             reason = f"{limits.queue_requests} requests of this pipeline are under way"
             return self._reject(event, Outcome.REJECTED_QUEUE_FULL, reason, self.backlog_ns(pipeline))
-        if self.memory_bytes + event.memory_bytes > limits.memory_bytes:
-            reason = (
-                f"needs {event.memory_bytes} bytes of tensor memory; "
-                f"{limits.memory_bytes - self.memory_bytes} of {limits.memory_bytes} are free"
-            )
+        if (short := self._memory.refusal(pipeline.number, event.memory_bytes)) is not None:
+            reason = f"needs {event.memory_bytes} bytes of tensor memory; {short}"
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
         if pipeline.degraded:
             if (forecast := self._loader.forecast(pipeline, now_ns)) is not None:

@@ -20,6 +20,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.prediction.pipeline_times import unplanned_work
+from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.partition_events import PartitionEvents
 from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
 from sluice.batcher.state import ModelState, PipelineState, Precedence, StageState
@@ -32,17 +33,25 @@ Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 class PipelineRegistry:
     """Keeps `pipelines`, by name, and the models that they need; `spec` describes what is served now.
 
-    A retired pipeline is in `retiring` until its last request has its outcome. `handlers` handle the events that change
-    pipelines and partitions. `reserve` is called before the first pipeline that evicts gets a request.
+    Each pipeline has a share of the `memory`. A retired pipeline is in `retiring` until its last request has its
+    outcome. `handlers` handle the events that change pipelines and partitions. `reserve` is called before the first
+    pipeline that evicts gets a request.
     """
 
     def __init__(
-        self, spec: SchedulerSpec, dispatcher: Dispatcher, reserve: Callable[[int], None], *, planned: bool
+        self,
+        spec: SchedulerSpec,
+        dispatcher: Dispatcher,
+        memory: MemoryShares,
+        reserve: Callable[[int], None],
+        *,
+        planned: bool,
     ) -> None:
         self.spec = spec
         self.retiring: list[PipelineState] = []
         self.pipelines: dict[str, PipelineState] = {}
         self._dispatcher = dispatcher
+        self._memory = memory
         self._reserve = reserve
         self._fleet = dispatcher.fleet
         self._next_number = 0
@@ -76,6 +85,7 @@ class PipelineRegistry:
         for pipeline in [each for each in self.retiring if not each.outstanding]:
             self.retiring.remove(pipeline)
             self._dispatcher.forget(pipeline)
+            self._memory.leave()
             for model in self._models_of(pipeline.config):
                 model.pipelines.remove(pipeline)
                 for queue in self._fleet.queues.of(model):
@@ -127,6 +137,7 @@ class PipelineRegistry:
         assert config.name not in self.pipelines, f"there is a pipeline {config.name} already"
         pipeline = self.pipelines[config.name] = new_pipeline(self._next_number, config, self._fleet.models)
         self._next_number += 1
+        self._memory.join()
         for model in self._models_of(config):
             model.pipelines.append(pipeline)
         self._fleet.touch(model.config.key for model in self._models_of(config))

@@ -41,6 +41,7 @@ from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
 from sluice.batcher.queues.response_order import FinishedEntries
 from sluice.batcher.scheduler.admission import Admission
+from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
 from sluice.batcher.scheduler.unserved import hopeless_entries
@@ -65,7 +66,8 @@ class Scheduler:
         self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress)
         self._reserved = self.dispatcher.reserved
         self._timeouts = self.dispatcher.timeouts
-        self.served = PipelineRegistry(spec, self.dispatcher, self._reserve, planned=planner is not None)
+        self.memory = MemoryShares(spec.limits.memory_bytes)
+        self.served = PipelineRegistry(spec, self.dispatcher, self.memory, self._reserve, planned=planner is not None)
         self.pipelines = self.served.pipelines
         self._retiring = self.served.retiring
         self._retired = self.served.residency.retired
@@ -73,7 +75,7 @@ class Scheduler:
         self._residency = self.served.residency
         self._loader = self.served.loader
         self._plans = self._loader.enabled or not isinstance(self._replanner, NoReplanner)
-        self.admission = Admission(spec.limits, self.dispatcher.fleet, self._reserved, self._loader)
+        self.admission = Admission(spec.limits, self.memory, self.dispatcher.fleet, self._reserved, self._loader)
         if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
             self._reserve(0)
         # Work of the driver itself: a request that is settled meanwhile is no longer in `requests`.
@@ -186,7 +188,7 @@ class Scheduler:
         identity, work, stages = event.request, pipeline.work, pipeline.stage_count
         request = Request(identity, pipeline, rows, event.deadline_ns, event, work, pipeline.all_stages, stages)
         self.requests[identity] = request
-        self.admission.memory_bytes += event.memory_bytes
+        self.memory.take(pipeline.number, event.memory_bytes)
         pipeline.outstanding += 1
         if reserves:
             pipeline.rows_under_way += rows
@@ -239,7 +241,7 @@ class Scheduler:
             request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: this breaks the cycle for the garbage collector
-        self.admission.memory_bytes -= request.arrival.memory_bytes
+        self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
         """Release everything that a settled request holds, and withdraw its work that has not started."""
@@ -262,14 +264,14 @@ class Scheduler:
             self._reserved.forget(request.identity)
             request.pipeline.rows_under_way -= request.rows
         if not request.running:
-            self.admission.memory_bytes -= request.arrival.memory_bytes
+            self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
 
     def _ended(self, request: Request) -> bool:
         """Record that one running piece of a request ended; True if the request was settled meanwhile."""
         if request.settled:
             request.running -= 1
             if not request.running:
-                self.admission.memory_bytes -= request.arrival.memory_bytes
+                self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
         return request.settled
 
     # -- progress

@@ -127,7 +127,7 @@ class Runtime:
         self._evicting = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
         self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self._enqueue)
-        self._memory_limit = scheduler.spec.limits.memory_bytes
+        self._memory = scheduler.memory
         self._next_request = 0
         self._last_arrived = 0
         # One queue for each priority: within an instant, completions are handled first and arrivals last.
@@ -172,18 +172,18 @@ class Runtime:
 
         `pipeline` is `name:version`, `client` as in `RequestArrived`. The size of the stages' outputs is added to
         `options.memory_bytes`. Raises RejectedError once the runtime is closed, and RequestError when the tensors alone
-        exceed the memory limit.
+        exceed the memory that a pipeline may have.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
         request = self._next_request = self._next_request + 1
         input_bytes = options.memory_bytes
         memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes)
-        if memory_bytes > self._memory_limit:
+        if memory_bytes > self._memory.most_bytes:
             self._executor.discard(request)
             raise RequestError(
-                f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests together is "
-                f"{self._memory_limit} bytes"
+                f"the tensors of the request need {memory_bytes} bytes, but the limit for all requests of a pipeline "
+                f"together is {self._memory.most_bytes} bytes"
             )
         arrival = RequestArrived(
             request,

@@ -65,16 +65,18 @@ class Assembly:
         cache: StageCache | None = None,
     ) -> None:
         self._cache = cache
-        self._wirings = dict(wirings)
-        self._models = dict(models)
-        self._partial = _partial(models)
+        self._wirings: dict[str, PipelineWiring] = {}
+        self._models: dict[str, ModelSpec] = {}
+        self._partial: set[str] = set()
         self._slots = slots
         self._requests: dict[int, RequestTensors] = {}
         self._running: dict[int, _Running] = {}
+        self.add(wirings, models)
 
     def add(self, wirings: Mapping[str, PipelineWiring], models: Mapping[str, ModelSpec]) -> None:
         """Add pipelines and models."""
         self._wirings.update(wirings)
+        self._slots.join(len(models.keys() - self._models.keys()))
         self._models.update(models)
         self._partial |= _partial(models)
 
@@ -83,7 +85,8 @@ class Assembly:
         for pipeline in pipelines:
             self._wirings.pop(pipeline, None)
         for model in models:
-            self._models.pop(model, None)
+            if self._models.pop(model, None) is not None:
+                self._slots.leave(1)
             self._partial.discard(model)
 
     def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
@@ -103,7 +106,7 @@ class Assembly:
         gathered = [self._gather(batch.members, tensor.name, reads) for tensor in given]
         layouts = [InputLayout(pieces) for pieces, _ in gathered]
         total = sum(layout.aligned_bytes for layout in layouts)
-        slot = self._slots.allocate(total) if total else None
+        slot = self._slots.allocate(batch.model, total) if total else None
         try:
             inputs = []
             offset = slot.offset if slot is not None else 0

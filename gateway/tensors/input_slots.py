@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
+from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.arena import Arena, Region
 
@@ -19,16 +20,24 @@ class SharedRegions(Protocol):
 
 
 class InputSlot(NamedTuple):
-    """Memory at `offset` of region `region`, whose bytes are `view`; `own` if the region was created for this slot."""
+    """Memory at `offset` of region `region`, whose bytes are `view`, for a batch of `model`.
+
+    It is `own` if the region was created for this slot.
+    """
 
     region: int
     offset: int
     view: memoryview
+    model: str
     own: bool
 
 
 class InputSlots:
-    """An arena of `nbytes` bytes. A slot that does not fit gets its own region, up to `nbytes` bytes in total."""
+    """An arena of `nbytes` bytes. A slot that does not fit gets its own region.
+
+    These regions take up to `nbytes` bytes for all models, and as much again is kept for them in equal parts. A model
+    whose batches fill all the rest therefore leaves room for the batches of the others.
+    """
 
     def __init__(self, regions: SharedRegions, nbytes: int) -> None:
         self._regions = regions
@@ -36,31 +45,42 @@ class InputSlots:
         region = Region.create("sluice-inputs", nbytes)
         self._view = region.view
         self._number = regions.share_region(region)
-        self._spare_bytes = nbytes
+        self._spare = MemoryShares(2 * nbytes)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the arena in use."""
         return self._arena.used_bytes
 
-    def allocate(self, nbytes: int) -> InputSlot:
-        """A slot of at least `nbytes` bytes, aligned to a cache line; raises PartitionError if memory is short."""
+    def join(self, models: int) -> None:
+        """Keep a part for that many more models."""
+        self._spare.join(models)
+
+    def leave(self, models: int) -> None:
+        """Keep no part any more for that many models."""
+        self._spare.leave(models)
+
+    def allocate(self, model: str, nbytes: int) -> InputSlot:
+        """A slot for a batch, of at least `nbytes` bytes, aligned to a cache line.
+
+        Raises PartitionError if memory is short.
+        """
         offset = self._arena.allocate(nbytes)
         if offset is not None:
-            return InputSlot(self._number, offset, self._view, own=False)
-        if nbytes > self._spare_bytes:
+            return InputSlot(self._number, offset, self._view, model, own=False)
+        if self._spare.refusal(model, nbytes) is not None:
             raise PartitionError(
                 f"a batch needs {nbytes} bytes for its inputs; of the arena's {self._arena.nbytes} bytes "
-                f"{self._arena.used_bytes} are in use, and {self._spare_bytes} may be added"
+                f"{self._arena.used_bytes} are in use, and {self._spare.available(model)} may be added for its model"
             )
         region = Region.create("sluice-inputs-large", nbytes)
-        self._spare_bytes -= nbytes
-        return InputSlot(self._regions.share_region(region), 0, region.view, own=True)
+        self._spare.take(model, nbytes)
+        return InputSlot(self._regions.share_region(region), 0, region.view, model, own=True)
 
     def free(self, slot: InputSlot) -> None:
         """Free a slot."""
         if not slot.own:
             self._arena.free(slot.offset)
         else:
-            self._spare_bytes += slot.view.nbytes
+            self._spare.give_back(slot.model, slot.view.nbytes)
             self._regions.drop_region(slot.region)

@@ -215,10 +215,10 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
         INVALID,
         "input 'x': element 0 is not UTF-8 text",
     ),
-    "more than all memory": (
+    "more than a pipeline's memory": (
         Call((Tensor("x", "INT32", (1, 200_000), bytes(800_000)),), "wide"),
         INVALID,
-        "need 1600000 bytes, but the limit for all requests together is 1048576 bytes",
+        "need 1600000 bytes, but the limit for all requests of a pipeline together is ",
     ),
     "answers that do not fit together": (
         Call((Tensor(), Tensor("z", "FP32", (1, 3), bytes(12))), "chained"),

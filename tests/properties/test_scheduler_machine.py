@@ -411,7 +411,7 @@ class SchedulerMachine(DrainingMachine):
         )
         scheduler = self.scheduler
         assert scheduler.requests == {}
-        assert scheduler.admission.memory_bytes == 0
+        assert scheduler.memory.used_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
         assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
         assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0] * len(MODELS)

@@ -138,7 +138,7 @@ def test_every_request_has_one_outcome_and_nothing_is_left(seed: int, kind: str,
     check_invariants(scheduler)
     assert scheduler.requests == {}, message
     assert scheduler.dispatcher.batches == {}, message
-    assert scheduler.admission.memory_bytes == 0, message
+    assert scheduler.memory.used_bytes == 0, message
     assert set(scheduler.queue_depths().values()) == {0}, message
     assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups), message
     answered = counts[Outcome.COMPLETED] + counts[Outcome.COMPLETED_LATE]

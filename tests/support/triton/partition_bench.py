@@ -22,6 +22,7 @@ from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes
+from tests.support.gateway.assembly_bench import LocalRegions
 from tests.support.gateway.inventory import summary
 from tests.support.triton.fake_server import FakeTriton, M, Refusal, double, serving_fake
 
@@ -41,7 +42,7 @@ class Bench:
         self.reported: list[str] = []
         self._events: asyncio.Queue[AnyEvent] = asyncio.Queue()
         # Inputs for Triton take no slot of the arena.
-        self.assembly = Assembly({f"{key}": PLAN for key in specs}, specs, cast("InputSlots", None))
+        self.assembly = Assembly({f"{key}": PLAN for key in specs}, specs, InputSlots(LocalRegions(), 4096))
         settings = TritonSettings("t", f"127.0.0.1:{port}", timeout_s=timeout_s)
         verdicts = {"m:1": (ConfidenceSpec("y", Confidence.MAX),)}
         self.partition = TritonPartition(settings, specs, verdicts, self.assembly, monotonic_ns)

@@ -143,7 +143,7 @@ def test_more_servers_never_make_it_later(max_wait_ns: int | None) -> None:
     assert p99 == sorted(p99, reverse=True)
 
 
-BULGE = LatencyTable.from_ms({1: 10, 2: 10, 4: 12, 32: 10})
+BULGE = LatencyTable(((1, 10 * MS), (2, 10 * MS), (4, 12 * MS), (32, 10 * MS)))
 """Batches of 3 and 4 rows take longer than larger ones."""
 
 

@@ -110,7 +110,7 @@ def test_nothing_is_promised_beyond_the_last_cell() -> None:
 
 
 def test_a_table_that_falls_is_planned_with_as_it_is() -> None:
-    table = LatencyTable.from_ms({1: 10, 2: 9, 4: 12})
+    table = LatencyTable(((1, 10 * MS), (2, 9 * MS), (4, 12 * MS)))
     found = only_stage(demand(spec([model("m", 4)]), {"m": {"cpu1": table}}, 100))
     assert [each.option.service_ns / MS for each in found] == [9, 12], "one by one 100 a second are too many"
     assert all(each.predicted is not None for each in found)
@@ -204,7 +204,7 @@ def test_stages_of_the_same_model_run_in_one_batch_as_far_as_it_may_be_that_larg
 
 def test_what_joins_a_batch_never_makes_the_tail_shorter_than_the_median() -> None:
     # With those of the three stages beside it a lone row is in a batch of 4, two rows are in a quicker one of 5.
-    table = LatencyTable.from_ms({1: 10, 2: 20, 4: 36, 8: 24})
+    table = LatencyTable(((1, 10 * MS), (2, 20 * MS), (4, 36 * MS), (8, 24 * MS)))
     served = spec([model("m", 8)], [ensemble("m", "m", "m", "m")], [f"cpu{number}" for number in range(8)])
     last = pipeline_candidates(demand(served, {"m": {"cpu1": table}}, 40), served.pipelines[0])[0][-1]
     assert last.predicted is not None

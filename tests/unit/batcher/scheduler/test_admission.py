@@ -3,7 +3,13 @@ import pytest
 from sluice.batcher.fleet.speed import outdate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import CompleteRequest, RejectRequest, ReleaseReason
-from sluice.batcher.interface.events import DrainStarted, PartitionLost, PartitionReady, RequestCancelled
+from sluice.batcher.interface.events import (
+    DrainStarted,
+    PartitionLost,
+    PartitionReady,
+    RequestCancelled,
+    ServingChanged,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling.builders import (
@@ -186,6 +192,30 @@ def test_memory_is_reserved_at_admission_and_given_back_at_the_end() -> None:
     step(scheduler, MS, completed(1, 0, MS))
     assert step(scheduler, MS, arrival(4, S, memory_bytes=60)) == []
     assert outcomes(list(step(scheduler, MS, arrival(5, S, memory_bytes=1)))) == [Outcome.REJECTED_MEMORY]
+
+
+def test_a_pipeline_leaves_memory_for_those_that_have_nothing_under_way() -> None:
+    spec = spec_of([model("m:1", 1)], [single("m:1"), single("m:1", name="other:1")], limits=Limits(memory_bytes=100))
+    scheduler = serving(spec, ONE)
+    assert step(scheduler, 0, arrival(1, S, memory_bytes=60))
+    assert step(scheduler, 0, arrival(2, S, memory_bytes=20)) == [
+        RejectRequest(
+            2,
+            Outcome.REJECTED_MEMORY,
+            "needs 20 bytes of tensor memory; 40 of 100 are free, 25 of them are kept for others",
+            retry_after_ns=0,
+        )
+    ]
+    assert step(scheduler, 0, arrival(3, S, "other:1", memory_bytes=25), arrival(4, S, memory_bytes=15)) == []
+    assert outcomes(list(step(scheduler, 0, arrival(5, S, "other:1", memory_bytes=1)))) == [Outcome.REJECTED_MEMORY]
+
+
+def test_a_pipeline_that_is_gone_keeps_no_memory_from_the_others() -> None:
+    spec = spec_of([model("m:1", 1)], [single("m:1"), single("m:1", name="other:1")], limits=Limits(memory_bytes=100))
+    scheduler = serving(spec, ONE)
+    assert outcomes(list(step(scheduler, 0, arrival(1, S, memory_bytes=76)))) == [Outcome.REJECTED_MEMORY]
+    step(scheduler, 0, ServingChanged(retired=("other:1",)))
+    assert outcomes(list(step(scheduler, 0, arrival(2, S, memory_bytes=100)))) == []
 
 
 def test_the_memory_of_a_cancelled_request_is_held_until_its_batch_ends() -> None:

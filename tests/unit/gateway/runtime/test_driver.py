@@ -78,12 +78,13 @@ def test_answers_that_cannot_be_joined_fail_their_request_alone() -> None:
 def test_a_request_over_the_memory_limit_by_itself_is_refused_for_good() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop, Refusing)
-        assert (await bench.submit(8, memory_bytes=12_000)[1]).outcome is Outcome.COMPLETED
+        assert (await bench.submit(8, memory_bytes=7_000)[1]).outcome is Outcome.COMPLETED
         with pytest.raises(
             RequestError,
-            match="the tensors of the request need 20001 bytes, but the limit for all requests together is 20000 bytes",
+            match="the tensors of the request need 15001 bytes, but the limit for all requests of a pipeline together "
+            "is 15000 bytes",  # of 20000, of which a fourth is kept for the other pipeline
         ):
-            bench.submit(8, memory_bytes=12_001)
+            bench.submit(8, memory_bytes=7_001)
         assert bench.runtime.in_flight == 0
 
     run_virtual(main)
