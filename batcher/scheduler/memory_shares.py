@@ -4,7 +4,7 @@ from collections.abc import Hashable
 
 
 class MemoryShares:
-    """A pool of `limit_bytes` bytes: half of it is kept for the owners in equal parts, half is for those that come first.
+    """A pool of `limit_bytes` bytes: half is kept for the owners in equal parts, half is for those that come first.
 
     Of n owners each is guaranteed `limit_bytes // (2 * n)` bytes: what others take beyond their own parts comes out of
     the other half. One owner alone may therefore take `most_bytes`. When an owner joins, the parts of all get smaller.
