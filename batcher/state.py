@@ -12,7 +12,7 @@ PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
 PartitionState  fleet/speed.py                hand_off_ns last_end_ns
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches free_at_ns idle_since_ns
-PartitionGroup  fleet/fleet.py                models partitions
+PartitionGroup  fleet/fleet.py                models hosted partitions
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
 PartitionGroup  prediction/backlog.py         backlog_ns
 ModelState      fleet/fleet.py                groups
@@ -122,6 +122,7 @@ class PartitionGroup:
     kind: str
     models: frozenset[str]
     price: float
+    hosted: dict[str, ModelState] = field(default_factory=dict)  # the states of `models`, by key
     partitions: dict[int, PartitionState] = field(default_factory=dict)  # by number
     only: PartitionState | None = None  # the partition, if there is only one
     ready_count: int = 0  # partitions that are up
@@ -164,11 +165,6 @@ class ModelState:
     def served(self) -> bool:
         """True if a partition that is up holds the model."""
         return any(group.ready_count for group in self.groups)
-
-    @property
-    def fully_served(self) -> bool:
-        """True if partitions hold the model and all of them are up."""
-        return bool(self.groups) and all(group.ready_count == len(group.partitions) for group in self.groups)
 
     @property
     def last_used_ns(self) -> int:

@@ -100,6 +100,25 @@ class Load:
                 self.scheduler.handle(built, self.now_ns)
 
 
+def _crowded(models: int, partitions: int) -> tuple[Scheduler, list[PartitionReady]]:
+    """A scheduler of single models, and the events of its partitions, which all hold all models."""
+    keys = [f"m{number}:1" for number in range(models)]
+    kinds = list(KINDS)
+    spec = SchedulerSpec(
+        tuple(ScheduledModel(key, 64, DeadlineSettings()) for key in keys),
+        tuple(PipelineConfig(key, (StageConfig("only", key),)) for key in keys),
+        tuple(PartitionConfig(f"p{number}", kinds[number % 4]) for number in range(partitions)),
+    )
+    cells = {
+        key: [(1 << power, (number % 7 + 1 << power) * NS_PER_MS) for power in range(7)]
+        for number, key in enumerate(keys)
+    }
+    ready = [
+        PartitionReady(each.name, {key: LatencyTable(tuple(cells[key])) for key in keys}) for each in spec.partitions
+    ]
+    return Scheduler(spec, LivePlanner()), ready
+
+
 def _chain(pipeline: int) -> PipelineConfig:
     stages = (StageConfig(f"s{n}", f"m{pipeline}-{n}:1", (n - 1,) if n else ()) for n in range(STAGES))
     return PipelineConfig(f"p{pipeline}:1", tuple(stages), slo_ns=100 * NS_PER_MS)
@@ -129,3 +148,20 @@ def test_decisions_at_scale(benchmark: Any, report: Report) -> None:
     report("against 10 x 5 stages and 8 partitions", f"{at_large / at_small:.2f}x ({at_small:.1f} us)", "<= 2x")
     report("memory of fronts and queues in that case, MB", f"{memory / 1e6:.1f}", "<= 100")
     check_invariants(large.scheduler)
+
+
+def test_partitions_that_come_up_at_scale(benchmark: Any, report: Report) -> None:
+    """A thousand partitions come up one after the other, each with the tables of a thousand models."""
+    scheduler, events = _crowded(1000, 1000)
+    took_ms: list[float] = []
+
+    def come_up() -> None:
+        for event in events:
+            began = time.perf_counter_ns()
+            scheduler.handle(event, NS_PER_S)
+            took_ms.append((time.perf_counter_ns() - began) / NS_PER_MS)
+
+    benchmark.pedantic(come_up, rounds=1)
+    report("1 000 partitions with 1 000 models come up, s", f"{sum(took_ms) / 1000:.2f}", "<= 2")
+    report("one of them, ms", f"{statistics.median(took_ms):.2f}", "<= 2")
+    check_invariants(scheduler)

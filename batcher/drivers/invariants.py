@@ -7,7 +7,7 @@ from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state import IN_FLIGHT, Entry
+from sluice.batcher.state import IN_FLIGHT, Entry, ModelState
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -15,6 +15,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_requests(scheduler)
     _check_queues(scheduler)
     _check_batches(scheduler)
+    _check_groups(scheduler)
     _check_backlogs(scheduler)
     if scheduler.dispatcher.reserved.active:
         _check_reserved(scheduler, scheduler.dispatcher.reserved)
@@ -105,6 +106,32 @@ def _check_batches(scheduler: Scheduler) -> None:
         assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
         assert batch.live == sum(not entry.request.settled for entry in batch.entries), "live members do not add up"
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
+
+
+def _check_groups(scheduler: Scheduler) -> None:
+    fleet = scheduler.dispatcher.fleet
+    for partition in fleet.partitions.values():
+        mine = [group for group in fleet.groups if partition.number in group.partitions]
+        assert mine == ([] if partition.group is None else [partition.group]), f"{partition.name} is in other groups"
+        for group in mine:
+            equal = (partition.kind, partition.price, partition.models) == (group.kind, group.price, group.models)
+            assert equal, f"{partition.name} is no equal of its group {group.number}"
+    for group in fleet.groups:
+        assert group.partitions, f"group {group.number} has no partitions"
+        assert group.hosted == {key: fleet.models[key] for key in sorted(group.models)}, "a group has other models"
+    kinds = [(group.kind, group.price, group.models) for group in fleet.groups]
+    assert len(set(kinds)) == len(kinds), "equal partitions are in two groups"
+    for key, model in fleet.models.items():
+        assert model.groups == [group for group in fleet.groups if key in group.models], f"{key} is on other groups"
+    for name, pipeline in scheduler.pipelines.items():
+        if not any(stage.config.variants for stage in pipeline.stages):  # a plan may have chosen another one since
+            models = [stage.model for stage in pipeline.stages if stage.model is not None]
+            assert pipeline.degraded != all(map(_is_up, models)), f"{name} does not know which partitions are away"
+
+
+def _is_up(model: ModelState) -> bool:
+    """True if partitions hold a model and all of them are up."""
+    return bool(model.groups) and all(group.ready_count == len(group.partitions) for group in model.groups)
 
 
 def _is_known(queue: Queue, run_queue: RunQueue) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import lt
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet.partition_group import join, recount
 from sluice.batcher.fleet.run_queue import WakeupQueue
-from sluice.batcher.fleet.speed import forget_kind, outdate, set_estimate
+from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.policies.base import BatchPolicy
@@ -15,6 +16,9 @@ from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.queues.queue_table import QueueTable
 from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
 from sluice.models.profiles.latency_table import LatencyTable
+
+_Equals = tuple[str, float, frozenset[str]]
+"""(kind, price, models) that equal partitions have in common."""
 
 
 class Fleet:
@@ -39,7 +43,8 @@ class Fleet:
         self.groups: list[PartitionGroup] = []
         self.wakeups = WakeupQueue()
         self.stranded: dict[ModelState, None] = {}
-        self._tables: dict[tuple[str, str], LatencyTable] = {}
+        self._equals: dict[_Equals, PartitionGroup] = {}
+        self._tables: dict[str, dict[str, LatencyTable]] = {}  # by kind of partition and model
         self._next_group = 0
         for model in spec.models:
             self.add(model)
@@ -59,8 +64,8 @@ class Fleet:
         self.stranded.pop(model, None)
         self.queues.remove(model)
         del self.policies[key]
-        for known in [each for each in self._tables if each[0] == key]:
-            del self._tables[known]
+        for tables in self._tables.values():
+            tables.pop(key, None)
 
     # -- partitions
 
@@ -69,8 +74,11 @@ class Fleet:
         partition = self.partitions[event.partition]
         partition.ready = True
         partition.lost_ns = None
+        kind = partition.kind
+        known = self._tables.setdefault(kind, {})
         for key, table in event.tables.items():
-            self.learn(key, partition.kind, table)
+            if table != known.get(key) or kind not in self.models[key].estimates:
+                self.learn(key, kind, table)
         if partition.group is not None and partition.models == event.tables.keys():
             recount(partition.group)
             self.wakeups.run_queues[partition.group].partition_changed(partition)
@@ -103,31 +111,52 @@ class Fleet:
         self.touch(partition.models)
 
     def move(self, partition: PartitionState, models: frozenset[str]) -> None:
-        """Move a partition to the group of its equals for these models."""
-        old, before = partition.group, partition.models
+        """Move a partition to the group of its equals for these models; O(models of both groups).
+
+        Of a group that a further running partition joins, only the number of partitions has changed.
+        """
+        old = partition.group
         partition.models = models
-        kind, price = partition.kind, partition.price
-        group = next(
-            (each for each in self.groups if (each.kind, each.price, each.models) == (kind, price, models)), None
-        )
+        group = self._equals.get((partition.kind, partition.price, models))
         if group is None and old is not None and self._change_models(old, partition):
-            self._holders_changed(old, before ^ models)
             return
         if old is not None:
             del old.partitions[partition.number]
             recount(old)
             if not old.partitions:
-                self.groups.remove(old)
-                self.wakeups.remove(old)
+                self._remove(old)
         if group is None or not group.partitions:
-            group = PartitionGroup(self._next_group, kind, models, price)
-            self._next_group += 1
-            self.groups.append(group)
-            self.wakeups.add(group)
+            group, was_up = self._add_group(partition), False
+        else:
+            was_up = group.ready_count == len(group.partitions)
         partition.group = group
         group.partitions[partition.number] = partition
         join(group, partition)
-        self._holders_changed(group, before | models)
+        if old is None and was_up and partition.ready:
+            for model in group.hosted.values():
+                outdate_pipelines(model)
+        else:
+            self._touch([*group.hosted.values(), *(() if old is None else old.hosted.values())])
+
+    def _add_group(self, partition: PartitionState) -> PartitionGroup:
+        """A new group for a partition, which is offered the queues of its models."""
+        kind, price, models = partition.kind, partition.price, partition.models
+        group = PartitionGroup(self._next_group, kind, models, price)
+        self._next_group += 1
+        self.groups.append(group)
+        self._equals[kind, price, models] = group
+        self.wakeups.add(group)
+        for key in sorted(models):
+            self._hold(group, self.models[key])
+        return group
+
+    def _remove(self, group: PartitionGroup) -> None:
+        """Remove a group without partitions."""
+        self.groups.remove(group)
+        del self._equals[group.kind, group.price, group.models]
+        self.wakeups.remove(group)
+        for model in group.hosted.values():
+            _drop_holder(model, group)
 
     def _change_models(self, group: PartitionGroup, partition: PartitionState) -> bool:
         """Give a group the new models of its only partition; promised work stays promised.
@@ -138,34 +167,41 @@ class Fleet:
             return False
         if group.ready_count != partition.ready:
             return False
-        self.wakeups.run_queues[group].forget(group.models - partition.models)
-        group.models = partition.models
+        models = partition.models
+        gone = group.models - models
+        changed = [self.models[key] for key in sorted(group.models ^ models)]
+        self.wakeups.run_queues[group].forget(gone)
+        del self._equals[group.kind, group.price, group.models]
+        self._equals[group.kind, group.price, models] = group
+        group.models = models
+        for model in changed:
+            if model.config.key in gone:
+                del group.hosted[model.config.key]
+                _drop_holder(model, group)
+            else:
+                self._hold(group, model)
+        self._touch(changed)
         return True
 
-    def _holders_changed(self, group: PartitionGroup, keys: frozenset[str]) -> None:
-        """Record that other groups hold some models, and offer the queues of the models of `group` to it."""
+    def _hold(self, group: PartitionGroup, model: ModelState) -> None:
+        """Record that a group holds a model, and offer the group its queues."""
+        group.hosted[model.config.key] = model
+        model.groups = sorted((*model.groups, group), key=lambda each: each.number)
         run_queue = self.wakeups.run_queues[group]
-        for key in sorted(keys):
-            model = self.models[key]
-            model.groups = [each for each in self.groups if key in each.models]
-            if key in group.models:
-                for queue in self.queues.of(model):
-                    run_queue.notify(queue)
-        self.touch(keys)
+        for queue in self.queues.of(model):
+            run_queue.notify(queue)
 
     # -- models
 
     def learn(self, key: str, kind: str, table: LatencyTable) -> None:
         """Record a latency table; of two tables for a kind the faster cells count, since noise only adds time."""
-        model = self.models[key]
-        known = self._tables.get((key, kind))
+        model, tables = self.models[key], self._tables.setdefault(kind, {})
+        known = tables.get(key)
         if known is not None:
-            if [size for size, _ in known.cells] == [size for size, _ in table.cells]:
-                faster = (min(a, b) for a, b in zip(known.cells, table.cells, strict=True))
-                table = LatencyTable(tuple(faster))
-            if table == known and kind in model.estimates:
+            table = _faster(known, table)
+            if table is known and kind in model.estimates:
                 return
-        self._tables[key, kind] = table
+        tables[key] = table
         set_estimate(model, kind, LatencyEstimate(table, model.config.max_batch, self.hand_off_ns))
 
     def _foresee(self, model: ModelState, kind: str) -> None:
@@ -176,12 +212,18 @@ class Fleet:
 
     def touch(self, keys: Iterable[str]) -> None:
         """Record that the partitions or pipelines of some models have changed."""
-        models = [self.models[key] for key in sorted(keys)]
+        self._touch([self.models[key] for key in sorted(keys)])
+
+    def _touch(self, models: Sequence[ModelState]) -> None:
+        """As `touch`; takes O(models), and for each group whose partitions are not all up as much again."""
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
+        impaired = [group for group in self.groups if group.ready_count < len(group.partitions)]
         for pipeline in dict.fromkeys(pipeline for model in models for pipeline in model.pipelines):
             outdate(pipeline)
             pipeline.degraded = any(
-                stage.model is not None and not stage.model.fully_served for stage in pipeline.stages
+                not model.groups or any(model.config.key in group.models for group in impaired)
+                for model in [stage.model for stage in pipeline.stages]
+                if model is not None
             )
 
     def strand(self, model: ModelState) -> None:
@@ -196,3 +238,19 @@ class Fleet:
 def new_model(config: ScheduledModel, policy: BatchPolicy) -> ModelState:
     """The state of a new model."""
     return ModelState(config, policy.by_deadline, policy.mixes_keys, policy.full_rows)
+
+
+def _drop_holder(model: ModelState, group: PartitionGroup) -> None:
+    """Record that a group no longer holds a model."""
+    model.groups = [each for each in model.groups if each is not group]
+
+
+def _faster(known: LatencyTable, table: LatencyTable) -> LatencyTable:
+    """The faster cells of two tables, `known` itself if those are its own; `table` if it has other batch sizes."""
+    sizes, known_ns = zip(*known.cells, strict=True)
+    its_sizes, latencies_ns = zip(*table.cells, strict=True)
+    if sizes != its_sizes:
+        return table
+    if not any(map(lt, latencies_ns, known_ns)):
+        return known
+    return LatencyTable(tuple(zip(sizes, map(min, known_ns, latencies_ns), strict=True)))

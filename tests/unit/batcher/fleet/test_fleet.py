@@ -127,3 +127,36 @@ def test_a_pipeline_is_degraded_while_a_partition_that_it_could_use_is_away() ->
     assert pipeline.degraded
     fleet.ready(PartitionReady("d", {"n:1": ONE}))
     assert not pipeline.degraded
+
+
+def test_an_equal_that_comes_up_makes_the_pipelines_predict_again() -> None:
+    fleet = Fleet(SPEC)
+    pipelines = [new_pipeline(number, single(key), fleet.models) for number, key in enumerate(("m:1", "n:1"))]
+    for pipeline in pipelines:
+        fleet.models[pipeline.config.name].pipelines.append(pipeline)
+    fleet.ready(PartitionReady("a", {"m:1": ONE}))
+    before = [pipeline.changes for pipeline in pipelines]
+    fleet.ready(PartitionReady("b", {"m:1": ONE}))
+    assert [pipeline.changes > known for pipeline, known in zip(pipelines, before, strict=True)] == [True, False]
+
+
+def test_an_equal_that_comes_up_beside_one_that_is_away_leaves_its_pipelines_degraded() -> None:
+    fleet = Fleet(SPEC)
+    pipeline = new_pipeline(0, single("m:1"), fleet.models)
+    fleet.models["m:1"].pipelines.append(pipeline)
+    fleet.ready(PartitionReady("a", BOTH))
+    fleet.lost("a", MS)
+    fleet.ready(PartitionReady("b", BOTH))
+    assert pipeline.degraded
+    fleet.ready(PartitionReady("a", BOTH))
+    assert not pipeline.degraded
+
+
+def test_the_groups_of_a_model_stay_in_the_order_in_which_they_were_made() -> None:
+    fleet = fleet_of(b={"m:1": ONE})
+    fleet.move(fleet.partitions["a"], frozenset({"m:1"}))
+    fleet.move(fleet.partitions["d"], frozenset({"m:1"}))
+    fleet.move(fleet.partitions["d"], frozenset(BOTH))
+    assert [group.number for group in fleet.models["m:1"].groups] == [1, 2, 3]
+    assert [group.number for group in fleet.models["n:1"].groups] == [2, 3]
+    assert groups(fleet) == [(["b", "a"], ["m:1"]), (["c"], ["m:1", "n:1"]), (["d"], ["m:1", "n:1"])]
