@@ -108,11 +108,11 @@ def test_overload_is_shed_not_queued_for_ever(tmp_path: Path) -> None:
     assert not result.slo_met
 
 
-@pytest.mark.parametrize(("memory_bytes", "status"), [(24, Status.OK), (23, Status.SHED)])
+@pytest.mark.parametrize(("memory_bytes", "status"), [(34, Status.OK), (33, Status.SHED)])
 def test_a_query_reserves_its_input_and_what_all_stages_put_out(
     tmp_path: Path, memory_bytes: int, status: Status
 ) -> None:
-    # A row of `x` and the `probs` of both stages, 8 bytes each.
+    # A row of `x` and the `probs` of both stages, 8 bytes each; a sixth is kept for each of the two models.
     target = write_simulation(tmp_path, limits={"memory_mb": memory_bytes / (1 << 20)})
     result = run_server_scenario(config(target, "cascade", rate=0.01, queries=5))
     assert result.record.status.tolist() == [status] * 5
