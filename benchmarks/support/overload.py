@@ -240,15 +240,16 @@ def arrivals(
 
 
 def measure(row: Row, seed: int = 1, requests: int = REQUESTS) -> Measured:
-    """Simulate a row: after a warm-up as many requests as asked for, or those of two objectives.
+    """Simulate a row: after a warm-up as many requests as asked for, if they last for two objectives.
 
-    An overloaded machine is warm once as much waits as can be served within the objective.
+    However many are refused, at least a quarter as many as asked for can be served. An overloaded machine is warm once
+    as much waits as can be served within the objective.
     """
     case = CASES[row.case]
     objective_s = row.objective * case.full_s()
     objective_ns = round(objective_s * NS_PER_S)
     rate = row.factor * case.peak
-    measured_s = max(requests / rate, 2 * objective_s)
+    measured_s = max(requests / rate, requests / 4 / case.peak, 2 * objective_s)
     filled_s = objective_s / (row.factor - 1) if row.factor > 1 else objective_s
     warm_ns = int(max(1.2 * filled_s, min(measured_s, WARM_S)) * NS_PER_S)
     until_ns = warm_ns + int(measured_s * NS_PER_S)
