@@ -44,7 +44,7 @@ from tests.support.scheduling.builders import CERTAINTY, cascade, chain, model, 
 FULL = 16
 MEASURED_MS = {1: 2.6, 2: 4.0, 4: 6.3, 8: 10.3, FULL: 18.2}
 KINDS = {"quick": 1, "slow": 2}
-"""How many times as long a batch takes on a partition of a kind."""
+"""The factor on the time of a batch, by kind of partition."""
 HOST = Host(hand_off_ns=40 * NS_PER_US, between_ns=20 * NS_PER_US, return_ns=40 * NS_PER_US)
 LIMITS = Limits(hand_off_ns=100 * NS_PER_US)
 WARM_S = 1.5
@@ -76,7 +76,7 @@ class Stage(msgspec.Struct, frozen=True):
         return batch_ms(rows) * self.scale * slowdown / 1000 + min(rows, 1) * LIMITS.hand_off_ns / NS_PER_S
 
     def most(self, rows: int, deviations: float) -> float:
-        """How many of `rows` requests run here if more do than usual, by a number of standard deviations."""
+        """The number of `rows` requests that run here if more do than usual, by that many standard deviations."""
         mean = self.share * rows
         return min(max(mean + deviations * math.sqrt(mean * (1 - self.share)), 1), FULL)
 
@@ -86,7 +86,7 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What is served: `pipelines` alike, each of its own models, by partitions that hold all models."""
+    """A number of `pipelines` alike, each of its own models, on partitions that hold all models."""
 
     stages: tuple[Stage, ...] = (Stage(),)
     pipelines: int = 1
