@@ -14,7 +14,7 @@ import msgspec
 
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
-from sluice.mps.ipc.messages import FromWorker, ToWorker
+from sluice.mps.ipc.messages import BatchFinished, BatchRefused, BatchWithdrawn, FromWorker, RunBatch, ToWorker
 from sluice.mps.isolation.launch import module_environment
 from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import Partition
@@ -27,7 +27,8 @@ class WorkerProcess:
     """A running `sluice.mps.worker.main`; all methods belong to the event loop's thread.
 
     `on_message` gets every message with its descriptors, which the callback then owns. `on_exit` is called once with a
-    sentence on the cause, after the process has exited and its last message was delivered. `stdout` is the descriptor
+    sentence on the cause, after the process has exited and its last message was delivered. An answer to a batch that it
+    was not sent, or has answered before, is not delivered, and the process is killed. `stdout` is the descriptor
     for the output that libraries and models print (None: the gateway's own).
     """
 
@@ -43,6 +44,7 @@ class WorkerProcess:
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._unanswered: set[int] = set()
         self._reason = ""
         self.exited = asyncio.Event()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -66,6 +68,8 @@ class WorkerProcess:
         if self._channel.closed:
             return
         packet = self._channel.encode(message)
+        if isinstance(message, RunBatch):
+            self._unanswered.add(message.batch)
         if not self._outgoing and self._sent(packet, fds):
             return
         if len(self._outgoing) >= OUTGOING_LIMIT:
@@ -129,15 +133,25 @@ class WorkerProcess:
         try:
             for message, fds in self._channel.receive():
                 count += 1
+                self._check(message)
                 self._on_message(message, fds)
                 if self._channel.closed:  # by the callback
                     break
         except EOFError:
             self.close()
         except (PartitionError, msgspec.MsgspecError) as error:
-            self.kill(f"the worker sent an unreadable message: {error}")
+            self.kill(f"the worker sent a message that cannot be used: {error}")
             self.close()  # Later messages may build on this one.
         return count > 0 and not self._channel.closed
+
+    def _check(self, message: FromWorker) -> None:
+        """Strike an answered batch off; raises PartitionError for an answer that is not due."""
+        if not isinstance(message, BatchFinished | BatchRefused | BatchWithdrawn):
+            return
+        if message.batch not in self._unanswered:
+            due = sorted(self._unanswered) or "none"
+            raise PartitionError(f"an answer to batch {message.batch}; expected one of the batches sent to it: {due}")
+        self._unanswered.remove(message.batch)
 
     def _exited(self) -> None:
         # Not until the end of the channel: a process that the worker started may hold it open.

@@ -79,6 +79,7 @@ class Worker:
         self._partition = partition
         self._evidence = evidence
         self._queue: deque[RunBatch] = deque()
+        self._last_batch = 0
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
@@ -98,9 +99,12 @@ class Worker:
                 self._channel.send(self._with_evidence(change))
 
     def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
-        """Handle one message; a batch is queued."""
+        """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
         match message:
             case RunBatch():
+                if message.batch <= self._last_batch:
+                    raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {message.batch}")
+                self._last_batch = message.batch
                 for slot in message.release:
                     self._tensors.free(slot)
                 if len(self._queue) < QUEUE_LIMIT:
