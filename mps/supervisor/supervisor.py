@@ -246,6 +246,7 @@ class Supervisor:
                 self._try_hand_over(slot)
             case BatchFinished() | BatchRefused() | BatchWithdrawn():
                 slot.unclaimed_overflow = None
+                slot.answered = True
                 self._callbacks.message(slot.name, message)
 
     def _worker_ready(self, slot: WorkerSlot, ready: WorkerReady, fds: tuple[int, ...]) -> None:
@@ -302,6 +303,7 @@ class Supervisor:
 
     def _worker_lost(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process
+        answered = slot.answered
         slot.process_lost()
         if slot.unclaimed_overflow is not None:  # Its batch was never reported as finished.
             self.drop_region(slot.unclaimed_overflow)
@@ -320,7 +322,9 @@ class Supervisor:
                     self.cancel_replacement(slot.name, reason)
         else:
             self.cancel_replacement(slot.name, f"the worker that it was to replace was lost: {reason}")
-            self._callbacks.worker_lost(slot.name, self.recovery.worker_lost(slot, reason))
+            explained = self._callbacks.runs_retry(slot.name)
+            reason = self.recovery.worker_lost(slot, reason, answered=answered, explained=explained)
+            self._callbacks.worker_lost(slot.name, reason)
 
     def _add_region(self, number: int, region: Region, maker: WorkerSlot | None) -> None:
         self._regions[number] = region

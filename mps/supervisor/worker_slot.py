@@ -19,8 +19,8 @@ class WorkerSlot:
     A worker that takes longer than `limit_s` to load is ended by `end`.
 
     `models` are the models of the next worker: the models of this one without the models that it was ordered to
-    unload. `tables` are the latency tables of the loaded models; `violations` are the reasons why its partition
-    is not enforced.
+    unload. `answered` tells whether this worker has answered a batch. `tables` are the latency tables of the loaded
+    models; `violations` are the reasons why its partition is not enforced.
     """
 
     def __init__(self, spec: WorkerSpec, limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
@@ -33,6 +33,7 @@ class WorkerSlot:
         self.process: WorkerProcess | None = None
         self.output_region = 0
         self.ready = False
+        self.answered = False
         self.back_off = BackOff()
         self.unclaimed_overflow: int | None = None
         self._limit_s = limit_s
@@ -81,6 +82,7 @@ class WorkerSlot:
         """Record that the worker has exited; its pending changes are void."""
         self.process = None
         self.ready = False
+        self.answered = False
         self.tables.clear()
         self._changes.clear()
         self.cancel_timer()

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
 from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
@@ -248,6 +248,12 @@ class WorkerExecutor:
             self._report(PartitionLost(partition, reason), ProcessDetails(failed=failed))
         if worker is not None:  # it was ready
             self._fail_batches(worker, reason)
+
+    def runs_retry(self, partition: str) -> bool:
+        """Return whether the first batch of a partition's worker has failed before."""
+        worker = self._workers.get(partition)
+        first = next(iter(worker.batches.values()), None) if worker is not None else None
+        return first is not None and first.reason is ReleaseReason.RETRY
 
     def worker_replaced(
         self,

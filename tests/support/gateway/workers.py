@@ -83,6 +83,9 @@ class Gateway:
         self.workers.pop(partition, None)
         self.reports.put_nowait(f"{partition}: {reason}")
 
+    def runs_retry(self, partition: str) -> bool:
+        return False
+
     def worker_replaced(
         self,
         partition: str,

@@ -63,6 +63,9 @@ class Owner:
 
     def worker_lost(self, partition: str, reason: str) -> None: ...
 
+    def runs_retry(self, partition: str) -> bool:
+        return False
+
     def worker_replaced(
         self,
         partition: str,
