@@ -74,6 +74,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
     quarantine: QuarantineSettings = QuarantineSettings()
+    spare_worker: bool = True
     triton: tuple[TritonSettings, ...] = ()
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB

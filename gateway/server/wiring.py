@@ -225,6 +225,7 @@ def _build_execution(
         quarantine=config.quarantine,
         controls=mps,
         cache=None if cache is None else StageCache(cache),
+        spare=config.spare_worker,
     )
     confidence_specs = {model.key: model.confidences for model in spec.models}
     executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, monotonic_ns, processes)

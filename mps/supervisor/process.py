@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,11 +17,18 @@ from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import BatchFinished, BatchRefused, BatchWithdrawn, FromWorker, RunBatch, ToWorker
 from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import worker_environment
+from sluice.mps.isolation.pinning import array_library_environment, worker_environment
 from sluice.mps.partitions.partition import Partition
 
 OUTGOING_LIMIT = 1024
 """Messages queued for a worker that does not read. A worker with more is hung and is killed."""
+
+
+class StartedProcess(NamedTuple):
+    """A process that was started as a worker, and the gateway's end of its channel."""
+
+    process: "subprocess.Popen[bytes]"
+    socket: socket.socket
 
 
 class WorkerProcess:
@@ -28,7 +36,8 @@ class WorkerProcess:
 
     `on_message` gets every message with its descriptors, which the callback then owns. `on_exit` is called once with a
     sentence on the cause, after the process has exited and its last message was delivered. An answer to a batch that it
-    was not sent, or has answered before, is not delivered, and the process is killed. `stdout` is the descriptor
+    was not sent, or has answered before, is not delivered, and the process is killed. `started` is a spare worker that
+    becomes the worker; without one, a process is started. `stdout` is the descriptor
     for the output that libraries and models print (None: the gateway's own).
     """
 
@@ -38,6 +47,7 @@ class WorkerProcess:
         on_message: Callable[[FromWorker, tuple[int, ...]], None],
         on_exit: Callable[[str], None],
         stdout: int | None = None,
+        started: StartedProcess | None = None,
     ) -> None:
         self.partition = partition
         self._on_message = on_message
@@ -47,13 +57,7 @@ class WorkerProcess:
         self._unanswered: set[int] = set()
         self._reason = ""
         self.exited = asyncio.Event()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                self._process = _spawn(partition, theirs, stdout)
-            except BaseException:
-                ours.close()
-                raise
+        self._process, ours = started or start_process(partition, stdout)
         self.pid = self._process.pid
         self._channel: Channel[FromWorker] = Channel(ours, FromWorker)
         self._pidfd = os.pidfd_open(self.pid)
@@ -176,14 +180,30 @@ async def wait_for_exit(processes: Iterable[asyncio.Event], timeout_s: float) ->
     return True
 
 
-def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "subprocess.Popen[bytes]":
-    """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
-    cores = ",".join(map(str, partition.cores))
+def start_process(partition: Partition | None, stdout: int | None = None) -> StartedProcess:
+    """Start a process that becomes the worker of a partition, or a spare one; raises OSError, and PartitionError."""
+    if partition is None:
+        arguments, environment = ["", "--spare"], array_library_environment()
+    else:
+        arguments, environment = [",".join(map(str, partition.cores))], worker_environment(partition)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            return StartedProcess(_spawn(arguments, environment, theirs, stdout), ours)
+        except BaseException:
+            ours.close()
+            raise
+
+
+def _spawn(
+    arguments: Sequence[str], environment: Mapping[str, str], theirs: socket.socket, stdout: int | None
+) -> "subprocess.Popen[bytes]":
+    """Start the process in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
     return subprocess.Popen(
         # -P: a directory that the gateway happens to be started in must not shadow modules.
-        [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
+        [sys.executable, "-P", "-m", "sluice.mps.worker.start", *arguments, "--socket", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env=module_environment() | worker_environment(partition),
+        env={**module_environment(), **environment},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,

@@ -1,17 +1,19 @@
 """The main program of a worker: the supervisor starts it by way of `sluice.mps.worker.start`.
 
 The order matters: array libraries start threads when they are imported, so nothing that imports them is imported before
-the process is pinned.
+the process is pinned. A spare worker imports them before it has a partition, and is pinned with all its threads.
 """
 
 import argparse
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,13 @@ if TYPE_CHECKING:
     from sluice.mps.worker.runner import Runner
     from sluice.mps.worker.tensors import WorkerTensors
 
+LIBRARIES = (
+    "sluice.mps.nvidia.device_memory",
+    "sluice.mps.worker.loader",
+    "sluice.models.backends.onnxruntime",
+    "sluice.models.backends.python",
+)
+"""The modules that take a worker time to import; none of them starts CUDA."""
 QUEUE_LIMIT = 2
 """Batches that may wait here: the gateway sends the second at the last moment, and no third."""
 
@@ -196,6 +205,7 @@ def main() -> int:
         prog="sluice.mps.worker.main", description="A worker process, started by the gateway."
     )
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="descriptor of the connected socket")
+    parser.add_argument("--spare", action="store_true", help="import all libraries before there is a partition")
     arguments = parser.parse_args()
     # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -204,6 +214,10 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(arguments.socket, False)
     share_one_arena()
+    if arguments.spare:
+        for module in LIBRARIES:
+            with suppress(ImportError):  # a model that needs it reports the error
+                importlib.import_module(module)
     try:
         start(Channel(socket.socket(fileno=arguments.socket), ToWorker)).serve()
     except (EOFError, ConnectionError):

@@ -54,6 +54,8 @@ SERVER = Section(
         "is ready while any of them is.",
         "quarantine": "When a partition is suspended after repeated faults, and for how long. See "
         "[below](#quarantine).",
+        "spare_worker": "Keep a process of about 54 MB ready to become the next worker, so that a lost worker is back "
+        "[sooner](../operate/faults.md#the-spare-worker).",
         "resize": "`auto` lends free cores and GPU shares to busy partitions ([resizing](../operate/resizing.md)). "
         "Instead of `auto`, its settings may be given. See [below](#resize).",
         "triton": "Triton servers that run batches as well. See [below](#triton).",
@@ -402,6 +404,7 @@ partitions:                   # or a number of equal ones: `partitions: 2`
 strict: true                  # refuse partitions whose limits do not hold
 strict_readiness: true        # not ready while a model is broken
 quarantine: {faults: 3}       # suspend a partition after 3 lost workers
+spare_worker: false           # no process waits to become the next worker
 resize: {pause_s: 60}         # lend free cores to busy partitions, once a minute at most
 triton:
   - {name: gpu0, url: "10.0.0.7:8001", models: [bert]}
