@@ -380,6 +380,12 @@ def _worker_specs(config: ServerConfig, core: _Core) -> list[WorkerSpec]:
     files = worker_files(core.begin.spec.models, core.repository.models, core.stored, core.partitions)
     output_bytes = config.limits.output_arena_mb * _MIB
     return [
-        WorkerSpec(partition, tuple(files[partition.name].values()), output_bytes, core.begin.residency[partition.name])
+        WorkerSpec(
+            partition,
+            tuple(files[partition.name].values()),
+            output_bytes,
+            core.begin.residency[partition.name],
+            config.model_loading,
+        )
         for partition in core.partitions
     ]

@@ -313,6 +313,8 @@ class Supervisor:
             self._tables[slot.kind, model.key] = model.table
         if model.memory is not None:
             self._memory_measured.add((slot.kind, model.key))
+            if (file := slot.models.get(model.key)) is not None:
+                slot.models[model.key] = msgspec.structs.replace(file, memory_measured=True)
 
     def _worker_lost(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process

@@ -71,7 +71,8 @@ class WorkerSlot:
         self.process = process
         self._limit(f"not ready within {self._limit_s:g} s")
         models = tuple(self.models.values())
-        process.send(StartWorker(self.spec.partition, self.output_region, self.spec.output_bytes, models))
+        spec = self.spec
+        process.send(StartWorker(spec.partition, self.output_region, spec.output_bytes, models, spec.loading))
 
     def end(self, reason: str) -> None:
         """End the worker, if there is one, whatever it is doing; returns at once."""

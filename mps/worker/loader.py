@@ -11,12 +11,11 @@ from contextlib import suppress
 
 import msgspec
 
+from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelAdded, ModelDropped, ToWorker
 from sluice.mps.worker.runner import ColdBackend, Runner
 
-CONCURRENT_LOADS = 2
-"""Backends that are created at a time; more would take the cores from batches."""
 ALONE_S = 1.0
 """Time for which a model whose memory is measured is loaded alone."""
 
@@ -32,12 +31,14 @@ class Loader:
     A model whose memory was never measured waits for models that are being created or warmed up, and these wait for it,
     but only for `ALONE_S`. A model that was not alone all the time is not measured, since its
     memory could not be separated from the others'.
+
+    `concurrent` backends are created at a time; more would take the cores from batches.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, concurrent: int = DEFAULT_MODEL_LOADING.concurrent) -> None:
         self._runner = runner
         self._orders: deque[AddModel | DropModel] = deque()
-        self._threads = ThreadPoolExecutor(CONCURRENT_LOADS, "load")
+        self._threads = ThreadPoolExecutor(concurrent, "load")
         self._backends: dict[str, Future[ColdBackend]] = {}
         self._measured_alone = ""
         self._alone_until_s = 0.0

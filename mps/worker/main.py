@@ -187,16 +187,16 @@ def start(channel: Channel[ToWorker]) -> Worker:
     meter = partial(load_meter, partition)
     if isinstance(partition, CpuPartition):
         threads = len(cores)
-        runner = Runner(tensors, threads, partition.slowdown, meter=meter)
+        runner = Runner(tensors, threads, partition.slowdown, meter=meter, loading=load.loading)
     else:
         threads = len(partition.cores) or 1  # the work is the GPU's
-        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter)
+        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter, loading=load.loading)
     models = runner.load(load.models)
     evidence = gather_evidence(partition, runner)
     gc.collect()
     gc.freeze()
     channel.send(WorkerReady(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
-    return Worker(channel, tensors, runner, Loader(runner), partition, evidence)
+    return Worker(channel, tensors, runner, Loader(runner, load.loading.concurrent), partition, evidence)
 
 
 def main() -> int:
