@@ -96,7 +96,8 @@ class AddModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class DropModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Unload a model after the batches of it that were sent before; answered by `ModelDropped`.
 
-    `AddModel` and `DropModel` are carried out, and answered, in the order in which they were sent.
+    `AddModel` and `DropModel` are carried out, and answered, in the order in which they were sent, but a model that is
+    created sooner than models before it is answered before them.
     """
 
     key: str

@@ -104,13 +104,15 @@ class WorkerSlot:
             self._limit_change()
 
     def model_loaded(self, model: LoadResult) -> None:
-        """The first pending change has finished: the model is loaded, or failed to load."""
-        change = self._changes.popleft()
-        assert isinstance(change, AddModel), "changes are answered in order"
+        """A pending load has finished: the model is loaded, or failed to load."""
+        change = next(each for each in self._changes if isinstance(each, AddModel) and each.file.key == model.key)
+        was_first = change is self._changes[0]
+        self._changes.remove(change)
         if model.table is not None:
             self.tables[model.key] = model.table
             self.remember_model(change.file, model.table)
-        self._limit_change()
+        if was_first:
+            self._limit_change()
 
     def model_unloaded(self, key: str) -> None:
         """The first pending change has finished: the model is unloaded."""

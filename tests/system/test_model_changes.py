@@ -120,6 +120,18 @@ async def test_a_model_is_loaded_and_unloaded_under_the_traffic_of_another(
 
 
 @in_loop
+async def test_a_model_that_takes_long_to_load_does_not_hold_up_another(tmp_path: Path, small: ModelFile) -> None:
+    slow = msgspec.structs.replace(held(tmp_path / "held", "slow:1", at_load=True), memory_measured=True)
+    async with serving(worker(small)) as gateway:
+        gateway.supervisor.load("cpu0", slow)
+        gateway.supervisor.load("cpu0", timed(tmp_path / "timed.json", 1))
+        assert (await gateway.next()).key == "timed:1"
+        (tmp_path / "held" / "go").touch()
+        loaded = await gateway.next()
+        assert (loaded.key, loaded.error) == ("slow:1", "")
+
+
+@in_loop
 async def test_a_model_is_unloaded_after_the_batches_that_were_sent_before(small: ModelFile) -> None:
     async with serving(worker(small)) as gateway:
         send, x = gateway.workers["cpu0"].send, gateway.place(rows(1))
