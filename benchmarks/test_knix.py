@@ -78,7 +78,6 @@ class Jobs:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._inputs = (gateway.place(rows(ROWS)),)
-        self._next_batch = 0
         self._slots: dict[str, list[int]] = {name: [] for name in gateway.workers}
 
     async def run(self, batches: int) -> list[float]:
@@ -92,11 +91,9 @@ class Jobs:
         def send(name: str) -> None:
             if left[name]:
                 left[name] -= 1
-                self._next_batch += 1
-                of[self._next_batch] = name
-                self._gateway.workers[name].send(
-                    RunBatch(self._next_batch, "m:1", self._inputs, tuple(self._slots[name]))
-                )
+                batch = next(self._gateway.numbers)
+                of[batch] = name
+                self._gateway.workers[name].send(RunBatch(batch, "m:1", self._inputs, tuple(self._slots[name])))
                 self._slots[name].clear()
 
         for name in 2 * names:
@@ -198,10 +195,10 @@ async def paced(gateway: Gateway) -> tuple[float, float]:
     took_ms: list[float] = []
     release: tuple[int, ...] = ()
     due_s = time.monotonic() + 0.5
-    for batch in range(round(NEIGHBOURS_S / EVERY_S)):
+    for _ in range(round(NEIGHBOURS_S / EVERY_S)):
         await asyncio.sleep(max(due_s - time.monotonic(), 0))
         sent_ns = time.monotonic_ns()
-        worker.send(RunBatch(batch, "m:1", inputs, release))
+        worker.send(RunBatch(next(gateway.numbers), "m:1", inputs, release))
         done = await gateway.next()
         assert isinstance(done, BatchFinished), done
         release = (done.slot,)

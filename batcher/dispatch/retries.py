@@ -1,6 +1,6 @@
 """Retries: the requests of a batch that did not complete run again, in halves, or fail."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.fleet.speed import fits_elsewhere, ran_out_of_memory
@@ -18,11 +18,15 @@ _OUTCOMES = {
 
 
 class Failures:
-    """Retries failed batches in halves: once if a worker was lost with them, otherwise until a single request fails.
+    """Retries failed batches in halves until a single request fails.
 
-    A batch with one request to blame is run again 2·log₂(requests) times at most, rounded up to whole halvings. A batch
-    that ran out of memory says nothing about its requests, but makes the next batches there smaller (`BatchLimit`). A
-    request that does not fit by itself goes to a partition of another kind, if one may have memory for it.
+    A batch with one request to blame is run again 2·log₂(requests) times at most, rounded up to whole halvings. Of a
+    lost worker's batches, only the one that was running is halved. A request alone in it fails if a worker was lost
+    with it before: a batch takes log₂(requests) + 1 workers along at most, and a batch of one request two.
+
+    A batch that ran out of memory says nothing about its requests, but makes the next batches there smaller
+    (`BatchLimit`). A request that does not fit by itself goes to a partition of another kind, if one may have memory
+    for it.
 
     `fail` settles a request. `ended` records that a piece of its work is over; it returns True if the request was
     settled before.
@@ -45,14 +49,15 @@ class Failures:
         alive = self._detach(batch)
         hard = [entry for entry in alive if entry.request.pipeline.evicts]
         elsewhere = event.cause is FailureCause.OUT_OF_MEMORY and self._fits_elsewhere(batch, now_ns)
-        if event.cause is FailureCause.WORKER_LOST:
-            alive = self._retried_once(alive, batch.suspect, event.message, decisions)
-            if not batch.suspect:
-                alive = dispatcher.reserved.reopen(alive, now_ns)
+        half = len(alive) // 2
+        if event.cause is FailureCause.WORKER_LOST and not batch.suspect:
+            alive = dispatcher.reserved.reopen(alive, now_ns)
+            half = 0  # it had not started, so it proves nothing
+        elif event.cause is FailureCause.WORKER_LOST:
+            alive = self._lost(batch, alive, event.message, decisions)
         elif alive and len(batch.entries) == 1 and not elsewhere:
             self._fail(alive[0].request, _OUTCOMES[event.cause], _reason(batch, event), decisions)
             return
-        half = len(alive) // 2
         for entries in filter(None, (alive[:half], alive[half:])):
             dispatcher.retry(batch.queue_key, entries, now_ns)
         for entry in hard:
@@ -72,18 +77,15 @@ class Failures:
             dispatcher.reserved.learn((model,))
         return fits_elsewhere(model, batch.rows, batch.kind)
 
-    def _retried_once(
-        self, alive: Sequence[Entry], suspect: bool, message: str, decisions: list[AnyDecision]
-    ) -> list[Entry]:
-        """Fail the entries that were lost twice, and return the others; a batch that had not started proves nothing."""
-        if not suspect:
-            return list(alive)
+    def _lost(self, batch: Batch, alive: list[Entry], message: str, decisions: list[AnyDecision]) -> list[Entry]:
+        """Return the entries to retry of a batch that was running when its worker was lost."""
+        if len(batch.entries) == 1 and alive and alive[0].lost_once:
+            reason = f"the worker was lost again, with this request alone: {message}"
+            self._fail(alive[0].request, Outcome.FAILED_WORKER_LOST, reason, decisions)
+            return []
         for entry in alive:
-            if entry.lost_once and not entry.request.settled:
-                reason = f"the worker was lost twice with this request: {message}"
-                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
             entry.lost_once = True
-        return [entry for entry in alive if not entry.request.settled]
+        return alive
 
     def _detach(self, batch: Batch) -> list[Entry]:
         """Free the entries of a batch that ended; returns those whose requests still want an answer."""

@@ -27,7 +27,7 @@ class FailureCause(enum.StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """The model ran out of memory there: the batch is retried in halves, and the next ones are made smaller."""
     WORKER_LOST = "worker_lost"
-    """The worker died or was lost with the batch: inference is idempotent, so it is retried once elsewhere."""
+    """The worker died or was lost with the batch: inference is idempotent, so it is retried."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):

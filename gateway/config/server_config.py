@@ -15,6 +15,7 @@ from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
+from sluice.models.measuring.model_loading import ModelLoadingSettings
 from sluice.models.pipelines.pipeline import check_client_key
 from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
@@ -75,6 +76,8 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
     quarantine: QuarantineSettings = QuarantineSettings()
+    spare_worker: bool = True
+    model_loading: ModelLoadingSettings = ModelLoadingSettings()
     triton: tuple[TritonSettings, ...] = ()
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB

@@ -234,6 +234,7 @@ def _build_execution(
         quarantine=config.quarantine,
         controls=mps,
         cache=None if cache is None else StageCache(cache),
+        spare=config.spare_worker,
     )
     confidence_specs = {model.key: model.confidences for model in spec.models}
     executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, monotonic_ns, processes)
@@ -388,6 +389,12 @@ def _worker_specs(config: ServerConfig, core: _Core) -> list[WorkerSpec]:
     files = worker_files(core.begin.spec.models, core.repository.models, core.stored, core.partitions)
     output_bytes = config.limits.output_arena_mb * _MIB
     return [
-        WorkerSpec(partition, tuple(files[partition.name].values()), output_bytes, core.begin.residency[partition.name])
+        WorkerSpec(
+            partition,
+            tuple(files[partition.name].values()),
+            output_bytes,
+            core.begin.residency[partition.name],
+            config.model_loading,
+        )
         for partition in core.partitions
     ]

@@ -15,9 +15,12 @@ import time
 import weakref
 from collections.abc import Mapping
 
+import msgspec
+
 from sluice.models.backends.base import GpuOptions
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import (
+    LOADED,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
@@ -74,6 +77,10 @@ class PythonBackend:
             ended = self._end(process)
             self._begin()
             raise BackendFailed(f"the process of the model {ended}") from None
+        except _Misanswered as error:
+            self._end(process)
+            self._begin()
+            raise BackendFailed(f"the process of the model is restarted: {error}") from None
         except _NotLoaded as error:
             self._end(process)
             self._begin()
@@ -111,11 +118,16 @@ class _NotLoaded(BackendFailed):
     """The process reports why it could not load the model."""
 
 
+class _Misanswered(BackendFailed):
+    """A message is no answer to the batch that runs, or comes from another process."""
+
+
 class _Process:
     """A process that starts loading a model at once."""
 
     def __init__(self, start: LoadPythonModel) -> None:
         self.was_loaded = False
+        self._number = LOADED
         self.started_s = time.monotonic()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -143,7 +155,7 @@ class _Process:
         """Return when the model is loaded.
 
         Raises BackendFailed when it is not loaded within that time, _NotLoaded when loading has failed or taken too
-        long, and EOFError when the process ends.
+        long, _Misanswered, and EOFError when the process ends.
         """
         try:
             answer = self._receive(max(timeout_s, 0))
@@ -157,29 +169,49 @@ class _Process:
 
     def take(self, inputs: Mapping[str, Array]) -> bool:
         """Send it a batch; returns False when it has ended."""
+        self._number += 1
         try:
-            self._link.send(self._inputs.write(inputs))
+            self._link.send(self._inputs.write(self._number, inputs))
         except ConnectionError:
             return False
         return True
 
     def answer(self) -> dict[str, Array]:
-        """Return the outputs of the batch that it was sent; raises BackendFailed, or EOFError when the process ends."""
+        """Return the outputs of the batch that it was sent.
+
+        Raises BackendFailed, _Misanswered, and EOFError when the process ends.
+        """
         answer = self._receive()
         if isinstance(answer, ModelFailed):
             raise BackendFailed(answer.message)
         return self._outputs.read(answer)
 
     def _receive(self, timeout_s: float | None = None) -> TensorBatch | ModelFailed:
-        """Return the next message; raises EOFError when the process ends, TimeoutError when none comes in time."""
+        """Return the answer to the last message.
+
+        Raises EOFError when the process ends, TimeoutError when nothing comes in time, and _Misanswered, after which
+        the process is killed: there is no telling which of its later answers belongs to which batch.
+        """
         ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000)
         if not ready:
             raise TimeoutError
         # The socket alone is not enough: processes that the model has started may hold it open.
         if all(fd == self._pidfd for fd, _ in ready):
             raise EOFError("the process is gone")
-        answer: TensorBatch | ModelFailed = self._link.receive()
-        return answer
+        try:
+            answer, sender = self._link.receive()
+        except msgspec.MsgspecError as error:
+            raise self._misanswered(f"it sent an unreadable message: {error}") from None
+        if sender != self._process.pid:
+            raise self._misanswered(f"process {sender} answered in place of process {self._process.pid}")
+        if answer.number != self._number:
+            raise self._misanswered(f"it answered batch {answer.number}, expected batch {self._number}")
+        checked: TensorBatch | ModelFailed = answer
+        return checked
+
+    def _misanswered(self, reason: str) -> _Misanswered:
+        self._process.kill()
+        return _Misanswered(reason)
 
     def end(self) -> str:
         """Let it finish, kill it if it does not, and return how it ended."""

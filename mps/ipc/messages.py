@@ -9,6 +9,7 @@ import enum
 
 import msgspec
 
+from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Measurement, ModelMemory
@@ -20,8 +21,8 @@ from sluice.mps.partitions.partition import Partition
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm up and time.
 
-    A worker that is given the `table`, such as a restarted one, only warms the model up. It measures the memory of the
-    models that it starts with, and of later ones unless `memory_measured`. `confidences` are the outputs whose
+    A worker that is given the `table`, such as a restarted one, only warms the model up. It measures the memory of
+    models unless `memory_measured`. `confidences` are the outputs whose
     confidence is computed for each row. `config` is the model's configuration in JSON, as Triton prints it; "" if there
     is none.
     """
@@ -75,13 +76,15 @@ class OutputTensor(msgspec.Struct, frozen=True, array_like=True):
 class StartWorker(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first command to a worker: bind to `partition`, make an output region of `output_bytes`, load these models.
 
-    `output_region` is the number of that region in every process. Answered by `WorkerReady`.
+    `output_region` is the number of that region in every process. `loading` is also for models that are loaded later.
+    Answered by `WorkerReady`.
     """
 
     partition: Partition
     output_region: int
     output_bytes: int
     models: tuple[ModelFile, ...]
+    loading: ModelLoadingSettings = DEFAULT_MODEL_LOADING
 
 
 class AddModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -93,7 +96,8 @@ class AddModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class DropModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Unload a model after the batches of it that were sent before; answered by `ModelDropped`.
 
-    `AddModel` and `DropModel` are carried out, and answered, in the order in which they were sent.
+    `AddModel` and `DropModel` are carried out, and answered, in the order in which they were sent, but a model that is
+    created sooner than models before it is answered before them.
     """
 
     key: str

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from sluice.models.errors import PartitionError
+from sluice.models.processes import threads_of
 from sluice.mps.isolation.mps_environment import NO_DAEMON, mps_environment, pipe_directory
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
 
@@ -15,10 +16,10 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 def worker_environment(partition: Partition) -> dict[str, str]:
     """The variables of a worker's environment, on top of the gateway's `environment_without_mps`.
 
-    Array libraries get one thread: the backend's own threads fill the partition. On a GPU partition the worker sees
-    that one device, as number 0. Raises PartitionError for a partition whose MPS daemon cannot be reached.
+    On a GPU partition the worker sees that one device, as number 0. Raises PartitionError for a partition whose MPS
+    daemon cannot be reached.
     """
-    threads = dict.fromkeys(_THREAD_VARIABLES, "1")
+    threads = array_library_environment()
     match partition:
         case CpuPartition():
             return threads
@@ -28,6 +29,11 @@ def worker_environment(partition: Partition) -> dict[str, str]:
             return threads | {"CUDA_VISIBLE_DEVICES": partition.uuid, "CUDA_MPS_PIPE_DIRECTORY": NO_DAEMON}
         case _:
             return threads | mps_environment(partition, pipe_directory(partition.uuid))
+
+
+def array_library_environment() -> dict[str, str]:
+    """The variables that give array libraries one thread: the backend's own threads fill the partition."""
+    return dict.fromkeys(_THREAD_VARIABLES, "1")
 
 
 def pin_to_cores(cores: Sequence[int]) -> tuple[int, ...]:
@@ -49,11 +55,15 @@ def pin_to_cores(cores: Sequence[int]) -> tuple[int, ...]:
 def bind_to_partition(partition: Partition) -> tuple[int, ...]:
     """Bind this process to its partition as far as the kernel allows; returns the cores that it runs on then.
 
-    Call it before libraries start threads or allocate memory. `partitions.isolation_report` finds the rest.
+    The environment is set as well, since a spare worker was started before it had a partition. Call it before CUDA
+    starts, which reads the environment, and before models allocate memory. Raises PartitionError as
+    `worker_environment`; `partitions.isolation_report` finds the rest.
     """
+    os.environ.update(worker_environment(partition))
     if partition.cores:
-        with suppress(OSError):
-            os.sched_setaffinity(0, partition.cores)
+        for thread in threads_of(os.getpid()):  # a library that was imported may have started some
+            with suppress(OSError):
+                os.sched_setaffinity(thread, partition.cores)
     if isinstance(partition, CpuPartition) and (limit := partition.hard_memory_bytes) is not None:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

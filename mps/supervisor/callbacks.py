@@ -8,13 +8,23 @@ from sluice.mps.supervisor.process import WorkerProcess
 
 
 class WorkerCallbacks(Protocol):
-    """The events that the supervisor reports to its owner, on the event loop's thread. No method may block or raise."""
+    """The events that the supervisor reports to its owner, and what it asks of it, on the event loop's thread.
+
+    No method may block or raise.
+    """
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """A worker is ready for `worker.send(RunBatch(...))`; its outputs will lie in region `output_region`."""
 
     def worker_lost(self, partition: str, reason: str) -> None:
         """A worker's process has ended, possibly before it was ready: all that was sent to it is lost."""
+
+    def runs_retry(self, partition: str) -> bool:
+        """Return whether the worker of a partition runs a batch of requests that have failed before.
+
+        Such a batch is being narrowed down to the request to blame, so it explains the loss of its worker.
+        """
+        ...
 
     def worker_replaced(
         self,

@@ -33,7 +33,7 @@ class HandOver:
         self._slower = max(_size(before.spec.partition) / _size(partition), 1.0)
         kind = partition.profile_kind
         files = tuple(
-            msgspec.structs.replace(file, table=tables.get(key) or known.get((kind, key)))
+            msgspec.structs.replace(file, table=tables.get(key) or known.get((kind, key)), memory_measured=False)
             for key, file in before.models.items()
         )
         spec = msgspec.structs.replace(before.spec, partition=partition, models=files, initial=None)
@@ -63,7 +63,8 @@ class HandOver:
         wanted = self._wanted()
         for key in sorted(wanted - successor.tables.keys()):
             table = self._known.get((successor.kind, key))
-            successor.request_change(AddModel(msgspec.structs.replace(before.models[key], table=table)))
+            file = msgspec.structs.replace(before.models[key], table=table, memory_measured=False)
+            successor.request_change(AddModel(file))
         for key in sorted(successor.tables.keys() - wanted):
             successor.request_change(DropModel(key))
         return not successor.has_pending_changes

@@ -52,7 +52,8 @@ class Quarantine:
     """Decides from losses which partitions are quarantined (`partitions`); all times are passed in, in seconds.
 
     A partition that leaves quarantine is on probation: its next loss puts it back, unless its worker was up for
-    `within_s` before. The last partition that is left is never quarantined, except when its device is lost.
+    `within_s` before. The last partition that is left, or that holds a model, is never quarantined, except when its
+    device is lost.
     """
 
     def __init__(self, partitions: Iterable[str], settings: QuarantineSettings) -> None:
@@ -64,8 +65,11 @@ class Quarantine:
         """The worker of a partition is ready."""
         self._records[partition].ready_s = now_s
 
-    def worker_lost(self, partition: str, reason: str, now_s: float) -> float | None:
-        """A worker was lost unexpectedly; returns the length of the quarantine that starts now, None if none does."""
+    def worker_lost(self, partition: str, reason: str, now_s: float, *, is_last: bool = False) -> float | None:
+        """A worker was lost unexpectedly; returns the length of the quarantine that starts now, None if none does.
+
+        `is_last` tells whether no other worker holds some model of this one.
+        """
         settings, record = self._settings, self._records[partition]
         if not settings.faults:
             return None
@@ -75,7 +79,8 @@ class Quarantine:
         record.ready_s = None
         record.faults.append(now_s)
         often = len(record.faults) == settings.faults and now_s - record.faults[0] <= settings.within_s
-        if not (often or record.on_probation) or len(self._records) - len(self.partitions) <= 1:
+        is_last = is_last or len(self._records) - len(self.partitions) <= 1
+        if is_last or not (often or record.on_probation):
             return None
         count = "again" if record.on_probation else f"{settings.faults} times within {settings.within_s:g} s"
         return self._start(partition, f"its worker was lost {count}: {reason}")

@@ -13,6 +13,9 @@ from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import Quarantine, Quarantined, QuarantineSettings
 from sluice.mps.supervisor.worker_slot import WorkerSlot
 
+LONGEST_DARK_S = 0.5
+"""Longest delay before a worker is restarted that alone holds a model."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -64,18 +67,25 @@ class Recovery:
         """The worker of a partition is about to be ended on purpose: its loss does not count against the partition."""
         self._expected_exits.add(partition)
 
-    def worker_lost(self, slot: WorkerSlot, reason: str) -> str:
-        """A worker's process has ended: schedule its restart. Returns the reason, extended by the consequences."""
+    def worker_lost(self, slot: WorkerSlot, reason: str, *, answered: bool = False, explained: bool = False) -> str:
+        """A worker's process has ended: schedule its restart. Returns the reason, extended by the consequences.
+
+        `answered` tells whether it has answered a batch since its start. A loss that is `explained` by the requests
+        that the worker ran counts neither for the back-off nor for quarantine.
+        """
         now_s = time.monotonic()
-        delay_s = slot.back_off.lost(now_s)
+        is_last = self._is_last(slot)
+        delay_s = slot.back_off.lost(now_s, answered=answered or explained)
+        if is_last:
+            delay_s = min(delay_s, LONGEST_DARK_S)
         expected = slot.name in self._expected_exits
         self._expected_exits.discard(slot.name)
         if _daemon(slot) in self._restarting:
             self._postponed[slot] = delay_s
             return reason
         alone = self._quarantine.partitions.get(slot.name)
-        if alone is None and not expected:
-            self._quarantine.worker_lost(slot.name, reason, now_s)
+        if alone is None and not expected and not explained:
+            self._quarantine.worker_lost(slot.name, reason, now_s, is_last=is_last)
             alone = self._quarantine.partitions.get(slot.name)
         if alone is not None:
             delay_s = alone.for_s
@@ -109,7 +119,7 @@ class Recovery:
             return {}
         if device in self._restarting or process in self._hung:
             return {}
-        self._quarantine.worker_lost(partition, reason, time.monotonic())
+        self._quarantine.worker_lost(partition, reason, time.monotonic(), is_last=self._is_last(slot))
         domain = [other for other in self._by_name.values() if _daemon(other) == device]
         for other in domain:
             if other.process is None and other.name not in self._quarantine.partitions:
@@ -152,6 +162,11 @@ class Recovery:
             alone = self._quarantine.partitions.get(slot.name)
             delay_s = self._postponed.pop(slot)
             slot.call_later(delay_s if alone is None else alone.for_s, lambda slot=slot: self._start(slot))  # type: ignore[misc]
+
+    def _is_last(self, slot: WorkerSlot) -> bool:
+        """Return whether no other worker that is ready holds some model of this slot."""
+        others = [other for other in self._by_name.values() if other is not slot and other.ready]
+        return any(not any(key in other.tables for other in others) for key in slot.models)
 
     def _explain(self, partition: str, reason: str) -> str:
         """The reason for a loss, with the quarantine that follows, if one does."""

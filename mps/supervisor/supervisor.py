@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -44,6 +45,7 @@ from sluice.mps.supervisor.hand_over import HandOver
 from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
 from sluice.mps.supervisor.recovery import Recovery
+from sluice.mps.supervisor.spare import SpareWorker
 from sluice.mps.supervisor.worker_slot import WorkerSlot
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
@@ -54,7 +56,8 @@ LATE = "it did not exit in time"
 class Supervisor:
     """Starts a worker for each spec, restarts lost ones, and shares regions among gateway and workers.
 
-    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device. `_slots` also
+    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device. With `spare`, a
+    process that has imported its libraries waits to be the next worker, which is then ready sooner. `_slots` also
     contains the slots of workers that are to replace others, and of replaced workers that still run. All methods must
     be called on the event loop's thread.
     """
@@ -66,6 +69,8 @@ class Supervisor:
         ready_timeout_s: float = 120.0,
         quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
+        *,
+        spare: bool = False,
     ) -> None:
         check_partitions([spec.partition for spec in workers])
         self._slots = [WorkerSlot(spec, ready_timeout_s, self._end_worker) for spec in workers]
@@ -78,6 +83,7 @@ class Supervisor:
         self._memory_measured: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
         self._numbers = itertools.count(1)
+        self._spare = SpareWorker() if spare else None
         self._draining = False
 
     def start(self) -> None:
@@ -193,6 +199,8 @@ class Supervisor:
         for slot in self._slots:
             slot.cancel_timer()
         await self.recovery.close()
+        if self._spare is not None:
+            await self._spare.close()
         processes = [slot.process for slot in self._slots if slot.process]
         for process in processes:
             process.close()
@@ -207,8 +215,11 @@ class Supervisor:
 
     def _start_worker(self, slot: WorkerSlot) -> None:
         slot.output_region = next(self._numbers)
+        start: Callable[..., WorkerProcess] = WorkerProcess
+        if self._spare is not None and (started := self._spare.take()) is not None:
+            start = partial(WorkerProcess, started=started)
         try:
-            process = WorkerProcess(
+            process = start(
                 slot.spec.partition,
                 lambda message, fds: self._handle(slot, message, fds),
                 lambda why: self._worker_lost(slot, why),
@@ -246,6 +257,7 @@ class Supervisor:
                 self._try_hand_over(slot)
             case BatchFinished() | BatchRefused() | BatchWithdrawn():
                 slot.unclaimed_overflow = None
+                slot.answered = True
                 self._callbacks.message(slot.name, message)
 
     def _worker_ready(self, slot: WorkerSlot, ready: WorkerReady, fds: tuple[int, ...]) -> None:
@@ -272,6 +284,8 @@ class Supervisor:
                 self.cancel_replacement(slot.name, reason)
             else:
                 self._try_hand_over(slot)
+        if self._spare is not None and not any(each.process is not None and not each.ready for each in self._slots):
+            self._spare.prepare()  # not while workers start, which it would slow down
 
     def _try_hand_over(self, slot: WorkerSlot, model: LoadResult | None = None) -> None:
         """Complete the partition's hand-over if the new worker is up to it; `model` is the latest load result."""
@@ -299,9 +313,12 @@ class Supervisor:
             self._tables[slot.kind, model.key] = model.table
         if model.memory is not None:
             self._memory_measured.add((slot.kind, model.key))
+            if (file := slot.models.get(model.key)) is not None:
+                slot.models[model.key] = msgspec.structs.replace(file, memory_measured=True)
 
     def _worker_lost(self, slot: WorkerSlot, reason: str) -> None:
         process = slot.process
+        answered = slot.answered
         slot.process_lost()
         if slot.unclaimed_overflow is not None:  # Its batch was never reported as finished.
             self.drop_region(slot.unclaimed_overflow)
@@ -320,7 +337,9 @@ class Supervisor:
                     self.cancel_replacement(slot.name, reason)
         else:
             self.cancel_replacement(slot.name, f"the worker that it was to replace was lost: {reason}")
-            self._callbacks.worker_lost(slot.name, self.recovery.worker_lost(slot, reason))
+            explained = self._callbacks.runs_retry(slot.name)
+            reason = self.recovery.worker_lost(slot, reason, answered=answered, explained=explained)
+            self._callbacks.worker_lost(slot.name, reason)
 
     def _add_region(self, number: int, region: Region, maker: WorkerSlot | None) -> None:
         self._regions[number] = region

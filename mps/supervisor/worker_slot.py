@@ -19,8 +19,8 @@ class WorkerSlot:
     A worker that takes longer than `limit_s` to load is ended by `end`.
 
     `models` are the models of the next worker: the models of this one without the models that it was ordered to
-    unload. `tables` are the latency tables of the loaded models; `violations` are the reasons why its partition
-    is not enforced.
+    unload. `answered` tells whether this worker has answered a batch. `tables` are the latency tables of the loaded
+    models; `violations` are the reasons why its partition is not enforced.
     """
 
     def __init__(self, spec: WorkerSpec, limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
@@ -33,6 +33,7 @@ class WorkerSlot:
         self.process: WorkerProcess | None = None
         self.output_region = 0
         self.ready = False
+        self.answered = False
         self.back_off = BackOff()
         self.unclaimed_overflow: int | None = None
         self._limit_s = limit_s
@@ -70,7 +71,8 @@ class WorkerSlot:
         self.process = process
         self._limit(f"not ready within {self._limit_s:g} s")
         models = tuple(self.models.values())
-        process.send(StartWorker(self.spec.partition, self.output_region, self.spec.output_bytes, models))
+        spec = self.spec
+        process.send(StartWorker(spec.partition, self.output_region, spec.output_bytes, models, spec.loading))
 
     def end(self, reason: str) -> None:
         """End the worker, if there is one, whatever it is doing; returns at once."""
@@ -81,6 +83,7 @@ class WorkerSlot:
         """Record that the worker has exited; its pending changes are void."""
         self.process = None
         self.ready = False
+        self.answered = False
         self.tables.clear()
         self._changes.clear()
         self.cancel_timer()
@@ -101,13 +104,15 @@ class WorkerSlot:
             self._limit_change()
 
     def model_loaded(self, model: LoadResult) -> None:
-        """The first pending change has finished: the model is loaded, or failed to load."""
-        change = self._changes.popleft()
-        assert isinstance(change, AddModel), "changes are answered in order"
+        """A pending load has finished: the model is loaded, or failed to load."""
+        change = next(each for each in self._changes if isinstance(each, AddModel) and each.file.key == model.key)
+        was_first = change is self._changes[0]
+        self._changes.remove(change)
         if model.table is not None:
             self.tables[model.key] = model.table
             self.remember_model(change.file, model.table)
-        self._limit_change()
+        if was_first:
+            self._limit_change()
 
     def model_unloaded(self, key: str) -> None:
         """The first pending change has finished: the model is unloaded."""

@@ -4,6 +4,7 @@
 
 import msgspec
 
+from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.partitions.partition import Partition
 
@@ -15,3 +16,4 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     models: tuple[ModelFile, ...]
     output_bytes: int
     initial: tuple[str, ...] | None = None
+    loading: ModelLoadingSettings = DEFAULT_MODEL_LOADING

@@ -11,18 +11,20 @@ from contextlib import suppress
 
 import msgspec
 
+from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelAdded, ModelDropped, ToWorker
 from sluice.mps.worker.runner import ColdBackend, Runner
 
-CONCURRENT_LOADS = 2
-"""Backends that are created at a time; more would take the cores from batches."""
 ALONE_S = 1.0
 """Time for which a model whose memory is measured is loaded alone."""
 
 
 class Loader:
-    """Carries out loads and unloads one after the other; all methods belong to the thread that runs batches.
+    """Carries out loads and unloads; all methods belong to the thread that runs batches.
+
+    A load does not wait for the backends of loads before it. An unload waits for all orders before it, and orders after
+    it wait for the unload, which gives them memory.
 
     A backend is created in another thread, which hardly ever holds the interpreter lock, though it shares the cores.
     The next backend is created meanwhile, unless something is to be unloaded first. The runs that warm up and time a
@@ -32,17 +34,20 @@ class Loader:
     A model whose memory was never measured waits for models that are being created or warmed up, and these wait for it,
     but only for `ALONE_S`. A model that was not alone all the time is not measured, since its
     memory could not be separated from the others'.
+
+    `concurrent` backends are created at a time; more would take the cores from batches.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, concurrent: int = DEFAULT_MODEL_LOADING.concurrent) -> None:
         self._runner = runner
         self._orders: deque[AddModel | DropModel] = deque()
-        self._threads = ThreadPoolExecutor(CONCURRENT_LOADS, "load")
+        self._threads = ThreadPoolExecutor(concurrent, "load")
         self._backends: dict[str, Future[ColdBackend]] = {}
         self._measured_alone = ""
         self._alone_until_s = 0.0
         self._held_back = False
         self._steps: Generator[None, None, LoadResult] | None = None
+        self._warming: AddModel | None = None
         self._backend_created = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     @property
@@ -57,9 +62,7 @@ class Loader:
 
     def wait(self, channel: Channel[ToWorker]) -> None:
         """Return when `step` can go on, or when the channel has something to read."""
-        order = self._orders[0]
-        backend = self._backends.get(order.file.key) if isinstance(order, AddModel) else None
-        if backend is not None and not backend.done():
+        if self._next() is None:
             ready = select.poll()
             ready.register(channel, select.POLLIN)
             ready.register(self._backend_created, select.POLLIN)
@@ -69,14 +72,16 @@ class Loader:
                 os.eventfd_read(self._backend_created)
 
     def step(self, queued: Set[str]) -> ModelAdded | ModelDropped | None:
-        """Do a bounded piece of work; returns the answer to the first order when it is finished.
+        """Do a bounded piece of work; returns the answer to an order when it is finished.
 
         `queued` are the models of waiting batches, which are not unloaded.
         """
         if self._held_back:
             self._create_backends()
-        order = self._orders[0]
+        order = self._next()
         answer: ModelAdded | ModelDropped
+        if order is None:
+            return None
         if isinstance(order, AddModel):
             model = self._runner.loaded(order.file.key) or self._load(order)
             if model is None:
@@ -87,9 +92,21 @@ class Loader:
         else:
             self._runner.unload(order.key)
             answer = ModelDropped(order.key)
-        self._orders.popleft()
+        self._orders.remove(order)
         self._create_backends()
         return answer
+
+    def _next(self) -> AddModel | DropModel | None:
+        """The order to go on with; None while backends are being created."""
+        if self._warming is not None:
+            return self._warming
+        for order in self._orders:
+            if isinstance(order, DropModel):
+                return order if order is self._orders[0] else None
+            backend = self._backends.get(order.file.key)
+            if self._runner.loaded(order.file.key) or (backend is not None and backend.done()):
+                return order
+        return None
 
     def _create_backends(self) -> None:
         """Start creating the backends that are to be loaded next."""
@@ -113,15 +130,13 @@ class Loader:
 
     def _load(self, order: AddModel) -> LoadResult | None:
         key = order.file.key
-        backend = self._backends[key]
-        if not backend.done():
-            return None
         if self._steps is None:
-            self._steps = self._runner.load_steps(order.file, backend.result)
+            self._steps = self._runner.load_steps(order.file, self._backends[key].result)
+            self._warming = order
         try:
             next(self._steps)
         except StopIteration as end:
-            self._steps = None
+            self._steps = self._warming = None
             del self._backends[key]
             model: LoadResult = end.value
             return model if self._measured_alone == key else msgspec.structs.replace(model, memory=None)

@@ -1,17 +1,19 @@
 """The main program of a worker: the supervisor starts it by way of `sluice.mps.worker.start`.
 
 The order matters: array libraries start threads when they are imported, so nothing that imports them is imported before
-the process is pinned.
+the process is pinned. A spare worker imports them before it has a partition, and is pinned with all its threads.
 """
 
 import argparse
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import socket
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,13 @@ if TYPE_CHECKING:
     from sluice.mps.worker.runner import Runner
     from sluice.mps.worker.tensors import WorkerTensors
 
+LIBRARIES = (
+    "sluice.mps.nvidia.device_memory",
+    "sluice.mps.worker.loader",
+    "sluice.models.backends.onnxruntime",
+    "sluice.models.backends.python",
+)
+"""The modules that take a worker time to import; none of them starts CUDA."""
 QUEUE_LIMIT = 2
 """Batches that may wait here: the gateway sends the second at the last moment, and no third."""
 
@@ -79,6 +88,7 @@ class Worker:
         self._partition = partition
         self._evidence = evidence
         self._queue: deque[RunBatch] = deque()
+        self._last_batch = 0
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
@@ -98,9 +108,12 @@ class Worker:
                 self._channel.send(self._with_evidence(change))
 
     def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
-        """Handle one message; a batch is queued."""
+        """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
         match message:
             case RunBatch():
+                if message.batch <= self._last_batch:
+                    raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {message.batch}")
+                self._last_batch = message.batch
                 for slot in message.release:
                     self._tensors.free(slot)
                 if len(self._queue) < QUEUE_LIMIT:
@@ -174,16 +187,16 @@ def start(channel: Channel[ToWorker]) -> Worker:
     meter = partial(load_meter, partition)
     if isinstance(partition, CpuPartition):
         threads = len(cores)
-        runner = Runner(tensors, threads, partition.slowdown, meter=meter)
+        runner = Runner(tensors, threads, partition.slowdown, meter=meter, loading=load.loading)
     else:
         threads = len(partition.cores) or 1  # the work is the GPU's
-        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter)
+        runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter, loading=load.loading)
     models = runner.load(load.models)
     evidence = gather_evidence(partition, runner)
     gc.collect()
     gc.freeze()
     channel.send(WorkerReady(os.getpid(), evidence.cores, threads, models, evidence), [tensors.output.fd])
-    return Worker(channel, tensors, runner, Loader(runner), partition, evidence)
+    return Worker(channel, tensors, runner, Loader(runner, load.loading.concurrent), partition, evidence)
 
 
 def main() -> int:
@@ -192,6 +205,7 @@ def main() -> int:
         prog="sluice.mps.worker.main", description="A worker process, started by the gateway."
     )
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="descriptor of the connected socket")
+    parser.add_argument("--spare", action="store_true", help="import all libraries before there is a partition")
     arguments = parser.parse_args()
     # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -200,6 +214,10 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(arguments.socket, False)
     share_one_arena()
+    if arguments.spare:
+        for module in LIBRARIES:
+            with suppress(ImportError):  # a model that needs it reports the error
+                importlib.import_module(module)
     try:
         start(Channel(socket.socket(fileno=arguments.socket), ToWorker)).serve()
     except (EOFError, ConnectionError):

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
 from sluice.models.measuring.memory_peaks import MemoryPeaks
+from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.models.measuring.quick import measure_steps, run_to_end, warm_up_steps
 from sluice.models.measuring.thorough import profile_steps
 from sluice.models.pipelines.confidence import confidence
@@ -58,20 +60,36 @@ class Runner:
         slowdown: float = 1.0,
         gpu: GpuOptions | None = None,
         meter: Callable[[], MemoryMeter | None] = lambda: None,
+        loading: ModelLoadingSettings = DEFAULT_MODEL_LOADING,
     ) -> None:
         self._tensors = tensors
         self._threads = threads
         self._slowdown = slowdown
         self._gpu = gpu
         self._meter = meter
+        self._loading = loading
         self._refusals: dict[str, str] = {}
         self._models: dict[str, _Model] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
-        """Load, warm up and time models; a model that fails is reported and does not stop the others."""
-        return tuple(
-            run_to_end(self.load_steps(file, partial(self.create_backend, file, measure_memory=True))) for file in files
-        )
+        """Load, warm up and time models; a model that fails is reported and does not stop the others.
+
+        Models whose memory was measured before are created beside each other, after the others.
+        """
+        results = {
+            file.key: self._load(file, partial(self.create_backend, file, measure_memory=True))
+            for file in files
+            if not file.memory_measured
+        }
+        with ThreadPoolExecutor(self._loading.concurrent, "load") as threads:
+            known = [file for file in files if file.memory_measured]
+            backends = [threads.submit(self.create_backend, file, measure_memory=False) for file in known]
+            for file, backend in zip(known, backends, strict=True):
+                results[file.key] = self._load(file, backend.result)
+        return tuple(results[file.key] for file in files)
+
+    def _load(self, file: ModelFile, make: Callable[[], ColdBackend]) -> LoadResult:
+        return run_to_end(self.load_steps(file, make))
 
     def create_backend(self, file: ModelFile, *, measure_memory: bool) -> ColdBackend:
         """Create the backend of a model; with `measure_memory` also a meter, which excludes the garbage of loading."""
@@ -93,12 +111,14 @@ class Runner:
         """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
-            peaks = MemoryPeaks(memory)
+            peaks, budget_ns = MemoryPeaks(memory), self._loading.run_ns
             yield from warm_up_runs(backend, file.config)
             if table is None:
-                table = yield from measure_steps(backend, file.batchable, file.menu, shapes=shapes, peaks=peaks)
+                table = yield from measure_steps(
+                    backend, file.batchable, file.menu, shapes=shapes, peaks=peaks, budget_ns=budget_ns
+                )
             else:
-                yield from warm_up_steps(backend, file.batchable, file.menu, shapes, peaks)
+                yield from warm_up_steps(backend, file.batchable, file.menu, table, shapes, peaks, budget_ns)
         except Exception as error:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"

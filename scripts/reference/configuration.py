@@ -19,6 +19,7 @@ from sluice.gateway.config.status_settings import StatusSettings
 from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.models.measuring.model_loading import ModelLoadingSettings
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
@@ -54,6 +55,9 @@ SERVER = Section(
         "is ready while any of them is.",
         "quarantine": "When a partition is suspended after repeated faults, and for how long. See "
         "[below](#quarantine).",
+        "spare_worker": "Keep a process of about 54 MB ready to become the next worker, so that a lost worker is back "
+        "[sooner](../operate/faults.md#the-spare-worker).",
+        "model_loading": "How long a loaded model is warmed up and timed. See [below](#model_loading).",
         "resize": "`auto` lends free cores and GPU shares to busy partitions ([resizing](../operate/resizing.md)). "
         "Instead of `auto`, its settings may be given. See [below](#resize).",
         "triton": "Triton servers that run batches as well. See [below](#triton).",
@@ -91,6 +95,7 @@ SERVER = Section(
         "partitions": "one for each core",
         "policy": "`{name: deadline}`",
         "quarantine": "see below",
+        "model_loading": "see below",
         "residency": "see below",
         "limits": "see below",
         "prices": "see below",
@@ -191,6 +196,16 @@ SECTIONS = (
             "last_s": "The longest suspension, in seconds.",
         },
         "A partition whose worker is lost repeatedly is suspended for a while. See [faults](../operate/faults.md).",
+    ),
+    Section(
+        "model_loading",
+        ModelLoadingSettings,
+        {
+            "run_ms": "Milliseconds of runs at the model's batch sizes. Larger sizes than fit in are not run, and are "
+            "assumed to take as long per row as the largest that was.",
+            "concurrent": "Models that a worker creates at a time.",
+        },
+        "A loaded model is warmed up and timed from one row up. Batches of other models run between two of its runs.",
     ),
     Section(
         "resize",
@@ -412,6 +427,8 @@ partitions:                   # or a number of equal ones: `partitions: 2`
 strict: true                  # refuse partitions whose limits do not hold
 strict_readiness: true        # not ready while a model is broken
 quarantine: {faults: 3}       # suspend a partition after 3 lost workers
+spare_worker: false           # no process waits to become the next worker
+model_loading: {run_ms: 1000} # a loaded model is run for about a second
 resize: {pause_s: 60}         # lend free cores to busy partitions, once a minute at most
 triton:
   - {name: gpu0, url: "10.0.0.7:8001", models: [bert]}

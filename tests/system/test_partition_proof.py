@@ -88,7 +88,7 @@ async def test_what_takes_more_than_the_wall_fails_alone_and_the_worker_goes_on(
     gateway.supervisor.start()
     assert (await gateway.next()).models[0].error == ""
     answers = []
-    for number, count in enumerate((1, 128, 1)):
+    for number, count in enumerate((1, 128, 1), 1):
         gateway.workers["cpu0"].send(RunBatch(number, "m:1", (gateway.place(rows(count)),)))
         answers.append(await gateway.next())
     assert [type(answer) for answer in answers] == [BatchFinished, BatchRefused, BatchFinished]
@@ -213,14 +213,17 @@ def test_a_model_that_is_loaded_later_is_found_too(stray: Path, tmp_path: Path) 
 
 
 @needs_two_cores
-def test_an_agent_that_was_there_before_the_worker_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_was_there_before_a_worker_is_bound_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(AGENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     partition = CpuPartition("cpu0", CORES[:1])
-    evidence = asyncio.run(evidence_of(partition))
-    (reason,) = isolation_violations(partition, evidence)
-    assert reason.endswith(f"may run on cores {', '.join(map(str, CORES))}, expected {CORES[0]}")
+    beside = asyncio.run(evidence_of(partition))
+    assert isolation_violations(partition, beside) == []
+    monkeypatch.delenv("PYTHONPATH")
+    assert beside.thread_count == asyncio.run(evidence_of(partition)).thread_count + 1
 
 
 @needs_two_cores

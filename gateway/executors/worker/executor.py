@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
+from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, ReleaseReason, UnloadModel
 from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
@@ -66,7 +66,8 @@ class WorkerExecutor:
     `wirings` are the pipelines by `name:version`, and `models` the specs by key; `input_bytes` is the size of the arena
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
-    `quarantine` and `controls` are for `recovery` from faults, and `cache` is for stages that use the response cache.
+    `quarantine`, `controls` and `spare` (see `Supervisor`) are for `recovery` from faults, and `cache` is for stages
+    that use the response cache.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class WorkerExecutor:
         quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
         cache: StageCache | None = None,
+        *,
+        spare: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls)
+        self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls, spare=spare)
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
@@ -248,6 +251,12 @@ class WorkerExecutor:
             self._report(PartitionLost(partition, reason), ProcessDetails(failed=failed))
         if worker is not None:  # it was ready
             self._fail_batches(worker, reason)
+
+    def runs_retry(self, partition: str) -> bool:
+        """Return whether the first batch of a partition's worker has failed before."""
+        worker = self._workers.get(partition)
+        first = next(iter(worker.batches.values()), None) if worker is not None else None
+        return first is not None and first.reason is ReleaseReason.RETRY
 
     def worker_replaced(
         self,

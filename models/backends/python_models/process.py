@@ -9,6 +9,7 @@ import sys
 
 from sluice.models.backends.python_models import model as python_model
 from sluice.models.backends.python_models.wire import (
+    LOADED,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
@@ -19,21 +20,35 @@ from sluice.models.errors import BackendFailed
 
 
 def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
-    """Load the model that the first message names, then run batches until the other end closes."""
-    start: LoadPythonModel = link.receive()
+    """Load the model that the first message names, then run batches until the other end closes.
+
+    A process that the model forks may return here from the model's code. It has nothing to answer, and the memory of
+    the outputs is not its own, so it returns at once.
+    """
+    owner = os.getpid()
+    start: LoadPythonModel = link.receive()[0]
+    answer: TensorBatch | ModelFailed
     try:
         model = python_model.load(start.path, start.threads, start.config)
+        answer = TensorBatch(LOADED)
     except BackendFailed as error:
-        link.send(ModelFailed(str(error)))
+        answer = ModelFailed(LOADED, str(error))
+    if os.getpid() != owner:
         return
-    link.send(TensorBatch())
+    link.send(answer)
+    if isinstance(answer, ModelFailed):
+        return
     try:
         while True:
-            batch: TensorBatch = link.receive()
+            batch: TensorBatch = link.receive()[0]
             try:
-                answer: TensorBatch | ModelFailed = outputs.write(model.run(inputs.read(batch)))
+                arrays = model.run(inputs.read(batch))
+                if os.getpid() == owner:
+                    answer = outputs.write(batch.number, arrays)
             except Exception as error:  # any error fails this batch alone
-                answer = ModelFailed(str(error) or type(error).__name__)
+                answer = ModelFailed(batch.number, str(error) or type(error).__name__)
+            if os.getpid() != owner:
+                return
             link.send(answer)
     except (EOFError, ConnectionError):
         model.finish()
@@ -56,6 +71,7 @@ def main() -> None:
     if gone.poll(0):  # it closed before there could be a signal
         return
     link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
+    os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))
     sys.stdout.flush()
     sys.stderr.flush()

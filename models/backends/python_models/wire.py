@@ -1,8 +1,12 @@
-"""Messages and shared memory between a worker and the process of a model written in Python."""
+"""Messages and shared memory between a worker and the process of a model written in Python.
+
+Every batch has a number, which its answer repeats.
+"""
 
 import mmap
 import os
 import socket
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +18,12 @@ from sluice.models.tensors.spec import DataType
 
 PACKET_BYTES = 1 << 20
 """Longest message."""
+LOADED = 0
+"""The number of the answer to `LoadPythonModel`; batches count from 1."""
 _ALIGNMENT = 64
 _MAX_MESSAGE = 4000
+_CREDENTIALS = struct.Struct("3i")
+"""The kernel's `struct ucred` of a sender: its process, user and group."""
 
 
 class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +39,7 @@ class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
 class LoadPythonModel(msgspec.Struct, frozen=True, tag=True):
     """Load the model of a `model.py` with its configuration in JSON.
 
-    Answered by an empty `TensorBatch`, or by `ModelFailed`.
+    Answered by an empty `TensorBatch`, or by `ModelFailed`, with the number `LOADED`.
     """
 
     path: str
@@ -42,13 +50,15 @@ class LoadPythonModel(msgspec.Struct, frozen=True, tag=True):
 class TensorBatch(msgspec.Struct, frozen=True, tag=True):
     """The tensors of a batch, inputs or outputs; `size` is the memory that they need."""
 
+    number: int
     places: tuple[MemorySpan, ...] = ()
     size: int = 0
 
 
 class ModelFailed(msgspec.Struct, frozen=True, tag=True):
-    """The reason why there is no answer."""
+    """The reason why there is no answer to the batch of that number."""
 
+    number: int
     message: str
 
 
@@ -60,8 +70,8 @@ class TensorMemory:
         self._size = 0
         self._bytes = np.empty(0, np.uint8)
 
-    def write(self, arrays: Mapping[str, Array]) -> TensorBatch:
-        """Copy tensors over the previous ones."""
+    def write(self, number: int, arrays: Mapping[str, Array]) -> TensorBatch:
+        """Copy the tensors of a batch over the previous ones."""
         places: list[MemorySpan] = []
         contents: list[Array] = []
         end = 0
@@ -81,7 +91,7 @@ class TensorMemory:
         for place, content in zip(places, contents, strict=True):
             if place.nbytes:
                 np.ndarray(content.shape, content.dtype, self._bytes.data, place.offset)[...] = content
-        return TensorBatch(tuple(places), end)
+        return TensorBatch(number, tuple(places), end)
 
     def read(self, tensors: TensorBatch) -> dict[str, Array]:
         """Return the tensors as views, which are valid until the next ones are written."""
@@ -105,33 +115,41 @@ class TensorMemory:
 
 
 class MessageLink:
-    """One end of a connected SEQPACKET socket; `incoming` is the union of messages that may arrive."""
+    """One end of a connected SEQPACKET socket; `incoming` is the union of messages that may arrive.
+
+    The kernel attaches to each message which process has sent it.
+    """
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._socket = sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
 
     def send(self, message: LoadPythonModel | TensorBatch | ModelFailed) -> None:
         """Send a message; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
-            message = ModelFailed(message.message[:_MAX_MESSAGE])
+            message = ModelFailed(message.number, message.message[:_MAX_MESSAGE])
         self._socket.send(self._encode(message))
 
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self._socket.fileno()
 
-    def receive(self) -> Any:
-        """Wait for the next message and return it; raises EOFError when the other end is gone."""
+    def receive(self) -> tuple[Any, int]:
+        """Wait for the next message; returns it with the id of the process that has sent it.
+
+        Raises EOFError when the other end is gone.
+        """
         try:
-            packet = self._socket.recv(PACKET_BYTES)
+            packet, control, _, _ = self._socket.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         except ConnectionError as error:
             raise EOFError("the other end is gone") from error
         if not packet:
             raise EOFError("the other end is gone")
-        return self._decode(packet)
+        sender, _, _ = _CREDENTIALS.unpack(control[0][2])
+        return self._decode(packet), sender
 
     def close(self) -> None:
         """Close it: the other end reads the messages that were sent, then the end."""

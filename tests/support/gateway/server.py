@@ -51,11 +51,12 @@ def gateway_server(
 ) -> Iterator[GatewayServer]:
     """Serve `repository` (a folder or one model file) until the block ends; files are kept in `directory`.
 
-    `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. Raises
-    RuntimeError with the server's log when it does not become ready.
+    `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. There
+    is no spare worker unless it asks for one, so that the children of the server are its workers. Raises RuntimeError
+    with the server's log when it does not become ready.
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
-    settings.write_text(json.dumps({**(config or {}), "http_port": 0, "grpc_port": 0}))
+    settings.write_text(json.dumps({"spare_worker": False, **(config or {}), "http_port": 0, "grpc_port": 0}))
     ready.unlink(missing_ok=True)  # left by an earlier server
     source: list[str] = []
     if repository is not None:

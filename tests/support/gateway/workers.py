@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -62,12 +63,13 @@ def infer(inputs):
 
 
 class Gateway:
-    """A minimal gateway around a supervisor: one region of inputs and a queue of reports."""
+    """A minimal gateway around a supervisor: one region of inputs, a queue of reports, and numbers for batches."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
         self.reports: asyncio.Queue[WorkerReady | LoadResult | BatchFinished | BatchRefused | BatchWithdrawn | str] = (
             asyncio.Queue()
         )
+        self.numbers = itertools.count(1)
         self.workers: dict[str, WorkerProcess] = {}
         self.output_regions: dict[str, int] = {}
         self.supervisor = Supervisor(specs, self, ready_timeout_s)
@@ -82,6 +84,9 @@ class Gateway:
     def worker_lost(self, partition: str, reason: str) -> None:
         self.workers.pop(partition, None)
         self.reports.put_nowait(f"{partition}: {reason}")
+
+    def runs_retry(self, partition: str) -> bool:
+        return False
 
     def worker_replaced(
         self,

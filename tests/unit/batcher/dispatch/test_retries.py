@@ -50,8 +50,8 @@ def failed(batch: int) -> BatchFailed:
     return BatchFailed(batch, FailureCause.BACKEND, "division by zero")
 
 
-def lost_twice(request: int) -> FailRequest:
-    reason = "the worker was lost twice with this request: killed by signal 9"
+def lost_again(request: int) -> FailRequest:
+    reason = "the worker was lost again, with this request alone: killed by signal 9"
     return FailRequest(request, Outcome.FAILED_WORKER_LOST, reason)
 
 
@@ -135,7 +135,7 @@ def test_retries_go_before_what_waits() -> None:
     assert step(scheduler, 1850 * US) == [dispatch(3, [2], RETRY)]
 
 
-def test_a_lost_worker_s_batch_is_retried_once_elsewhere_in_halves() -> None:
+def test_a_lost_worker_s_batch_is_retried_elsewhere_in_halves() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), GAINING)
     step(scheduler, 0, arrival(1, S), arrival(2, S, rows=2))
     assert step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1)) == [dispatch(2, [1], RETRY, partition="cpu1")]
@@ -144,13 +144,55 @@ def test_a_lost_worker_s_batch_is_retried_once_elsewhere_in_halves() -> None:
     assert step(scheduler, 3 * MS, completed(3, 2 * MS, 3 * MS)) == [CompleteRequest(2, Outcome.COMPLETED)]
 
 
-def test_what_was_running_twice_when_its_worker_was_lost_fails_and_its_neighbours_do_not() -> None:
+def test_a_request_that_takes_workers_along_is_found_by_halving_and_fails_alone() -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    up = PartitionReady("cpu0", {"m:1": GAINING})
+    assert step(scheduler, 0, *(arrival(number, S) for number in range(8))) == [dispatch(1, range(8), FULL)]
+    assert step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1)) == []
+    assert step(scheduler, 2 * MS, up) == [dispatch(2, [0, 1, 2, 3], RETRY)]
+    assert step(scheduler, 3 * MS, PartitionLost("cpu0", "killed"), lost(2)) == []
+    # The other half goes first: it has waited longer.
+    assert step(scheduler, 4 * MS, up) == [dispatch(3, [4, 5, 6, 7], RETRY)]
+    assert [type(each) for each in step(scheduler, 5 * MS, completed(3, 4 * MS, 5 * MS))] == [
+        *[CompleteRequest] * 4,
+        DispatchBatch,
+    ]
+    assert step(scheduler, 6 * MS, completed(4, 5 * MS, 6 * MS)) == [
+        CompleteRequest(0, Outcome.COMPLETED),
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(5, [2, 3], RETRY),
+    ]
+    assert step(scheduler, 7 * MS, PartitionLost("cpu0", "killed"), lost(5)) == []
+    assert step(scheduler, 8 * MS, up) == [dispatch(6, [2], RETRY)]
+    assert step(scheduler, 9 * MS, PartitionLost("cpu0", "killed"), lost(6)) == [lost_again(2)]
+    assert step(scheduler, 10 * MS, up) == [dispatch(7, [3], RETRY)]
+    assert step(scheduler, 11 * MS, completed(7, 10 * MS, 11 * MS)) == [CompleteRequest(3, Outcome.COMPLETED)]
+
+
+def test_a_batch_that_waited_when_its_worker_was_lost_stays_whole() -> None:
+    scheduler = serving(spec_of([model("m:1", 2)]), ONE)
+    assert step(scheduler, 0, arrival(1, S), arrival(2, S)) == [dispatch(1, [1, 2], FULL)]
+    step(scheduler, 100 * US, arrival(3, S), arrival(4, S))
+    assert step(scheduler, 900 * US) == [dispatch(2, [3, 4], FULL)]
+    assert step(scheduler, 950 * US, PartitionLost("cpu0", "killed"), lost(1), lost(2)) == []
+    assert step(scheduler, 2 * MS, PartitionReady("cpu0", {"m:1": ONE})) == [dispatch(3, [1], RETRY)]
+    assert step(scheduler, 3 * MS, completed(3, 2 * MS, 3 * MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(4, [2], RETRY),
+    ]
+    assert step(scheduler, 4 * MS, completed(4, 3 * MS, 4 * MS)) == [
+        CompleteRequest(2, Outcome.COMPLETED),
+        dispatch(5, [3, 4], RETRY),
+    ]
+
+
+def test_what_was_running_alone_and_twice_when_its_worker_was_lost_fails_and_its_neighbours_do_not() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), GAINING)
     step(scheduler, 0, arrival(1, S), arrival(2, S))
     step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1))
     assert step(scheduler, 1850 * US) == [dispatch(3, [2], RETRY, partition="cpu1")]
     # Batch 3 waits behind batch 2, so it proves nothing against its members.
-    assert step(scheduler, 1900 * US, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_twice(1)]
+    assert step(scheduler, 1900 * US, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_again(1)]
     assert step(scheduler, 2 * MS, PartitionReady("cpu0", {"m:1": GAINING})) == [dispatch(4, [2], RETRY)]
     assert step(scheduler, 3 * MS, completed(4, 2 * MS, 3 * MS)) == [CompleteRequest(2, Outcome.COMPLETED)]
 
@@ -180,7 +222,7 @@ def test_two_parts_of_one_request_lost_twice_in_one_batch_fail_it_once() -> None
         dispatch(2, parts[:1], RETRY, model="a:1", partition="cpu1")
     ]
     assert step(scheduler, 1850 * US) == [dispatch(3, parts[1:], RETRY, model="a:1", partition="cpu1")]
-    assert step(scheduler, 2 * MS, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_twice(1)]
+    assert step(scheduler, 2 * MS, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_again(1)]
 
 
 def test_a_combination_that_fails_fails_its_request_alone() -> None:

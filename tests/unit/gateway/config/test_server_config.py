@@ -141,9 +141,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
             "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
-            "quarantine, triton, max_body_bytes, allow_client_shm, cache_bytes, statuses, tls, restricted, trace, "
-            "trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, default_slo_ms, late, "
-            "percentile, residency, prices",
+            "quarantine, spare_worker, model_loading, triton, max_body_bytes, allow_client_shm, cache_bytes, "
+            "statuses, tls, restricted, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, "
+            "models, default_slo_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",

@@ -116,6 +116,9 @@ class Bench:
     def worker_lost(self, partition: str, reason: str) -> None:
         self.reported.append(f"{partition} lost: {reason}")
 
+    def runs_retry(self, partition: str) -> bool:
+        return False
+
     def worker_replaced(
         self,
         partition: str,

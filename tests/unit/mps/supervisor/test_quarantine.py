@@ -59,6 +59,12 @@ def test_the_last_partition_goes_on_whatever_happens() -> None:
     assert faults(quarantine, 4) == [60]
 
 
+def test_the_only_partition_that_holds_a_model_goes_on_and_its_faults_count_all_the_same() -> None:
+    quarantine = Quarantine("ab", SETTINGS)
+    assert [quarantine.worker_lost("a", "it was killed", second, is_last=True) for second in range(5)] == [None] * 5
+    assert faults(quarantine, 6) == [60]
+
+
 def test_a_lost_device_is_left_alone_even_if_it_is_the_last() -> None:
     quarantine = Quarantine("a", SETTINGS)
     assert quarantine.device_lost("a", "GPU-5d1f is lost: XID 79") == 60

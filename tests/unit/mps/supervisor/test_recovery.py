@@ -6,7 +6,9 @@ from typing import cast
 
 import pytest
 
+from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.daemon.control import MpsControl
+from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
 from sluice.mps.supervisor import recovery
 from sluice.mps.supervisor.process import WorkerProcess
@@ -27,6 +29,10 @@ SHARES = (
     MpsPartition("c", GPU1, 100),
     CpuPartition("cpu0", (0,)),
 )
+
+
+M, N = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "mn")
+TABLE = LatencyTable.from_ms({1: 2.0})
 
 
 class Worker:
@@ -52,14 +58,22 @@ class Worker:
 class World:
     """Partitions with workers: what was launched, at which second, and what was said of losses."""
 
-    def __init__(self, loop: VirtualLoop, partitions: Sequence[Partition], controls: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        partitions: Sequence[Partition],
+        controls: Sequence[str] = (),
+        models: Sequence[ModelFile] = (),
+    ) -> None:
         self._loop = loop
-        self.slots = {each.name: WorkerSlot(WorkerSpec(each, (), 4096), 120, self.end) for each in partitions}
+        held = tuple(models)
+        self.slots = {each.name: WorkerSlot(WorkerSpec(each, held, 4096), 120, self.end) for each in partitions}
         known = {device: cast(MpsControl, object()) for device in controls}
         self.recovery = Recovery(list(self.slots.values()), self.slots, self.launch, SETTINGS, known)
         self.launched: list[tuple[str, float]] = []
         self.workers: dict[str, Worker] = {}
         self.said: list[str] = []
+        self.answered = self.explained = False
         for slot in self.slots.values():
             self.launch(slot)
         self.launched.clear()
@@ -71,7 +85,16 @@ class World:
 
     def lost(self, slot: WorkerSlot, reason: str) -> None:
         slot.process_lost()
-        self.said.append(self.recovery.worker_lost(slot, reason))
+        self.said.append(
+            self.recovery.worker_lost(slot, reason, answered=self.answered, explained=self.explained),
+        )
+
+    def ready(self, name: str) -> None:
+        slot = self.slots[name]
+        slot.ready = True
+        slot.tables = dict.fromkeys(slot.models, TABLE)
+        slot.back_off.ready(self._loop.time())
+        self.recovery.worker_ready(name)
 
     def end(self, name: str, process: WorkerProcess, reason: str) -> None:
         self.recovery.end_worker(name, process, reason)
@@ -124,6 +147,44 @@ def test_what_was_ended_on_purpose_is_not_held_against_a_partition() -> None:
             await world.lose("cpu0")
             await asyncio.sleep(8)
         assert list(world.recovery.quarantined) == []
+
+    run(main)
+
+
+def test_a_worker_that_answers_is_restarted_at_once_however_often_it_is_killed() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, CPUS[:1], models=(M,))
+        world.answered = True
+        await world.lose(*["cpu0"] * 100)
+        assert world.launched == [("cpu0", 2 * number) for number in range(100)]
+        assert list(world.recovery.quarantined) == []
+
+    run(main)
+
+
+def test_losses_that_requests_explain_lead_neither_to_a_delay_nor_to_quarantine() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, CPUS)
+        await world.lose("cpu0")
+        world.explained = True
+        await world.lose(*["cpu0"] * 5)
+        assert world.launched == [("cpu0", 2 * number) for number in range(6)]
+        assert list(world.recovery.quarantined) == []
+
+    run(main)
+
+
+def test_the_last_worker_of_a_model_is_back_after_half_a_second_and_never_in_quarantine() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        world = World(loop, CPUS, models=(M, N))
+        world.ready("cpu1")
+        del world.slots["cpu1"].tables["n"]
+        await world.lose(*["cpu0"] * 5)
+        assert world.launched == [("cpu0", 0), ("cpu0", 2.5), ("cpu0", 4.5), ("cpu0", 6.5), ("cpu0", 8.5)]
+        assert list(world.recovery.quarantined) == []
+        world.ready("cpu1")
+        await world.lose("cpu0")
+        assert list(world.recovery.quarantined) == ["cpu0"]
 
     run(main)
 

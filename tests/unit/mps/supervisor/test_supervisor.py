@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     BatchFinished,
@@ -63,6 +64,9 @@ class Owner:
 
     def worker_lost(self, partition: str, reason: str) -> None: ...
 
+    def runs_retry(self, partition: str) -> bool:
+        return False
+
     def worker_replaced(
         self,
         partition: str,
@@ -91,13 +95,14 @@ def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next
         workers.forget_model("a")
         output = Region.create("sluice-test-outputs", 4096)
         first = Process.made[0]
-        first.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE), LoadResult("b", TABLE))), (os.dup(output.fd),))
+        results = (LoadResult("a", TABLE), LoadResult("b", TABLE, memory=ModelMemory(4096, 8)))
+        first.say(WorkerReady(1, (0,), 1, results), (os.dup(output.fd),))
         output.close()
         assert owner.ready == 1
         first.end("it was killed")
         await asyncio.sleep(1)
         (load,) = Process.made[1].sent
-        assert [(file.key, file.table) for file in load.models] == [("b", TABLE)]
+        assert [(file.key, file.table, file.memory_measured) for file in load.models] == [("b", TABLE, True)]
         await workers.drain()
 
     Process.made = []

@@ -12,7 +12,7 @@ from sluice.mps.supervisor.worker_slot import WorkerSlot
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
-A, B, C = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abc")
+A, B, C, D = (ModelFile(key, f"{key}.onnx", "onnxruntime", (1,), batchable=True) for key in "abcd")
 TABLE = LatencyTable.from_ms({1: 2.0})
 
 
@@ -57,6 +57,23 @@ def test_a_worker_begins_with_the_initial_models_and_its_successor_with_what_it_
         assert process.sent[1:] == [AddModel(C), DropModel("a")]
         assert list(slot.models) == ["b", "c"]
         assert slot.models["c"].table == TABLE
+
+    run_virtual(main)
+
+
+def test_a_load_that_is_overtaken_has_no_more_time_for_that() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        process = Process()
+        slot = ready_post(process)
+        slot.request_change(AddModel(C))
+        slot.request_change(AddModel(D))
+        await asyncio.sleep(100)
+        slot.model_loaded(LoadResult("d", TABLE))
+        assert slot.models["d"].table == TABLE
+        await asyncio.sleep(19)
+        assert process.killed == []
+        await asyncio.sleep(2)
+        assert process.killed == ["cpu0: it did not load a model within 120 s"]
 
     run_virtual(main)
 

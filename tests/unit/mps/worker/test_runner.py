@@ -1,5 +1,6 @@
-"""The result of a batch that failed."""
+"""The results of batches that failed, and of loads."""
 
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_batch_that_failed_tells_by_what(error: Exception, message: str | None
     answer = failed(error, GpuOptions())
     assert answer.fault is fault
     assert message is None or answer.message == message
+
+
+def test_models_whose_memory_is_known_are_created_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    def backend(runner: Runner, file: ModelFile) -> Failing:
+        if file.memory_measured:
+            together.wait()
+        return Failing(BackendFailed(f"{file.path} has no first run"))
+
+    monkeypatch.setattr(Runner, "backend", backend)
+    names = ("a", "b", "c")
+    files = [ModelFile(name, name, "python", (1,), batchable=False, memory_measured=name != "b") for name in names]
+    loaded = Runner(WorkerTensors(1, 4096), 1).load(files)
+    assert [(each.key, each.error) for each in loaded] == [(name, f"{name} has no first run") for name in names]
 
 
 def test_on_cores_no_text_ends_a_worker() -> None:

@@ -106,12 +106,12 @@ class Bench:
         if isinstance(event, PartitionEvent):
             self.reported += summary(event, details)
 
-    def send(self, request: int) -> int:
+    def send(self, request: int, reason: ReleaseReason = ReleaseReason.IDLE) -> int:
         """One request, one row, one batch; returns the batch."""
         self._batches += 1
         self.executor.admit(request, "mlp:1", {"x": np.ones((1, 2), np.float32)}, 1, 8)
         members = (Member(request, 0, 1),)
-        self.executor.run(DispatchBatch(self._batches, "cpu0", "mlp:1", 1, members, ReleaseReason.IDLE))
+        self.executor.run(DispatchBatch(self._batches, "cpu0", "mlp:1", 1, members, reason))
         return self._batches
 
     def done(self, batch: int, slot: int = 0, region: int | None = None) -> None:
@@ -157,6 +157,18 @@ async def test_a_worker_that_is_ready_reports_the_models_it_loaded(bench: Bench)
 async def test_a_completed_batch_tells_times_and_the_shapes_of_variable_outputs(bench: Bench) -> None:
     bench.done(bench.send(1))
     assert bench.events[1:] == [BatchCompleted(1, 5, 9, (), "y=3")]
+
+
+@benched
+async def test_only_a_running_batch_that_failed_before_explains_the_loss_of_its_worker(bench: Bench) -> None:
+    explained = [bench.executor.runs_retry("cpu0")]
+    first = bench.send(1)
+    bench.send(2, ReleaseReason.RETRY)
+    explained.append(bench.executor.runs_retry("cpu0"))
+    bench.done(first)
+    explained.append(bench.executor.runs_retry("cpu0"))
+    bench.executor.worker_lost("cpu0", "it was killed")
+    assert [*explained, bench.executor.runs_retry("cpu0")] == [False, False, True, False]
 
 
 @benched

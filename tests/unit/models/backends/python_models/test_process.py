@@ -32,7 +32,7 @@ X = np.array([[1, 2], [3, 4]], np.float32)
 TIMEOUT_S = 60
 
 MODEL = """
-import os, pathlib, signal
+import os, pathlib, signal, sys
 
 beside = pathlib.Path(__file__)
 beside.with_name("pid").write_text(str(os.getpid()))
@@ -53,6 +53,35 @@ def infer(inputs):
     if x[0, 0] == -4:
         while True:
             pass
+    if x[0, 0] == -5:
+        os.fork()
+    if x[0, 0] == -6 and os.fork() == 0:
+        sys.exit("a child that is done")
+    return {"y": x * 2}
+"""
+FORGER = """
+import ctypes, os, socket, sys
+
+import msgspec
+
+wire = int(sys.argv[sys.argv.index("--socket") + 1])
+
+def say(packet):
+    socket.socket(fileno=os.dup(wire)).send(packet)
+
+def infer(inputs):
+    x = inputs["x"]
+    number = int(x[0, 1])
+    answer = msgspec.msgpack.encode({"type": "ModelFailed", "number": number, "message": "forged"})
+    if x[0, 0] == -1:
+        say(answer)
+    if x[0, 0] == -2:
+        say(b"?")
+    if x[0, 0] == -3 and (child := ctypes.CDLL(None).fork()) == 0:  # Python does not know of this child
+        say(answer)
+        os._exit(0)
+    if x[0, 0] == -3:
+        os.waitpid(child, 0)
     return {"y": x * 2}
 """
 
@@ -115,6 +144,49 @@ def test_what_a_process_has_started_does_not_hide_its_end(tmp_path: Path) -> Non
         backend.run({"x": X * 0 - 2})
     assert backend.run({"x": X})["y"].tolist() == [[2, 4], [6, 8]]
     os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [-5, -6])
+def test_a_child_that_the_model_forks_answers_nothing(tmp_path: Path, how: int) -> None:
+    backend = load(tmp_path)
+    assert backend.run({"x": X * 0 + how})["y"].tolist() == [[2 * how] * 2] * 2
+    for number in range(20):
+        assert backend.run({"x": X + number})["y"].tolist() == (2 * (X + number)).tolist()
+
+
+def test_a_child_that_is_forked_as_the_model_loads_answers_nothing(tmp_path: Path) -> None:
+    backend = load(tmp_path, MODEL + "\nos.fork()\nbeside.with_name('pid').write_text(str(os.getpid()))\n")
+    for number in range(20):
+        assert backend.run({"x": X + number})["y"].tolist() == (2 * (X + number)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "message"),
+    [
+        (-1, 0, r"it answered batch 0, expected batch 2"),
+        (-1, 1, r"it answered batch 1, expected batch 2"),
+        (-1, 3, r"it answered batch 3, expected batch 2"),
+        (-2, 2, r"it sent an unreadable message: .*"),
+        (-3, 2, r"process \d+ answered in place of process \d+"),
+    ],
+)
+def test_an_answer_that_is_not_to_the_batch_is_refused_and_the_next_batch_gets_its_own(
+    tmp_path: Path, how: int, number: int, message: str
+) -> None:
+    backend = load(tmp_path, FORGER)
+    assert backend.run({"x": X})["y"].tolist() == [[2, 4], [6, 8]]
+    with pytest.raises(BackendFailed, match=rf"^the process of the model is restarted: {message}$"):
+        backend.run({"x": np.array([[how, number]], np.float32)})
+    assert backend.run({"x": X + 1})["y"].tolist() == [[4, 6], [8, 10]]
+
+
+def test_a_second_answer_to_a_batch_is_refused_by_the_next_one(tmp_path: Path) -> None:
+    backend = load(tmp_path, FORGER)
+    with pytest.raises(BackendFailed, match=r"^forged$"):
+        backend.run({"x": np.array([[-1, 1]], np.float32)})
+    with pytest.raises(BackendFailed, match=r"it answered batch 1, expected batch 2$"):
+        backend.run({"x": X})
+    assert backend.run({"x": X})["y"].tolist() == [[2, 4], [6, 8]]
 
 
 def test_a_process_that_ends_between_batches_costs_none(tmp_path: Path) -> None:
@@ -239,9 +311,9 @@ def test_memory_grows_with_what_is_written() -> None:
     writer, reader = TensorMemory(fd), TensorMemory(os.dup(fd))
     for size in (1, 100_000, 7):
         values = np.arange(size)
-        (read,) = reader.read(writer.write({"x": values})).values()
+        (read,) = reader.read(writer.write(1, {"x": values})).values()
         assert (read == values).all()
-    scalar = reader.read(writer.write({"a": np.array(3), "b": np.array(True)}))
+    scalar = reader.read(writer.write(1, {"a": np.array(3), "b": np.array(True)}))
     assert (scalar["a"].item(), scalar["b"].item()) == (3, True)
     os.close(reader.fd)
     os.close(fd)
