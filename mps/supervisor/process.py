@@ -4,9 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,9 +12,8 @@ import msgspec
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import FromWorker, ToWorker
-from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import Partition
+from sluice.mps.supervisor.child import Launch, launch_worker
 
 OUTGOING_LIMIT = 1024
 """Messages queued for a worker that does not read. A worker with more is hung and is killed."""
@@ -27,8 +23,8 @@ class WorkerProcess:
     """A running `sluice.mps.worker.main`; all methods belong to the event loop's thread.
 
     `on_message` gets every message with its descriptors, which the callback then owns. `on_exit` is called once with a
-    sentence on the cause, after the process has exited and its last message was delivered. `stdout` is the descriptor
-    for the output that libraries and models print (None: the gateway's own).
+    sentence on the cause, after the process has exited and its last message was delivered. `launch` starts the process,
+    and `stdout` is for it.
     """
 
     def __init__(
@@ -37,6 +33,7 @@ class WorkerProcess:
         on_message: Callable[[FromWorker, tuple[int, ...]], None],
         on_exit: Callable[[str], None],
         stdout: int | None = None,
+        launch: Launch = launch_worker,
     ) -> None:
         self.partition = partition
         self._on_message = on_message
@@ -45,17 +42,10 @@ class WorkerProcess:
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._reason = ""
         self.exited = asyncio.Event()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                self._process = _spawn(partition, theirs, stdout)
-            except BaseException:
-                ours.close()
-                raise
-        self.pid = self._process.pid
-        self._channel: Channel[FromWorker] = Channel(ours, FromWorker)
-        self._pidfd = os.pidfd_open(self.pid)
-        self._loop.add_reader(self._pidfd, self._exited)
+        self._child = launch(partition, stdout)
+        self.pid = self._child.pid
+        self._channel: Channel[FromWorker] = Channel(self._child.socket, FromWorker)
+        self._loop.add_reader(self._child.fileno(), self._exited)
         self._loop.add_reader(self._channel.fileno(), self._receive)
 
     def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
@@ -100,13 +90,13 @@ class WorkerProcess:
         """Send SIGKILL; `on_exit` gets the first `reason` of all calls."""
         self._reason = self._reason or reason
         if not self.exited.is_set():
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._child.kill()
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
         try:
             return self._channel.try_send(packet, fds)
         except ConnectionError:
-            return True  # The process is exiting; its pidfd reports that.
+            return True  # The process is exiting, which is reported by itself.
         except OSError as error:
             self._cut_off(error)
             return True
@@ -144,9 +134,8 @@ class WorkerProcess:
         while not self._channel.closed and self._receive():
             pass
         self.close()
-        self._loop.remove_reader(self._pidfd)
-        status = self._process.wait()
-        os.close(self._pidfd)
+        self._loop.remove_reader(self._child.fileno())
+        status = self._child.wait()
         self.exited.set()
         self._on_exit(self._reason or _describe(status))
 
@@ -160,20 +149,6 @@ async def wait_for_exit(processes: Iterable[asyncio.Event], timeout_s: float) ->
     except TimeoutError:
         return False
     return True
-
-
-def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "subprocess.Popen[bytes]":
-    """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
-    cores = ",".join(map(str, partition.cores))
-    return subprocess.Popen(
-        # -P: a directory that the gateway happens to be started in must not shadow modules.
-        [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        env=module_environment() | worker_environment(partition),
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        start_new_session=True,
-    )
 
 
 def _describe(status: int) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sluice.mps.daemon.control import MpsControl
@@ -58,7 +57,7 @@ class Recovery:
 
     def worker_ready(self, partition: str) -> None:
         """The worker of a partition is ready."""
-        self._quarantine.worker_ready(partition, time.monotonic())
+        self._quarantine.worker_ready(partition, asyncio.get_running_loop().time())
 
     def expect_exit(self, partition: str) -> None:
         """The worker of a partition is about to be ended on purpose: its loss does not count against the partition."""
@@ -66,7 +65,7 @@ class Recovery:
 
     def worker_lost(self, slot: WorkerSlot, reason: str) -> str:
         """A worker's process has ended: schedule its restart. Returns the reason, extended by the consequences."""
-        now_s = time.monotonic()
+        now_s = asyncio.get_running_loop().time()
         delay_s = slot.back_off.lost(now_s)
         expected = slot.name in self._expected_exits
         self._expected_exits.discard(slot.name)
@@ -109,7 +108,7 @@ class Recovery:
             return {}
         if device in self._restarting or process in self._hung:
             return {}
-        self._quarantine.worker_lost(partition, reason, time.monotonic())
+        self._quarantine.worker_lost(partition, reason, asyncio.get_running_loop().time())
         domain = [other for other in self._by_name.values() if _daemon(other) == device]
         for other in domain:
             if other.process is None and other.name not in self._quarantine.partitions:

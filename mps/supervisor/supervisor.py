@@ -9,7 +9,6 @@ worker remain readable as long as they are needed.
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -40,6 +39,7 @@ from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.callbacks import WorkerCallbacks
+from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.hand_over import HandOver
 from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
@@ -54,9 +54,9 @@ LATE = "it did not exit in time"
 class Supervisor:
     """Starts a worker for each spec, restarts lost ones, and shares regions among gateway and workers.
 
-    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device. `_slots` also
-    contains the slots of workers that are to replace others, and of replaced workers that still run. All methods must
-    be called on the event loop's thread.
+    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device, and `launch`
+    starts the processes. `_slots` also contains the slots of workers that are to replace others, and of replaced
+    workers that still run. All methods must be called on the event loop's thread.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Supervisor:
         ready_timeout_s: float = 120.0,
         quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
+        launch: Launch = launch_worker,
     ) -> None:
         check_partitions([spec.partition for spec in workers])
         self._slots = [WorkerSlot(spec, ready_timeout_s, self._end_worker) for spec in workers]
@@ -74,6 +75,7 @@ class Supervisor:
         self._hand_overs: dict[str, HandOver] = {}
         self._retiring: dict[WorkerProcess, WorkerSlot] = {}
         self._callbacks = callbacks
+        self._launch = launch
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._memory_measured: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
@@ -212,6 +214,7 @@ class Supervisor:
                 slot.spec.partition,
                 lambda message, fds: self._handle(slot, message, fds),
                 lambda why: self._worker_lost(slot, why),
+                launch=self._launch,
             )
         except (OSError, PartitionError) as error:
             self._worker_lost(slot, f"the worker cannot be started: {error}")
@@ -255,7 +258,7 @@ class Supervisor:
         for number, region in self._regions.items():
             slot.send(MapRegion(number, region.nbytes), [region.fd])
         self._add_region(slot.output_region, output, maker=slot)
-        slot.back_off.ready(time.monotonic())
+        slot.back_off.ready(asyncio.get_running_loop().time())
         slot.violations = isolation_violations(slot.spec.partition, ready.evidence)
         for model in ready.models:
             if model.table is not None:

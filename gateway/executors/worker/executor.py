@@ -52,6 +52,7 @@ from sluice.mps.ipc.messages import (
     WorkerReady,
 )
 from sluice.mps.partitions.partition import Partition
+from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
 from sluice.mps.supervisor.supervisor import Supervisor
@@ -66,7 +67,8 @@ class WorkerExecutor:
     `wirings` are the pipelines by `name:version`, and `models` the specs by key; `input_bytes` is the size of the arena
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
-    `quarantine` and `controls` are for `recovery` from faults, and `cache` is for stages that use the response cache.
+    `quarantine` and `controls` are for `recovery` from faults, `cache` is for stages that use the response cache, and
+    `launch` starts the processes.
     """
 
     def __init__(
@@ -79,8 +81,9 @@ class WorkerExecutor:
         quarantine: QuarantineSettings = DEFAULT_QUARANTINE,
         controls: Mapping[str, MpsControl] = {},
         cache: StageCache | None = None,
+        launch: Launch = launch_worker,
     ) -> None:
-        self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls)
+        self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls, launch=launch)
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)

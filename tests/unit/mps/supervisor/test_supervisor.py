@@ -20,6 +20,7 @@ from sluice.mps.ipc.messages import (
 )
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
+from sluice.mps.supervisor.child import Launch
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
@@ -39,6 +40,7 @@ class Process:
         partition: Partition,
         on_message: Callable[[FromWorker, tuple[int, ...]], None],
         on_exit: Callable[[str], None],
+        launch: Launch,
     ) -> None:
         self.sent: list[Any] = []
         self.say = on_message
