@@ -1,26 +1,46 @@
 """An asyncio loop in virtual time: its clock stands still while there is work, and then jumps to the next timer."""
 
 import asyncio
+import itertools
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sluice.models.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 _T = TypeVar("_T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Advances the virtual time where the loop would sleep."""
+    """Advances the virtual time where the loop would sleep.
+
+    What is ready comes in the order of registration, which is the same in every run, as the numbers of files are not.
+    """
 
     elapse: Callable[[float], None]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+        self._order: dict[int, int] = {}
+
+    def register(self, fileobj: "FileDescriptorLike", events: int, data: Any = None) -> selectors.SelectorKey:
+        key = super().register(fileobj, events, data)
+        self._order[key.fd] = next(self._numbers)
+        return key
+
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready:
+            return sorted(ready, key=lambda each: self._order[each[0].fd])
         if timeout is None:
             raise RuntimeError("virtual loop: no timer is left, so it would wait for ever")
         if timeout > 0:
             self.elapse(timeout)
-        return super().select(0)
+        return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

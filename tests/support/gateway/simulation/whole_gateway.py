@@ -1,0 +1,386 @@
+"""A whole gateway on a simulated machine: from one seed, its traffic, its operators' orders and all faults.
+
+The gateway is the one that a server runs, below the protocols: everything that `build_gateway` builds. Time is virtual.
+"""
+
+import asyncio
+import gc
+import io
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from sluice.batcher.drivers.invariants import check_invariants
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, ServerLimits
+from sluice.gateway.deployment.read import read_models
+from sluice.gateway.inference.dataplane import build_response
+from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request import InferRequest, WireTensor
+from sluice.gateway.server.wiring import Gateway, Surroundings, build_gateway
+from sluice.models.errors import ServingError
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.units import NS_PER_S
+from sluice.mps.partitions.partition import CpuPartition
+from tests.support.gateway.simulation.faults import Fault
+from tests.support.gateway.simulation.machine import Machine, open_descriptors
+from tests.support.gateway.simulation.models import NAMES, Rows, expected_output, request_rows, save_models
+from tests.support.scheduling.virtual_time import VirtualLoop
+
+REQUESTS = 60
+ORDERS = 6
+FAULTY_S = 20.0
+"""The time in which requests and orders come and faults happen."""
+OUTCOME_WITHIN_S = 600.0
+"""Every request has its outcome this long after the faults have ended, and every order its result."""
+SERVING_WITHIN_S = 4 * 3600.0
+"""All partitions are up, and every name is served, this long after the faults have ended: quarantines double."""
+WIDTHS = (2, 3, 700, 30_000)
+"""With the largest, some batches do not fit into the arenas."""
+
+_T = TypeVar("_T")
+
+
+class Simulated(NamedTuple):
+    """What a run has led to: its journal, each request's outcome with the time, and everything that was wrong."""
+
+    journal: bytes
+    outcomes: tuple[str, ...]
+    faults: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+class SimulatedLoop(VirtualLoop):
+    """A loop in virtual time that runs what is for threads at once."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, function: Callable[..., _T], *arguments: Any
+    ) -> "asyncio.Future[_T]":
+        del executor
+        future: asyncio.Future[_T] = self.create_future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Journal(io.BytesIO):
+    """The journal of a scheduler, whose invariants are checked with each step."""
+
+    scheduler: Scheduler | None = None
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__()
+        self._problems = problems
+
+    def write(self, line: Any, /) -> int:
+        if self.scheduler is not None and not self._problems:
+            try:
+                check_invariants(self.scheduler)
+            except AssertionError as error:
+                self._problems.append(f"an invariant of the scheduler does not hold: {error}")
+        return super().write(line)
+
+
+class _Problems(logging.Handler):
+    """Collects what the gateway logs as its own fault."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._problems = problems
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[0] is not None:
+            self._problems.append(f"logged: {record.getMessage()}: {record.exc_info[1]!r}")
+
+
+class WholeGateway:
+    """One run."""
+
+    def __init__(self, loop: SimulatedLoop, seed: int, repository: Path) -> None:
+        self.loop = loop
+        self.machine = Machine(loop, seed)
+        self.problems = self.machine.problems
+        self.faults = self.machine.faults
+        self.journal = Journal(self.problems)
+        self.repository = repository
+        self.outcomes: dict[str, str] = {}
+        self._source = Random(f"{seed} clients and operators")
+        self.gateway: Gateway
+        loop.set_exception_handler(self._failed)
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.problems.append(f"an error reached the loop: {context['message']}: {context.get('exception')!r}")
+
+    async def run(self) -> None:
+        with self.machine.installed():
+            self._build()
+            await self._live()
+            await self._end()
+
+    def _build(self) -> None:
+        source = self._source
+        config = ServerConfig(
+            repository=str(self.repository),
+            control=ModelControlMode.EXPLICIT,
+            load_models=("*",),
+            partitions=tuple(CpuPartition(f"cpu{core}", (core,)) for core in range(source.choice((1, 2, 3)))),
+            limits=ServerLimits(input_arena_mb=1, output_arena_mb=1),
+            residency=ResidencySettings(loading=source.choice((LoadingMode.AUTO, LoadingMode.DEMAND))),
+            default_slo_ms=source.choice((200, 2000, 20_000)),
+            recycle=source.random() < 0.3,
+            cache_bytes=0,
+        )
+        surroundings = Surroundings(self.machine.clock.now_ns, self.machine.alarm, self.machine.launch)
+        repository = read_models(config.repositories, (), config)
+        assert not repository.broken, repository.broken
+        self.gateway = build_gateway(config, repository, self.journal, surroundings=surroundings)
+        self.journal.scheduler = self.gateway.scheduler
+
+    async def _live(self) -> None:
+        source = self._source
+        self.gateway.runtime.start()
+        if source.random() < 0.7:
+            await self.gateway.inventory.in_service.wait()
+        self.faults.active = True
+        work = [self._task(f"request {number}", self._client(number)) for number in range(1, REQUESTS + 1)]
+        work += [self._task(f"order {number}", self._operator(number)) for number in range(ORDERS)]
+        await self._disturb()
+        self.faults.active = False
+        _, late = await asyncio.wait(work, timeout=OUTCOME_WITHIN_S)
+        for each in sorted(task.get_name() for task in late):
+            self.problems.append(f"{each} has no end {OUTCOME_WITHIN_S:g} s after the faults")
+        for task in late:
+            task.cancel()
+        if not self.problems:
+            await self._serves_again()
+
+    def _task(self, name: str, work: Any) -> "asyncio.Task[None]":
+        async def checked() -> None:
+            try:
+                await work
+            except Exception as error:
+                self.problems.append(f"{name}: {error!r}")
+
+        return self.loop.create_task(checked(), name=name)
+
+    async def _disturb(self) -> None:
+        """Kill and stop workers, and let the gateway stand still."""
+        end_s = self.loop.time() + FAULTY_S
+        while self.loop.time() < end_s:
+            await asyncio.sleep(self._source.uniform(0.0, 1.0))
+            workers = [worker for worker in self.machine.workers if worker.alive]
+            if workers and self.faults.happens(Fault.KILLED):
+                self.faults.source[Fault.KILLED].choice(workers).kill()
+            if workers and self.faults.happens(Fault.STOPPED):
+                source = self.faults.source[Fault.STOPPED]
+                source.choice(workers).stop(source.choice((0.05, 3.0, 40.0, None)))
+            if self.faults.happens(Fault.PAUSED):
+                self.loop.now_ns += int(self.faults.source[Fault.PAUSED].choice((0.03, 2.0, 100.0)) * NS_PER_S)
+
+    # -- clients
+
+    async def _client(self, number: int) -> None:
+        source = Random(f"{self.machine.seed} request {number}")
+        burst = source.random() < 0.5
+        await asyncio.sleep(source.randrange(int(FAULTY_S)) if burst else source.uniform(0, FAULTY_S))
+        name, rows, width = source.choice(NAMES), source.randint(1, 4), source.choice(WIDTHS)
+        parameters: dict[str, Any] = {}
+        if source.random() < 0.3:
+            parameters["slo_ms"] = source.choice((20, 100, 60_000))
+        if source.random() < 0.1:
+            parameters["timeout"] = 500_000
+        cancelled_s = source.choice((0.0, 0.01, 0.2, 5.0)) if source.random() < 0.2 else None
+        held_s = source.choice((0.0, 0.0, 0.02, 3.0))
+        self.outcomes[f"{number}"] = await self._ask(number, name, rows, width, parameters, cancelled_s, held_s)
+
+    async def _ask(
+        self,
+        number: int,
+        name: str,
+        rows: int,
+        width: int,
+        parameters: dict[str, Any],
+        cancelled_s: float | None = None,
+        held_s: float = 0.0,
+    ) -> str:
+        """Send a request, check its answer, and return its outcome with the time."""
+        dataplane = self.gateway.dataplane
+        x = request_rows(number, rows, width)
+        try:
+            signature = dataplane.signature(name, "")
+            request = InferRequest([WireTensor("x", "FP32", x.shape, memoryview(x.tobytes()))], parameters=parameters)
+            inputs, options = dataplane.check(signature, request)
+            submission = dataplane.submit(signature, inputs, options)
+        except ServingError as error:
+            return f"{self.loop.now_ns} {type(error).__name__}: {error}"
+        if cancelled_s is not None:
+            self.loop.call_later(cancelled_s, dataplane.cancel, submission)
+        answer = await dataplane.answer(submission)
+        outcome, ended_ns = answer.outcome, self.loop.now_ns
+        if submission.trace.outcome is not outcome:
+            self.problems.append(f"request {number} ended as {outcome}, its trace says {submission.trace.outcome}")
+        if outcome.answered:
+            self._check_answer(number, answer, signature.pipeline, x)
+            await asyncio.sleep(held_s)
+            self._check_answer(number, answer, signature.pipeline, x)
+            build_response(answer, options).release()
+        return f"{ended_ns} {outcome} {answer.reason}"
+
+    def _check_answer(self, number: int, answer: Answer, pipeline: Pipeline, x: Rows) -> None:
+        (y,) = answer.outputs.values()
+        expected = expected_output(pipeline, x)
+        if y.shape != expected.shape or not np.array_equal(np.asarray(y), expected):
+            self.problems.append(
+                f"request {number} to {pipeline.key} got {np.asarray(y)[:, :2].tolist()} of shape {y.shape}, "
+                f"expected {expected[:, :2].tolist()} of shape {expected.shape}"
+            )
+
+    # -- operators
+
+    async def _operator(self, number: int) -> None:
+        source = Random(f"{self.machine.seed} order {number}")
+        await asyncio.sleep(source.uniform(0, FAULTY_S))
+        deployer, name = self.gateway.deployer, source.choice(NAMES)
+        partition = source.choice([each.name for each in self.gateway.inventory.partitions])
+        order: Awaitable[object]
+        match source.randrange(5):
+            case 0:
+                order = deployer.load(name)
+            case 1:
+                self._touch(name, source.randrange(1000))
+                order = deployer.load(name)
+            case 2:
+                order = deployer.unload(name, recycle=source.random() < 0.5)
+            case 3:
+                order = self.gateway.resizing.resize(partition, cores=[source.randrange(4)])
+            case _:
+                self.gateway.executor.recycle(partition)
+                return
+        try:
+            await order
+        except ServingError:
+            pass  # what failed is as it was
+
+    def _touch(self, name: str, time_ns: int) -> None:
+        """Make the files of a name look changed."""
+        for file in sorted((self.repository / name).rglob("*")):
+            os.utime(file, ns=(time_ns, time_ns))
+
+    # -- the end
+
+    async def _serves_again(self) -> None:
+        """Check that everything is served once the faults have ended."""
+        inventory, end_s = self.gateway.inventory, self.loop.time() + SERVING_WITHIN_S
+        while not all(map(inventory.is_up, inventory.names)):
+            if self.loop.time() > end_s:
+                down = [name for name in inventory.names if not inventory.is_up(name)]
+                self.problems.append(f"{', '.join(down)} not up {SERVING_WITHIN_S:g} s after the faults")
+                return
+            await asyncio.sleep(10)
+        for name in NAMES:
+            try:
+                await self.gateway.deployer.load(name)
+            except ServingError as error:
+                self.problems.append(f"{name} cannot be loaded after the faults: {error}")
+        for number, name in enumerate(NAMES, REQUESTS + 1):
+            outcome = await self._ask(number, name, 2, 3, {"slo_ms": 600_000})
+            self.outcomes[f"{name} in the end"] = outcome
+            if outcome.split()[1] != "completed":
+                self.problems.append(f"{name} is not served after the faults: {outcome}")
+
+    async def _end(self) -> None:
+        """Stop as a server does, and check that nothing is left."""
+        gateway = self.gateway
+        if not self.problems:
+            await asyncio.sleep(60)
+            self._check_rest()
+        gateway.deployer.close()
+        await gateway.runtime.drain(30)
+        gateway.runtime.close()
+        await gateway.executor.drain()
+        if gateway.runtime.failed.is_set():
+            self.problems.append("the scheduler failed")
+        for worker in self.machine.workers:
+            if worker.alive:
+                self.problems.append(f"worker {worker.pid} still runs")
+        await asyncio.sleep(0)
+        tasks = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        timers = [handle for handle in self.loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
+        if not self.problems:
+            self.problems += [f"a task is left: {name}" for name in tasks]
+            self.problems += [f"a timer is left: {handle!r}" for handle in timers]
+
+    def _check_rest(self) -> None:
+        """Nothing is under way in a gateway without requests."""
+        gateway, scheduler = self.gateway, self.gateway.scheduler
+        left = {
+            "open requests": gateway.runtime.in_flight,
+            "requests of the scheduler": len(scheduler.requests),
+            "batches": len(scheduler.dispatcher.batches),
+            "bytes of admitted requests": scheduler.admission.memory_bytes,
+            "bytes of the input arena": gateway.executor.arena_bytes,
+            "overflow regions": sum("sluice-overflow" in each for each in open_descriptors()),
+        }
+        self.problems += [f"{count} {what} left" for what, count in left.items() if count]
+
+
+@cache
+def _template() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="sluice-simulation-"))
+    save_models(directory)
+    return directory
+
+
+def simulate(seed: int) -> Simulated:
+    """Run a whole gateway from a seed."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="sluice-simulation-") as directory:
+        repository = Path(directory) / "models"
+        shutil.copytree(_template(), repository)
+        for file in sorted(repository.rglob("*")):
+            os.utime(file, ns=(0, 0))
+        gc.collect()
+        before = open_descriptors()
+        loop = SimulatedLoop()
+        whole = WholeGateway(loop, seed, repository)
+        handler = _Problems(whole.problems)
+        logging.getLogger("sluice").addHandler(handler)
+        try:
+            loop.run_until_complete(whole.run())
+        except RuntimeError as error:
+            whole.problems.append(f"the simulation stopped: {error}")
+        finally:
+            logging.getLogger("sluice").removeHandler(handler)
+            loop.close()
+        result = Simulated(
+            whole.journal.getvalue().replace(str(repository).encode(), b"models"),
+            tuple(f"{name}: {outcome}" for name, outcome in sorted(whole.outcomes.items())),
+            tuple(whole.faults.enabled),
+            tuple(whole.problems),
+        )
+        del whole, loop, handler
+        gc.collect()
+        after = open_descriptors()
+        if not result.problems and after != before:
+            result = result._replace(problems=(f"descriptors: {len(before)} before, {len(after)} after: {_more(before, after)}",))
+        return result
+
+
+def _more(before: Any, after: Any) -> list[str]:
+    rest = list(after)
+    for each in before:
+        if each in rest:
+            rest.remove(each)
+    return rest
