@@ -8,7 +8,10 @@ from sluice.mps.supervisor.process import WorkerProcess
 
 
 class WorkerCallbacks(Protocol):
-    """The events that the supervisor reports to its owner, on the event loop's thread. No method may block or raise."""
+    """The events that the supervisor reports to its owner, on the event loop's thread.
+
+    No method may block, and only `message` may raise.
+    """
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """A worker is ready for `worker.send(RunBatch(...))`; its outputs will lie in region `output_region`."""
@@ -39,4 +42,7 @@ class WorkerCallbacks(Protocol):
         """`Supervisor.unload` has finished."""
 
     def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
-        """A worker has answered a batch; all regions that the message names are mapped (`Supervisor.region`)."""
+        """A worker has answered a batch, whose outputs lie within mapped regions (`Supervisor.region`).
+
+        Raises PartitionError for an answer that does not fit what the worker was sent; the worker is killed then.
+        """

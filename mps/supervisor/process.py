@@ -22,9 +22,10 @@ OUTGOING_LIMIT = 1024
 class WorkerProcess:
     """A running `sluice.mps.worker.main`; all methods belong to the event loop's thread.
 
-    `on_message` gets every message with its descriptors, which the callback then owns. `on_exit` is called once with a
-    sentence on the cause, after the process has exited and its last message was delivered. `launch` starts the process,
-    and `stdout` is for it.
+    `on_message` gets every message with its descriptors, which the callback then owns. It raises PartitionError for a
+    message that cannot be true, and the worker is killed as for one that cannot be read. `on_exit` is called once with
+    a sentence on the cause, after the process has exited and its last message was delivered. `launch` starts the
+    process, and `stdout` is for it.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class WorkerProcess:
         except EOFError:
             self.close()
         except (PartitionError, msgspec.MsgspecError) as error:
-            self.kill(f"the worker sent an unreadable message: {error}")
+            self.kill(f"the worker sent a bad message: {error}")
             self.close()  # Later messages may build on this one.
         return count > 0 and not self._channel.closed
 

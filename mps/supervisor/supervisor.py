@@ -30,10 +30,12 @@ from sluice.mps.ipc.messages import (
     ModelAdded,
     ModelDropped,
     ModelFile,
+    ModelMeasured,
     OverflowCreated,
     UnmapRegion,
     WorkerReady,
 )
+from sluice.mps.ipc.places import check_places
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.isolation_report import isolation_violations
@@ -229,13 +231,19 @@ class Supervisor:
             slot.request_change(change)
 
     def _handle(self, slot: WorkerSlot, message: FromWorker, fds: tuple[int, ...]) -> None:
-        assert slot.process is not None
+        """Handle a message of a worker; raises PartitionError for one that does not fit what it was sent."""
+        if isinstance(message, WorkerReady | OverflowCreated):
+            region = _attach(fds, slot.spec.output_bytes if isinstance(message, WorkerReady) else message.nbytes)
+            try:
+                self._region_made(slot, message, region)
+            except PartitionError:
+                region.close()
+                raise
+            return
+        if fds:
+            _close_all(fds)
+            raise PartitionError(f"{type(message).__name__} came with {len(fds)} descriptors, expected none")
         match message:
-            case WorkerReady():
-                self._worker_ready(slot, message, fds)
-            case OverflowCreated():
-                self._add_region(message.region, _attach(fds, message.nbytes), maker=slot)
-                slot.unclaimed_overflow = message.region
             case ModelAdded():
                 slot.model_loaded(message.model)
                 self._record_measurements(slot, message.model)
@@ -247,12 +255,28 @@ class Supervisor:
                 if self._by_name[slot.name] is slot:
                     self._callbacks.model_unloaded(slot.name, message.key)
                 self._try_hand_over(slot)
-            case BatchFinished() | BatchRefused() | BatchWithdrawn():
-                slot.unclaimed_overflow = None
+            case BatchFinished():
+                check_places(message, self._regions, slot.output_region, slot.unclaimed_overflow)
                 self._callbacks.message(slot.name, message)
+                if message.slot < 0:
+                    slot.unclaimed_overflow = None
+            case BatchRefused() | BatchWithdrawn():
+                self._callbacks.message(slot.name, message)
+            case ModelMeasured():
+                raise PartitionError("a model was measured, which was not ordered")
 
-    def _worker_ready(self, slot: WorkerSlot, ready: WorkerReady, fds: tuple[int, ...]) -> None:
-        output = _attach(fds, slot.spec.output_bytes)
+    def _region_made(self, slot: WorkerSlot, message: WorkerReady | OverflowCreated, region: Region) -> None:
+        if isinstance(message, WorkerReady):
+            if slot.ready:
+                raise PartitionError("it got ready twice")
+            self._worker_ready(slot, message, region)
+            return
+        if message.region >= 0 or message.region in self._regions or slot.unclaimed_overflow is not None:
+            raise PartitionError(f"region {message.region} cannot be an overflow region now")
+        self._add_region(message.region, region, maker=slot)
+        slot.unclaimed_overflow = message.region
+
+    def _worker_ready(self, slot: WorkerSlot, ready: WorkerReady, output: Region) -> None:
         slot.cancel_timer()
         slot.ready = True
         for number, region in self._regions.items():
@@ -334,7 +358,11 @@ class Supervisor:
 
 def _attach(fds: tuple[int, ...], nbytes: int) -> Region:
     if len(fds) != 1:
-        for fd in fds:
-            os.close(fd)
+        _close_all(fds)
         raise PartitionError(f"message of a worker: expected one descriptor of a region, got {len(fds)}")
     return Region.attach(fds[0], nbytes)
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

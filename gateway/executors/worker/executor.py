@@ -23,6 +23,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
+from sluice.gateway.executors.worker.answer_check import check_answer
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
@@ -93,7 +94,7 @@ class WorkerExecutor:
         self._replaced: dict[WorkerProcess, WorkerRecord] = {}
         self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
-        self._first_dimension: dict[str, int] = {}
+        self._specs: dict[str, ModelSpec] = {}
         self.add(wirings, models, {})
         self._report: EventSink
         # Only the assembly handles tensors.
@@ -112,7 +113,7 @@ class WorkerExecutor:
         self._assembly.add(wirings, models)
         for key, spec in models.items():
             self._variable[key] = frozenset(output.name for output in spec.outputs if not output.fixed)
-            self._first_dimension[key] = int(spec.batchable)
+            self._specs[key] = spec
         for partition, given in files.items():
             self._files[partition].update(given)
 
@@ -121,7 +122,7 @@ class WorkerExecutor:
         self._assembly.remove(pipelines, models)
         for key in models:
             self._variable.pop(key, None)
-            self._first_dimension.pop(key, None)
+            self._specs.pop(key, None)
             for files in self._files.values():
                 files.pop(key, None)
             self._supervisor.forget_model(key)
@@ -311,10 +312,14 @@ class WorkerExecutor:
         self._report(ModelUnloaded(partition, key))
 
     def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
-        """Handle a worker's answer."""
+        """Handle a worker's answer; raises PartitionError for one that does not fit the worker's batches."""
         worker = self._workers.get(partition)
         if worker is None or message.batch not in worker.batches:
-            worker = next(each for each in self._replaced.values() if message.batch in each.batches)
+            worker = next((each for each in self._replaced.values() if message.batch in each.batches), None)
+        if worker is None:
+            raise PartitionError(f"batch {message.batch} is not one of the worker's")
+        if isinstance(message, BatchFinished):
+            self._check(partition, worker, message)
         if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
@@ -339,6 +344,13 @@ class WorkerExecutor:
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._report(BatchRevoked(batch.batch))
+
+    def _check(self, partition: str, worker: WorkerRecord, answer: BatchFinished) -> None:
+        first = next(iter(worker.batches.values()))
+        if answer.batch != first.batch:
+            raise PartitionError(f"batch {answer.batch} has ended before batch {first.batch}, which was sent before it")
+        confidences = self._files[partition][first.model].confidences
+        check_answer(first, self._specs[first.model], confidences, answer)
 
     def _context_lost(self, partition: str, process: WorkerProcess, reason: str) -> None:
         """End a worker whose batches are lost; report at once the others that are lost with it.
@@ -382,7 +394,7 @@ class WorkerExecutor:
         variable = self._variable[model]
         if not variable:
             return ""
-        first = self._first_dimension[model]
+        first = int(self._specs[model].batchable)
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
 
 

@@ -1,12 +1,14 @@
 """The supervisor handles the messages of its workers; `tests/system/test_workers.py` has real ones."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
@@ -15,7 +17,11 @@ from sluice.mps.ipc.messages import (
     BatchWithdrawn,
     FromWorker,
     LoadResult,
+    ModelAdded,
+    ModelDropped,
     ModelFile,
+    ModelMeasured,
+    OverflowCreated,
     WorkerReady,
 )
 from sluice.mps.partitions.partition import CpuPartition, Partition
@@ -100,6 +106,67 @@ def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next
         await asyncio.sleep(1)
         (load,) = Process.made[1].sent
         assert [(file.key, file.table) for file in load.models] == [("b", TABLE)]
+        await workers.drain()
+
+    Process.made = []
+    monkeypatch.setattr(supervisor, "WorkerProcess", Process)
+    run_virtual(main)
+
+
+ADDED = ModelAdded(LoadResult("b", TABLE))
+
+
+@pytest.mark.parametrize(
+    ("message", "regions", "reason"),
+    [
+        (WorkerReady(1, (0,), 1, ()), 1, "it got ready twice"),
+        (WorkerReady(1, (0,), 1, ()), 0, "message of a worker: expected one descriptor of a region, got 0"),
+        (ADDED, 0, "model b is loaded, which was not ordered"),
+        (ADDED, 2, "ModelAdded came with 2 descriptors, expected none"),
+        (ModelDropped("a"), 0, "model a is unloaded, which was not ordered"),
+        (ModelMeasured(), 0, "a model was measured, which was not ordered"),
+        (OverflowCreated(1, 4096), 1, "region 1 cannot be an overflow region now"),
+        (OverflowCreated(-2, 4096), 1, "region -2 cannot be an overflow region now"),
+    ],
+)
+def test_a_message_that_does_not_fit_what_a_worker_was_sent_is_refused_and_leaves_no_memory(
+    message: FromWorker, regions: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
+        workers.start()
+        region = Region.create("sluice-test-outputs", 4096)
+        (process,) = Process.made
+        process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
+        process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(PartitionError) as error:
+            process.say(message, tuple(os.dup(region.fd) for _ in range(regions)))
+        assert str(error.value) == reason
+        gc.collect()
+        assert os.listdir("/proc/self/fd") == before
+        region.close()
+        await workers.drain()
+
+    Process.made = []
+    monkeypatch.setattr(supervisor, "WorkerProcess", Process)
+    run_virtual(main)
+
+
+def test_an_overflow_region_of_an_answer_that_never_came_goes_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
+        workers.start()
+        region = Region.create("sluice-test-outputs", 4096)
+        (process,) = Process.made
+        process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
+        process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+        process.say(BatchRefused(1, "another batch failed"), ())
+        assert workers.region(-1).nbytes == 4096
+        process.end("it was killed")
+        with pytest.raises(KeyError):
+            workers.region(-1)
+        region.close()
         await workers.drain()
 
     Process.made = []
