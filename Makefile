@@ -46,7 +46,7 @@ help:
 	@echo "make demo         serve a cascade and an ensemble, replay traffic against them, print a table"
 	@echo "make check        lint, check types and imports, test what needs no server: for the inner loop"
 	@echo "make test         lint, check types and imports, run all tests"
-	@echo "make simulate     run random simulations on fresh seeds: SEEDS=number, SEED=first, MACHINE=scheduler"
+	@echo "make simulate     run random simulations on fresh seeds: SEEDS=number, SEED=first, MACHINE=scheduler or gateway"
 	@echo "make lint         the first three only"
 	@echo "make structure    print import circles, duplicate class names, and the size of each folder"
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
@@ -92,7 +92,7 @@ test-core-hashes: $(TEST)/installed-$(ORT)
 
 # New seeds each time, which are printed.
 test-fresh-seeds: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m scripts.simulate --seconds 20
+	@$(TEST)/bin/python -m scripts.simulate --seconds 12
 
 simulate: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.simulate $(if $(MACHINE),--machine $(MACHINE)) $(if $(SEEDS),--seeds $(SEEDS)) \

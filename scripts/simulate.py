@@ -1,6 +1,6 @@
 """Runs random simulations on fresh seeds and reports the seeds that fail: `make simulate`.
 
-    python -m scripts.simulate [--machine scheduler] [--seeds 20 | --seconds 10 | --kept] [--seed FIRST]
+    python -m scripts.simulate [--machine scheduler|gateway] [--seeds 20 | --seconds 10 | --kept] [--seed FIRST]
 
 The first seed is random unless it is given, and the others follow it. A seed is printed with the command
 that repeats it. The exit status is 1 when a seed failed.
@@ -43,7 +43,16 @@ def run_scheduler(number: int) -> None:
     )
 
 
-MACHINES: Mapping[str, Callable[[int], None]] = {"scheduler": run_scheduler}
+def run_gateway(number: int) -> None:
+    """Run a whole gateway on a simulated machine."""
+    # Not at the top: Hypothesis draws from the constants of all modules that are imported.
+    from tests.support.gateway.simulation.whole_gateway import simulate
+
+    run = simulate(number)
+    assert not run.problems, "\n  ".join(("what went wrong:", *run.problems, f"faults: {', '.join(run.faults)}"))
+
+
+MACHINES: Mapping[str, Callable[[int], None]] = {"scheduler": run_scheduler, "gateway": run_gateway}
 """By name: runs one seed, and raises when an invariant does not hold."""
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+MOST_ROUNDS = 100_000
+"""Rounds of the loop at one instant before it counts as stuck."""
+
 
 class _Selector(selectors.SelectSelector):
     """Advances the virtual time where the loop would sleep.
@@ -26,6 +29,7 @@ class _Selector(selectors.SelectSelector):
         super().__init__()
         self._numbers = itertools.count()
         self._order: dict[int, int] = {}
+        self._rounds = 0
 
     def register(self, fileobj: "FileDescriptorLike", events: int, data: Any = None) -> selectors.SelectorKey:
         key = super().register(fileobj, events, data)
@@ -34,6 +38,9 @@ class _Selector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
+        self._rounds = 0 if not ready and timeout else self._rounds + 1
+        if self._rounds > MOST_ROUNDS:
+            raise RuntimeError(f"virtual loop: it is stuck, with {MOST_ROUNDS} rounds at one instant")
         if ready:
             return sorted(ready, key=lambda each: self._order[each[0].fd])
         if timeout is None:

@@ -77,7 +77,9 @@ def expected_output(pipeline: Pipeline, x: Rows) -> Rows:
     for stage in pipeline.stages:
         ran[stage.name] = _run_stage(stage, x, ran)
     (sources,) = pipeline.sources.values()
-    return np.stack([next(ran[each.stage][row][0] for each in sources if row in ran[each.stage]) for row in range(len(x))])
+    return np.stack(
+        [next(ran[each.stage][row][0] for each in sources if row in ran[each.stage]) for row in range(len(x))]
+    )
 
 
 def _run_stage(stage: Stage, x: Rows, ran: dict[str, dict[int, tuple[Rows, float]]]) -> dict[int, tuple[Rows, float]]:

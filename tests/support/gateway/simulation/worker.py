@@ -236,7 +236,7 @@ class SimulatedWorker:
     def _run(self, run: RunBatch, started_ns: int) -> tuple[BatchFinished, Region | None]:
         assert self.tensors is not None
         (tensor,) = run.inputs
-        x = np.array(self.tensors.read(tensor))
+        x = np.array(self.tensors.read(tensor), np.float32)
         with self._machine.in_worker():
             outputs, slot, overflow = self.tensors.write({"y": run_model(run.model, x)}, batchable=True)
         confidences = tuple(tuple(row_confidences(x)) for _ in self._files[run.model].confidences)
