@@ -7,8 +7,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import FromWorker, ToWorker
@@ -125,7 +123,7 @@ class WorkerProcess:
                     break
         except EOFError:
             self.close()
-        except (PartitionError, msgspec.MsgspecError) as error:
+        except PartitionError as error:
             self.kill(f"the worker sent a bad message: {error}")
             self.close()  # Later messages may build on this one.
         return count > 0 and not self._channel.closed

@@ -183,6 +183,8 @@ class WorkerExecutor:
 
     async def drain(self, timeout_s: float = 5.0) -> None:
         """End the workers and release all shared memory."""
+        for worker in (*self._workers.values(), *self._replaced.values()):
+            worker.hang_detector.stop()
         await self._supervisor.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:

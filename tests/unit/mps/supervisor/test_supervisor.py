@@ -139,6 +139,7 @@ def test_a_message_that_does_not_fit_what_a_worker_was_sent_is_refused_and_leave
         (process,) = Process.made
         process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
         process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+        gc.collect()
         before = os.listdir("/proc/self/fd")
         with pytest.raises(PartitionError) as error:
             process.say(message, tuple(os.dup(region.fd) for _ in range(regions)))

@@ -363,6 +363,14 @@ async def test_an_order_to_a_worker_that_is_gone_yields_nothing_but_its_loss(ben
 
 
 @benched
+async def test_a_worker_that_is_ended_with_the_server_is_not_watched_any_more(bench: Bench) -> None:
+    bench.send(1)
+    await bench.executor.drain()
+    await bench.at(60.0)
+    assert bench.worker.killed == []
+
+
+@benched
 async def test_an_idle_worker_has_all_the_time_in_the_world(bench: Bench) -> None:
     bench.done(bench.send(1))
     await bench.at(60.0)
