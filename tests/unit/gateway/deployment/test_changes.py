@@ -237,6 +237,8 @@ async def test_what_a_stopping_server_was_asked_for_is_refused(gateway: Served, 
     for each in waiting:
         with pytest.raises(RejectedError, match="the server is stopping"):
             await each
+    await gateway.settle()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     with pytest.raises(RejectedError, match="the server is stopping"):
         await gateway.deployer.unload("m")
 
