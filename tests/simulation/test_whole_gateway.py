@@ -7,7 +7,6 @@ everything is served again once the faults are over. `make simulate MACHINE=gate
 import pytest
 
 from scripts.simulate import kept_seeds
-from sluice.gateway.executors.worker import executor
 from tests.support.gateway.simulation.whole_gateway import simulate
 
 SEEDS = range(1, 31)

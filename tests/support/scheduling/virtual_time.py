@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import selectors
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_ROUNDING_NS = 0.01
+"""More than the error of a time in seconds as a float, for hours."""
 MOST_ROUNDS = 100_000
 """Rounds of the loop at one instant before it counts as stuck."""
 
@@ -59,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now_ns = 0
         super().__init__(selector)
         # Timers of the current nanosecond are due (asyncio compares with "<"); those of the next one are not.
-        self._clock_resolution = 0.5 / NS_PER_S
+        self._clock_resolution = _ROUNDING_NS / NS_PER_S
 
     def time(self) -> float:
         return self.now_ns / NS_PER_S
@@ -71,7 +74,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.call_at(time_ns / NS_PER_S, callback, *arguments)
 
     def _elapse(self, seconds: float) -> None:
-        self.now_ns = round((self.time() + seconds) * NS_PER_S)
+        # Up: a timer that is due between two nanoseconds must not find that it is early, and set itself again.
+        self.now_ns = math.ceil((self.time() + seconds) * NS_PER_S - _ROUNDING_NS)
 
 
 class VirtualAlarm:

@@ -44,7 +44,7 @@ NAMES = ("quick", "slow", *PIPELINES)
 
 def save_models(repository: Path) -> None:
     """Write the models and pipelines."""
-    save_timed(repository, "quick", {1: 2, 8: 6}, max_batch_size=8)
+    save_timed(repository, "quick", {1: 2, 8: 6}, "response_cache { enable: true }", max_batch_size=8)
     save_timed(repository, "slow", {1: 10, 4: 25}, max_batch_size=4)
     for name, text in PIPELINES.items():
         (repository / name).mkdir()

@@ -84,6 +84,7 @@ class SimulatedWorker:
         self._status = 0
         self._running = asyncio.Event()
         self._running.set()
+        self._resumes: asyncio.TimerHandle | None = None
         self._tables: dict[str, LatencyTable] = {}
         self._files: dict[str, ModelFile] = {}
         self._queue: deque[RunBatch] = deque()
@@ -109,8 +110,9 @@ class SimulatedWorker:
     def stop(self, for_s: float | None) -> None:
         """Stop it for a time, or for good."""
         self._running.clear()
-        if for_s is not None:
-            self._machine.loop.call_later(for_s, self._running.set)
+        if self._resumes is not None:
+            self._resumes.cancel()
+        self._resumes = None if for_s is None else self._machine.loop.call_later(for_s, self._running.set)
 
     # -- its life
 
@@ -123,12 +125,14 @@ class SimulatedWorker:
             self._status = 0
         except _Died:
             self._status = DIED
-        except (PartitionError, OSError, MemoryError, msgspec.MsgspecError):
+        except (PartitionError, OSError, MemoryError):
             self._status = 1
         except Exception as error:
             self._machine.problems.append(f"the simulated worker failed: {error!r}")
             self._status = 1
         self.alive = False
+        if self._resumes is not None:
+            self._resumes.cancel()
         self._channel.close()
         if self.tensors is not None:
             for number in list(self.tensors._regions):
