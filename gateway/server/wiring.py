@@ -75,7 +75,7 @@ _MIB = 1 << 20
 
 
 class Surroundings(NamedTuple):
-    """What a gateway gets from its machine: the clock in nanoseconds, an alarm on that clock, and worker processes."""
+    """A gateway's machine: the clock in nanoseconds, an alarm on that clock, and the start of worker processes."""
 
     clock: Callable[[], int] = monotonic_ns
     timer: Callable[[], Timer] = Alarm

@@ -26,7 +26,7 @@ class _Selector(selectors.SelectSelector):
     What is ready comes in the order of registration, which is the same in every run, as the numbers of files are not.
     """
 
-    elapse: Callable[[float], None]
+    elapse: Callable[[float], bool]
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,15 +41,15 @@ class _Selector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
-        self._rounds = 0 if not ready and timeout else self._rounds + 1
+        self._rounds += 1
         if self._rounds > MOST_ROUNDS:
             raise RuntimeError(f"virtual loop: it is stuck, with {MOST_ROUNDS} rounds at one instant")
         if ready:
             return sorted(ready, key=lambda each: self._order[each[0].fd])
         if timeout is None:
             raise RuntimeError("virtual loop: no timer is left, so it would wait for ever")
-        if timeout > 0:
-            self.elapse(timeout)
+        if timeout > 0 and self.elapse(timeout):
+            self._rounds = 0
         return ready
 
 
@@ -73,9 +73,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def at(self, time_ns: int, callback: Callable[..., object], *arguments: object) -> asyncio.TimerHandle:
         return self.call_at(time_ns / NS_PER_S, callback, *arguments)
 
-    def _elapse(self, seconds: float) -> None:
+    def _elapse(self, seconds: float) -> bool:
+        """Advance the time; returns whether it is another nanosecond."""
+        before_ns = self.now_ns
         # Up: a timer that is due between two nanoseconds must not find that it is early, and set itself again.
         self.now_ns = math.ceil((self.time() + seconds) * NS_PER_S - _ROUNDING_NS)
+        return self.now_ns > before_ns
 
 
 class VirtualAlarm:

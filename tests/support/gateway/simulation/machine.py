@@ -128,7 +128,7 @@ class Machine:
 
     @contextmanager
     def in_worker(self) -> Iterator[None]:
-        """What happens meanwhile is done by a worker."""
+        """Count everything meanwhile as done by a worker."""
         self.is_worker = True
         try:
             yield
@@ -170,7 +170,7 @@ class Machine:
 
 
 def open_descriptors() -> Sequence[str]:
-    """What each descriptor of this process refers to, without sockets' and pipes' numbers."""
+    """The targets of this process's descriptors, without the numbers of sockets and pipes."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -54,7 +54,7 @@ LOAD_S = 0.2
 KILL_S = 0.001
 RETRY_S = 0.001
 SLOWER = 60
-"""How many times as long something slow takes."""
+"""Something slow takes this many times as long."""
 LATE_S = (0.05, 2.0, 30.0)
 DIED = 9
 """The exit status of a worker that died by itself."""
