@@ -51,8 +51,8 @@ class Fault(enum.Enum):
     # At any time.
     KILLED = "a worker is killed"
     STOPPED = "a worker is stopped, for a while or for good"
-    PAUSED = "the gateway stands still while its workers go on"
-    COARSE_CLOCK = "the clock stands still for a while and then jumps"
+    PAUSED = "everything stands still for a while, and then the clock jumps"
+    COARSE_CLOCK = "the clock moves in steps, and stands still between them"
 
 
 class Faults:

@@ -9,35 +9,30 @@ import io
 import logging
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-import numpy as np
-
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, ServerLimits
 from sluice.gateway.deployment.read import read_models
-from sluice.gateway.inference.dataplane import build_response
-from sluice.gateway.protocol.answer import Answer
-from sluice.gateway.protocol.request import InferRequest, WireTensor
 from sluice.gateway.server.wiring import Gateway, Surroundings, build_gateway
 from sluice.models.errors import ServingError
 from sluice.models.pipelines import file as pipeline_file
-from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.units import NS_PER_S
 from sluice.models.yaml_file import load_yaml
 from sluice.mps.partitions.partition import CpuPartition
 from tests.support.gateway.simulation.faults import Fault
 from tests.support.gateway.simulation.machine import Machine, open_descriptors
-from tests.support.gateway.simulation.models import NAMES, Rows, expected_output, request_rows, save_models
+from tests.support.gateway.simulation.models import NAMES, save_models
+from tests.support.gateway.simulation.users import Users
 from tests.support.scheduling.virtual_time import VirtualLoop
 
 REQUESTS = 60
@@ -50,9 +45,6 @@ SERVING_WITHIN_S = 4 * 3600.0
 """All partitions are up, and every name is served, this long after the faults have ended: quarantines double."""
 ROOM_FOR_ONE_MB = 270 / (1 << 20)
 """The memory of a partition that holds one model at a time: their files have about 180 bytes."""
-WIDTHS = (2, 3, 700, 30_000)
-"""With the largest, some batches do not fit into the arenas."""
-
 PROBES, PROBE_S = 60, 60.0
 """A name is asked for this often, at this interval, until it answers."""
 DRAIN_S = 30.0
@@ -124,11 +116,11 @@ class WholeGateway:
         self.faults = self.machine.faults
         self.journal = Journal(self.problems)
         self.repository = repository
-        self.outcomes: dict[str, str] = {}
-        self._source = Random(f"{seed} clients and operators")
+        self._source = Random(f"{seed} configuration")
         self._stops_early = self._source.random() < 0.25
         self._work: list[asyncio.Task[None]] = []
         self.gateway: Gateway
+        self.users: Users
         loop.set_exception_handler(self._failed)
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -161,6 +153,7 @@ class WholeGateway:
         assert not repository.broken, repository.broken
         self.gateway = build_gateway(config, repository, self.journal, surroundings=surroundings)
         self.journal.scheduler = self.gateway.scheduler
+        self.users = Users(self.gateway, self.machine, self.repository, FAULTY_S)
 
     async def _live(self) -> None:
         source = self._source
@@ -168,25 +161,27 @@ class WholeGateway:
         if source.random() < 0.7:
             await self.gateway.inventory.in_service.wait()
         self.faults.active = True
-        work = self._work = [self._task(f"request {number}", self._client(number)) for number in range(1, REQUESTS + 1)]
-        work += [self._task(f"order {number}", self._operator(number)) for number in range(ORDERS)]
+        for number in range(1, REQUESTS + 1):
+            self._work.append(self._task(f"request {number}", self.users.request(number)))
+        for number in range(ORDERS):
+            self._work.append(self._task(f"order {number}", self.users.order(number)))
         await self._disturb()
         if self._stops_early:
             return
         self.faults.active = False
-        await self._finish(work)
+        await self._finish()
         if not self.problems:
             await self._serves_again()
 
-    async def _finish(self, work: "list[asyncio.Task[None]]") -> None:
+    async def _finish(self) -> None:
         """Wait until all requests and orders have ended."""
-        _, late = await asyncio.wait(work, timeout=OUTCOME_WITHIN_S)
+        _, late = await asyncio.wait(self._work, timeout=OUTCOME_WITHIN_S)
         for each in sorted(task.get_name() for task in late):
             self.problems.append(f"{each} has no end {OUTCOME_WITHIN_S:g} s after the faults")
         for task in late:
             task.cancel()
 
-    def _task(self, name: str, work: Any) -> "asyncio.Task[None]":
+    def _task(self, name: str, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         async def checked() -> None:
             try:
                 await work
@@ -209,97 +204,6 @@ class WholeGateway:
             if self.faults.happens(Fault.PAUSED):
                 self.loop.now_ns += int(self.faults.source[Fault.PAUSED].choice((0.03, 2.0, 100.0)) * NS_PER_S)
 
-    # -- clients
-
-    async def _client(self, number: int) -> None:
-        source = Random(f"{self.machine.seed} request {number}")
-        burst = source.random() < 0.5
-        await asyncio.sleep(source.randrange(int(FAULTY_S)) if burst else source.uniform(0, FAULTY_S))
-        name, rows, width = source.choice(NAMES), source.randint(1, 4), source.choice(WIDTHS)
-        parameters: dict[str, Any] = {}
-        if source.random() < 0.3:
-            parameters["slo_ms"] = source.choice((20, 100, 60_000))
-        if source.random() < 0.1:
-            parameters["timeout"] = 500_000
-        cancelled_s = source.choice((0.0, 0.01, 0.2, 5.0)) if source.random() < 0.2 else None
-        content = number if source.random() < 0.8 else 1 + number // 2  # as another request, for the cache
-        held_s = source.choice((0.0, 0.0, 0.02, 3.0))
-        self.outcomes[f"{number}"] = await self._ask(content, name, rows, width, parameters, cancelled_s, held_s)
-
-    async def _ask(
-        self,
-        content: int,
-        name: str,
-        rows: int,
-        width: int,
-        parameters: dict[str, Any],
-        cancelled_s: float | None = None,
-        held_s: float = 0.0,
-    ) -> str:
-        """Send a request, check its answer, and return its outcome with the time."""
-        dataplane = self.gateway.dataplane
-        x = request_rows(content, rows, width)
-        try:
-            signature = dataplane.signature(name, "")
-            request = InferRequest([WireTensor("x", "FP32", x.shape, memoryview(x.tobytes()))], parameters=parameters)
-            inputs, options = dataplane.check(signature, request)
-            submission = dataplane.submit(signature, inputs, options)
-        except ServingError as error:
-            return f"{self.loop.now_ns} {type(error).__name__}: {error}"
-        if cancelled_s is not None:
-            cancellation = self.loop.call_later(cancelled_s, dataplane.cancel, submission)
-            submission.future.add_done_callback(lambda _: cancellation.cancel())
-        answer = await dataplane.answer(submission)
-        outcome, ended_ns = answer.outcome, self.loop.now_ns
-        if submission.trace.outcome is not outcome:
-            self.problems.append(f"a request to {name} ended as {outcome}, its trace says {submission.trace.outcome}")
-        if outcome.answered:
-            self._check_answer(answer, signature.pipeline, x)
-            await asyncio.sleep(held_s)
-            self._check_answer(answer, signature.pipeline, x)
-            build_response(answer, options).release()
-        return f"{ended_ns} {outcome} {answer.reason}"
-
-    def _check_answer(self, answer: Answer, pipeline: Pipeline, x: Rows) -> None:
-        (y,) = answer.outputs.values()
-        expected = expected_output(pipeline, x)
-        if y.shape != expected.shape or not np.array_equal(np.asarray(y), expected):
-            self.problems.append(
-                f"a request to {pipeline.key} got {np.asarray(y)[:, :2].tolist()} of shape {y.shape}, "
-                f"expected {expected[:, :2].tolist()} of shape {expected.shape}"
-            )
-
-    # -- operators
-
-    async def _operator(self, number: int) -> None:
-        source = Random(f"{self.machine.seed} order {number}")
-        await asyncio.sleep(source.uniform(0, FAULTY_S))
-        deployer, name = self.gateway.deployer, source.choice(NAMES)
-        partition = source.choice([each.name for each in self.gateway.inventory.partitions])
-        order: Awaitable[object]
-        match source.randrange(5):
-            case 0:
-                order = deployer.load(name)
-            case 1:
-                self._touch(name, source.randrange(1000))
-                order = deployer.load(name)
-            case 2:
-                order = deployer.unload(name, recycle=source.random() < 0.5)
-            case 3:
-                order = self.gateway.resizing.resize(partition, cores=[source.randrange(4)])
-            case _:
-                self.gateway.executor.recycle(partition)
-                return
-        with suppress(ServingError):  # what failed is as it was
-            await order
-
-    def _touch(self, name: str, time_ns: int) -> None:
-        """Make the files of a name look changed."""
-        for file in sorted((self.repository / name).rglob("*")):
-            os.utime(file, ns=(time_ns, time_ns))
-
-    # -- the end
-
     async def _serves_again(self) -> None:
         """Check that everything is served once the faults have ended."""
         inventory, end_s = self.gateway.inventory, self.loop.time() + SERVING_WITHIN_S
@@ -310,21 +214,21 @@ class WholeGateway:
                 return
             await asyncio.sleep(10)
         for _ in range(1 + len(self.machine.workers)):  # each may be stopped still
-            if reason := await self._load_all():
-                continue
-            break
+            reason = await self._load_all()
+            if not reason:
+                break
         else:
             self.problems.append(f"not everything can be loaded after the faults: {reason}")
         for number, name in enumerate(NAMES, REQUESTS + 1):
             for _ in range(PROBES):
-                outcome = await self._ask(number, name, 2, 3, {"slo_ms": 600_000})
+                outcome = await self.users.ask(number, name, 2, 3, {"slo_ms": 600_000})
                 # With little memory, a load may take longer than the objective of a pipeline.
                 if outcome.split()[1] in ("completed", "completed_late") or "is not loaded: predicted" in outcome:
                     break
                 await asyncio.sleep(PROBE_S)  # until it is loaded again, or a worker that is stopped still is found
             else:
                 self.problems.append(f"{name} is not served after the faults: {outcome}")
-            self.outcomes[f"{name} in the end"] = outcome
+            self.users.outcomes[f"{name} in the end"] = outcome
 
     async def _load_all(self) -> str:
         """Serve everything; returns the reason why that is not possible now."""
@@ -354,7 +258,7 @@ class WholeGateway:
         gateway.runtime.close()
         gateway.deployer.close()
         await gateway.executor.drain()
-        await self._finish(self._work)
+        await self._finish()
         if gateway.runtime.failed.is_set():
             self.problems.append("the scheduler failed")
         for worker in self.machine.workers:
@@ -421,23 +325,13 @@ def simulate(seed: int) -> Simulated:
             loop.close()
         result = Simulated(
             whole.journal.getvalue().replace(str(repository).encode(), b"models"),
-            tuple(f"{name}: {outcome}" for name, outcome in sorted(whole.outcomes.items())),
+            tuple(f"{name}: {outcome}" for name, outcome in sorted(whole.users.outcomes.items())),
             tuple(whole.faults.enabled),
             tuple(whole.problems),
         )
         del whole, loop, handler
         gc.collect()
-        after = open_descriptors()
-        if not result.problems and after != before:
-            result = result._replace(
-                problems=(f"descriptors: {len(before)} before, {len(after)} after: {_more(before, after)}",)
-            )
+        left = Counter(open_descriptors()) - Counter(before)
+        if not result.problems and left:
+            result = result._replace(problems=(f"descriptors are left: {dict(left)}",))
         return result
-
-
-def _more(before: Any, after: Any) -> list[str]:
-    rest = list(after)
-    for each in before:
-        if each in rest:
-            rest.remove(each)
-    return rest

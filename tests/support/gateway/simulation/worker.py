@@ -42,6 +42,7 @@ from sluice.mps.ipc.messages import (
 )
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
+from sluice.mps.worker.main import QUEUE_LIMIT
 from sluice.mps.worker.tensors import WorkerTensors
 from tests.support.gateway.simulation.faults import Fault
 from tests.support.gateway.simulation.models import row_confidences, run_model
@@ -84,7 +85,7 @@ class SimulatedWorker:
         self._status = 0
         self._running = asyncio.Event()
         self._running.set()
-        self._resumes: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
         self._tables: dict[str, LatencyTable] = {}
         self._files: dict[str, ModelFile] = {}
         self._queue: deque[RunBatch] = deque()
@@ -98,7 +99,7 @@ class SimulatedWorker:
         return self._exit_fd
 
     def kill(self) -> None:
-        self._machine.loop.call_later(KILL_S, self._task.cancel)
+        self._timers.append(self._machine.loop.call_later(KILL_S, self._task.cancel))
 
     def wait(self) -> int:
         assert not self.alive
@@ -110,9 +111,8 @@ class SimulatedWorker:
     def stop(self, for_s: float | None) -> None:
         """Stop it for a time, or for good."""
         self._running.clear()
-        if self._resumes is not None:
-            self._resumes.cancel()
-        self._resumes = None if for_s is None else self._machine.loop.call_later(for_s, self._running.set)
+        if for_s is not None:
+            self._timers.append(self._machine.loop.call_later(for_s, self._running.set))
 
     # -- its life
 
@@ -131,8 +131,8 @@ class SimulatedWorker:
             self._machine.problems.append(f"the simulated worker failed: {error!r}")
             self._status = 1
         self.alive = False
-        if self._resumes is not None:
-            self._resumes.cancel()
+        for timer in self._timers:
+            timer.cancel()
         self._channel.close()
         if self.tensors is not None:
             for number in list(self.tensors._regions):
@@ -172,8 +172,10 @@ class SimulatedWorker:
             case RunBatch():
                 for slot in message.release:
                     self.tensors.free(slot)
-                self._queue.append(message)
-                assert len(self._queue) <= 2
+                if len(self._queue) < QUEUE_LIMIT:
+                    self._queue.append(message)
+                else:  # it took a batch for withdrawn that was not
+                    await self._send(BatchRefused(message.batch, "too many batches"))
             case WithdrawBatch():
                 for run in [run for run in self._queue if run.batch == message.batch]:
                     self._queue.remove(run)
