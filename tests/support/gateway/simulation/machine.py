@@ -4,7 +4,7 @@ import errno
 import mmap
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +13,7 @@ from sluice.models.units import NS_PER_MS
 from sluice.mps.partitions.partition import Partition
 from tests.support.gateway.simulation.faults import Fault, Faults
 from tests.support.gateway.simulation.worker import SimulatedWorker
-from tests.support.scheduling.virtual_time import VirtualLoop
+from tests.support.scheduling.virtual_time import VirtualAlarm, VirtualLoop
 
 CORES = 4
 FIRST_PID = 1000
@@ -38,27 +38,15 @@ class SteppedClock:
         return -(-time_ns // self._tick_ns) * self._tick_ns
 
 
-class ClockAlarm:
+class ClockAlarm(VirtualAlarm):
     """The runtime's timer on a stepped clock."""
 
     def __init__(self, loop: VirtualLoop, clock: SteppedClock) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._clock = clock
-        self._handle: Any = None
-        self._callback: Callable[[], None]
-
-    def start(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
 
     def arm(self, due_ns: int | None) -> None:
-        self.close()
-        if due_ns is not None:
-            self._handle = self._loop.at(self._clock.shown_at_ns(due_ns), self._callback)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
+        super().arm(None if due_ns is None else self._clock.shown_at_ns(due_ns))
 
 
 class FaultySocket(socket.socket):

@@ -116,6 +116,17 @@ def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next
 ADDED = ModelAdded(LoadResult("b", TABLE))
 
 
+def with_overflow() -> tuple[Supervisor, Process, Region]:
+    """A supervisor whose worker holds `a` and has announced an overflow region; all its regions are the same memory."""
+    workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
+    workers.start()
+    region = Region.create("sluice-test-outputs", 4096)
+    (process,) = Process.made
+    process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
+    process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+    return workers, process, region
+
+
 @pytest.mark.parametrize(
     ("message", "regions", "reason"),
     [
@@ -133,12 +144,7 @@ def test_a_message_that_does_not_fit_what_a_worker_was_sent_is_refused_and_leave
     message: FromWorker, regions: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main(loop: VirtualLoop) -> None:
-        workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
-        workers.start()
-        region = Region.create("sluice-test-outputs", 4096)
-        (process,) = Process.made
-        process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
-        process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+        workers, process, region = with_overflow()
         gc.collect()
         before = os.listdir("/proc/self/fd")
         with pytest.raises(PartitionError) as error:
@@ -156,12 +162,7 @@ def test_a_message_that_does_not_fit_what_a_worker_was_sent_is_refused_and_leave
 
 def test_an_overflow_region_of_an_answer_that_never_came_goes_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(loop: VirtualLoop) -> None:
-        workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
-        workers.start()
-        region = Region.create("sluice-test-outputs", 4096)
-        (process,) = Process.made
-        process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
-        process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+        workers, process, region = with_overflow()
         process.say(BatchRefused(1, "another batch failed"), ())
         assert workers.region(-1).nbytes == 4096
         process.end("it was killed")
