@@ -99,7 +99,8 @@ class SimulatedWorker:
         return self._exit_fd
 
     def kill(self) -> None:
-        self._timers.append(self._machine.loop.call_later(KILL_S, self._task.cancel))
+        if self.alive:
+            self._timers.append(self._machine.loop.call_later(KILL_S, self._task.cancel))
 
     def wait(self) -> int:
         assert not self.alive
