@@ -124,7 +124,7 @@ class WorkerProcess:
         except EOFError:
             self.close()
         except PartitionError as error:
-            self.kill(f"the worker sent a bad message: {error}")
+            self.kill(f"a message of the worker cannot be used: {error}")
             self.close()  # Later messages may build on this one.
         return count > 0 and not self._channel.closed
 
