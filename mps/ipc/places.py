@@ -18,6 +18,8 @@ def check_places(
     `overflow` is the region that the worker announced for this answer. O(rows) for BYTES, else O(outputs).
     """
     number = output_region if answer.slot >= 0 else overflow
+    if answer.slot < 0 and not answer.outputs:
+        raise PartitionError(f"batch {answer.batch} has neither a slot nor outputs")
     for output in answer.outputs:
         where = f"batch {answer.batch}: output {output.name}"
         if output.region != number or number is None:

@@ -8,14 +8,17 @@ from sluice.models.spec import ModelSpec
 from sluice.mps.ipc.messages import BatchFinished
 
 
+def missing_output(spec: ModelSpec, answer: BatchFinished) -> str:
+    """The name of an output that an answer lacks, "" for none: the file of the model may be another one by now."""
+    return min({output.name for output in spec.outputs} - {output.name for output in answer.outputs}, default="")
+
+
 def check_answer(batch: DispatchBatch, spec: ModelSpec, confidences: Collection[object], answer: BatchFinished) -> None:
-    """Raise PartitionError unless an answer has every output of the model `spec`, and a value for each row.
+    """Raise PartitionError unless an answer has a value of each output and of each confidence for every row.
 
     `confidences` are the confidences that the model was asked for. That each output lies in memory of the worker was
     checked before (`Supervisor`).
     """
-    if missing := {output.name for output in spec.outputs} - {output.name for output in answer.outputs}:
-        raise PartitionError(f"batch {batch.batch} of {batch.model}: output {min(missing)} is missing")
     for output in answer.outputs:
         if spec.batchable and (not output.shape or output.shape[0] != batch.rows):
             raise PartitionError(

@@ -23,7 +23,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.worker.answer_check import check_answer
+from sluice.gateway.executors.worker.answer_check import check_answer, missing_output
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
@@ -331,6 +331,11 @@ class WorkerExecutor:
         elif worker.on_drained is not None:
             worker.on_drained()
         match message:
+            case BatchFinished() if name := missing_output(self._specs[batch.model], message):
+                self._free(worker, message)()
+                self._assembly.abandon(batch.batch)
+                missing = f"{batch.model}: output {name} is missing"
+                self._report(BatchFailed(batch.batch, FailureCause.BACKEND, missing))
             case BatchFinished():
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}

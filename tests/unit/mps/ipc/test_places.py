@@ -52,6 +52,12 @@ def test_no_other_region_is_taken(slot: int, overflow: int | None, region: int, 
     assert check(OUTPUT, slot, overflow, region=region) == reason
 
 
+def test_an_answer_without_outputs_has_a_slot_at_least() -> None:
+    check_places(BatchFinished(7, 0, 1, (), 0), {}, OUTPUT_REGION, None)
+    with pytest.raises(PartitionError, match="batch 7 has neither a slot nor outputs"):
+        check_places(BatchFinished(7, 0, 1, (), -1), {}, OUTPUT_REGION, None)
+
+
 @pytest.mark.parametrize("offset", [-4, 8169, 1 << 60])
 def test_outputs_beyond_the_region_are_refused(offset: int) -> None:
     reason = f"batch 7: output y has 24 bytes from {offset} on, expected to be within 8192 bytes"

@@ -220,6 +220,18 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
 
 
 @benched
+async def test_a_batch_whose_model_gives_no_such_output_any_more_fails_alone(bench: Bench) -> None:
+    failed, next_one = bench.send(1), bench.send(2)
+    bench.executor.message(
+        "cpu0", answer(failed, outputs=(OutputTensor("z", DataType.FP32, (1, 3), 2, 64, 12),), slot=64)
+    )
+    assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: output y is missing")]
+    bench.done(next_one)
+    bench.send(3)
+    assert bench.worker.sent[-1].release == (64,)
+
+
+@benched
 async def test_a_batch_without_memory_is_distinguished_from_one_that_failed_by_its_content(bench: Bench) -> None:
     failed = bench.send(1)
     bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: no memory", BatchFault.MEMORY))
@@ -393,7 +405,6 @@ def answer(batch: int = 1, **changed: Any) -> BatchFinished:
         (answer(3), "batch 3 is not one of the worker's"),
         (answer(2), "batch 2 has ended before batch 1, which was sent before it"),
         (BatchRefused(3, "no"), "batch 3 is not one of the worker's"),
-        (answer(outputs=()), "batch 1 of mlp:1: output y is missing"),
         (
             answer(outputs=(OutputTensor("y", DataType.FP32, (2, 3), 2, 0, 24),)),
             "batch 1 of mlp:1: output y has the shape [2, 3], expected 1 rows",
