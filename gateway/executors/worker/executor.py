@@ -138,7 +138,8 @@ class WorkerExecutor:
             return
         self._supervisor.cancel_replacement(partition, _RECYCLED)
         self._report(PartitionLost(partition, _RECYCLED), ProcessDetails(planned=True))
-        # Later, once the scheduler handled the event: until then it may send a batch.
+        worker.on_drained = lambda: None  # it is retired from now on
+        # It ends later, once the scheduler handled the event: until then it may send a batch.
         asyncio.get_running_loop().call_soon(self._retire, partition, worker)
 
     async def resize(
