@@ -57,6 +57,10 @@ def test_a_seed_leads_to_the_same_decisions_and_outcomes_in_a_process_with_other
     assert other.stdout.strip() == digest(simulate(3))
 
 
+async def _at_once(*_: object) -> None:
+    """Wait for nothing."""
+
+
 @pytest.mark.parametrize(
     ("place", "bug"),
     [
@@ -66,6 +70,7 @@ def test_a_seed_leads_to_the_same_decisions_and_outcomes_in_a_process_with_other
         ("sluice.gateway.executors.hang_detector.HangDetector.restart", lambda *_: None),
         ("sluice.gateway.executors.worker.executor.check_answer", lambda *_: None),
         ("sluice.mps.supervisor.supervisor.check_places", lambda *_: None),
+        ("sluice.gateway.runtime.driver.Runtime.wait_forgotten", _at_once),
     ],
     ids=[
         "answers have the first rows of their batch",
@@ -74,6 +79,7 @@ def test_a_seed_leads_to_the_same_decisions_and_outcomes_in_a_process_with_other
         "a hung worker is not found",
         "answers are not checked",
         "places of outputs are not checked",
+        "a model is removed while requests wait for it",
     ],
 )
 def test_a_bug_is_found(place: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

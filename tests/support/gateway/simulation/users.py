@@ -19,6 +19,8 @@ from sluice.models.pipelines.pipeline import Pipeline
 from tests.support.gateway.simulation.machine import CORES, Machine
 from tests.support.gateway.simulation.models import NAMES, Rows, expected_output, request_rows
 
+BURSTS_S = 4.0
+"""Half of the requests come at multiples of this time."""
 WIDTHS = (2, 3, 700, 30_000)
 """With the largest, some batches do not fit into the arenas."""
 
@@ -39,8 +41,8 @@ class Users:
     async def request(self, number: int) -> None:
         """Send a request at some time, alone or with others; some are cancelled, and some answers are held."""
         source = Random(f"{self._machine.seed} request {number}")
-        burst = source.random() < 0.5
-        await asyncio.sleep(source.randrange(int(self._for_s)) if burst else source.uniform(0, self._for_s))
+        at_s = source.uniform(0, self._for_s)
+        await asyncio.sleep(at_s if source.random() < 0.5 else at_s - at_s % BURSTS_S)
         name, rows, width = source.choice(NAMES), source.randint(1, 4), source.choice(WIDTHS)
         parameters: dict[str, Any] = {}
         if source.random() < 0.3:

@@ -142,7 +142,7 @@ class WholeGateway:
             partitions=tuple(
                 CpuPartition(f"cpu{core}", (core,), memory_mb=memory_mb) for core in range(source.choice((1, 2, 3)))
             ),
-            limits=ServerLimits(input_arena_mb=1, output_arena_mb=1),
+            limits=ServerLimits(queue_requests=source.choice((4, 1000)), input_arena_mb=1, output_arena_mb=1),
             residency=ResidencySettings(loading=source.choice((LoadingMode.AUTO, LoadingMode.DEMAND))),
             default_slo_ms=source.choice((200, 2000, 20_000)),
             recycle=source.random() < 0.3,
