@@ -62,7 +62,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now_ns = 0
         super().__init__(selector)
         # Timers of the current nanosecond are due (asyncio compares with "<"); those of the next one are not.
-        self._clock_resolution = _ROUNDING_NS / NS_PER_S
+        # Twice the rounding: whatever is not due is far enough away for the time to move.
+        self._clock_resolution = 2 * _ROUNDING_NS / NS_PER_S
 
     def time(self) -> float:
         return self.now_ns / NS_PER_S
