@@ -22,9 +22,11 @@ def check_places(
         raise PartitionError(f"batch {answer.batch} has neither a slot nor outputs")
     for output in answer.outputs:
         where = f"batch {answer.batch}: output {output.name}"
-        if output.region != number or number is None:
+        if output.region != number:
             raise PartitionError(f"{where} is in region {output.region}, expected {number}")
-        room = regions[number].nbytes
+        if output.region not in regions:
+            raise PartitionError(f"{where} is in region {output.region}, which is not shared yet")
+        room = regions[output.region].nbytes
         if not 0 <= output.offset <= output.offset + output.nbytes <= room:
             raise PartitionError(
                 f"{where} has {output.nbytes} bytes from {output.offset} on, expected to be within {room} bytes"

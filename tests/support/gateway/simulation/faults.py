@@ -24,6 +24,7 @@ class Fault(enum.Enum):
     # A worker starts, loads a model or runs a batch.
     DIES_STARTING = "it dies before it is ready"
     SILENT_STARTING = "it never gets ready"
+    EARLY_ANSWER = "it answers a batch before it is ready"
     DIES_LOADING = "it dies while it loads a model"
     LOAD_FAILS = "a model does not load"
     SLOW = "a load or a batch takes many times as long"

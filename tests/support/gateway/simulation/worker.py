@@ -32,6 +32,7 @@ from sluice.mps.ipc.messages import (
     ModelAdded,
     ModelDropped,
     ModelFile,
+    OutputTensor,
     OverflowCreated,
     RunBatch,
     StartWorker,
@@ -148,6 +149,9 @@ class SimulatedWorker:
             await self._spend(10 * 24 * 3600)
         with self._machine.in_worker():
             self.tensors = WorkerTensors(start.output_region, start.output_bytes)
+        if self._faults.happens(Fault.EARLY_ANSWER):
+            early = OutputTensor("y", DataType.FP32, (1, 2), start.output_region, 0, 8)
+            await self._send(BatchFinished(1, 0, 1, (early,), 0))
         models = tuple([await self._load(file) for file in start.models])
         ready = WorkerReady(self.pid, self._partition.cores, 1, models, Evidence(self._partition.cores, (self.pid,)))
         await self._send(ready, [self.tensors.output.fd])

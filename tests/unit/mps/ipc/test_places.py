@@ -52,6 +52,11 @@ def test_no_other_region_is_taken(slot: int, overflow: int | None, region: int, 
     assert check(OUTPUT, slot, overflow, region=region) == reason
 
 
+def test_a_worker_that_is_not_ready_has_no_region() -> None:
+    with pytest.raises(PartitionError, match="batch 7: output y is in region 2, which is not shared yet"):
+        check_places(BatchFinished(7, 0, 1, (OUTPUT,), 0), {}, OUTPUT_REGION, None)
+
+
 def test_an_answer_without_outputs_has_a_slot_at_least() -> None:
     check_places(BatchFinished(7, 0, 1, (), 0), {}, OUTPUT_REGION, None)
     with pytest.raises(PartitionError, match="batch 7 has neither a slot nor outputs"):
