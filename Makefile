@@ -32,13 +32,13 @@ TEST := .venv-test
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
 PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
-	test-core-rest test-core-simulation test-system-u-z test-core-gateway test-core-hashes
+	test-core-rest test-core-simulation test-system-u-z test-core-gateway test-core-hashes test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo check test lint structure test-bounds conformance bench reference triton clean \
+.PHONY: help demo check test simulate lint structure test-bounds conformance bench reference triton clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -46,6 +46,7 @@ help:
 	@echo "make demo         serve a cascade and an ensemble, replay traffic against them, print a table"
 	@echo "make check        lint, check types and imports, test what needs no server: for the inner loop"
 	@echo "make test         lint, check types and imports, run all tests"
+	@echo "make simulate     run random simulations on fresh seeds: SEEDS=number, SEED=first, MACHINE=scheduler or gateway"
 	@echo "make lint         the first three only"
 	@echo "make structure    print import circles, duplicate class names, and the size of each folder"
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
@@ -88,6 +89,14 @@ test-core-hashes: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
 		tests/properties/test_run_queue.py tests/properties/test_reservations.py tests/properties/test_residency.py \
 		tests/simulation/test_equivalence.py tests/unit/batcher/drivers
+
+# New seeds each time, which are printed.
+test-fresh-seeds: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.simulate --seconds 12
+
+simulate: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.simulate $(if $(MACHINE),--machine $(MACHINE)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(SEED),--seed $(SEED))
 
 # test-system-0-9a-k: the files tests/system/test_[0-9a-k]*.py.
 $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)

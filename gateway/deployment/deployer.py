@@ -63,6 +63,7 @@ class Deployer:
         self._busy: set[str] = set()
         self._turn = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def load(self, name: str, override: Override | None = None) -> None:
         """Serve a name as it is in the repository now, or with an override; nothing happens if it is served so already.
@@ -116,6 +117,7 @@ class Deployer:
     def close(self) -> None:
         """Refuse present and future changes, and remove the files that clients gave."""
         self._registry.start_draining()
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         self._load_waiter.close()
@@ -279,6 +281,8 @@ class Deployer:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._closed:
+            task.cancel()
         return task
 
 

@@ -97,9 +97,9 @@ def read_revision(
 ) -> Revision:
     """Read names as revision `number`; versions with unchanged files stay, except those of `reread`.
 
-    Blocks. Pipelines are checked against everything that is read or `deployed`.
+    Blocks. Pipelines are checked against everything that is read or `deployed`. The result is in the order of names.
     """
-    entries = {name: source.entry(name, overrides) for name in names}
+    entries = {name: source.entry(name, overrides) for name in sorted(names)}
     configs = {name: override.config for name, override in overrides.items()}
     needs = {name: needed_names(path, configs.get(name, "")) for name, path in entries.items() if path is not None}
     files = {name: file_stamps(path) for name, path in entries.items() if path is not None and name not in overrides}
@@ -112,7 +112,7 @@ def read_revision(
     others = {entry.spec.key: entry for name, each in deployed.items() if name not in entries for entry in each.models}
     # Of these names only: another one that has an override is served already, and would be read again with them.
     directories = {name: each.entry for name, each in overrides.items() if name in entries and each.entry is not None}
-    selection = Selection(tuple(names), number, configs, directories, kept)
+    selection = Selection(tuple(entries), number, configs, directories, kept)
     known = {**source.remote, **others}
     found = Repository.scan(
         source.directories, source.max_batch_size, source.max_batch_sizes, known, selection, source.kinds
@@ -121,7 +121,7 @@ def read_revision(
     for each in found.broken:
         broken[each.name] = "; ".join(filter(None, (broken.get(each.name), each.reason)))
     revision: dict[str, Deployed] = {}
-    for name in entries.keys() - broken.keys():
+    for name in sorted(entries.keys() - broken.keys()):
         models = tuple(entry for key, entry in found.models.items() if entry.spec.name == name and key not in known)
         pipelines = tuple(single_model(entry.spec) for entry in models)
         if name in found.pipelines:
@@ -132,11 +132,11 @@ def read_revision(
 
 
 def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, Deployed]:
-    """Everything that a server begins with, by name."""
+    """Everything that a server begins with, by name, in the order of names."""
     entries = [entry for key, entry in repository.models.items() if key not in source.remote]
     names = {entry.spec.name for entry in entries} | repository.pipelines.keys()
     deployed = {}
-    for name in names:
+    for name in sorted(names):
         path = source.find(name)
         models = tuple(entry for entry in entries if entry.spec.name == name)
         pipelines = tuple(single_model(entry.spec) for entry in models) or (repository.pipelines[name],)

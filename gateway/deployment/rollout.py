@@ -142,8 +142,9 @@ class Rollout:
             self._runtime.serve(ServingChanged(retired=tuple(sorted(pipelines))))
 
     async def end(self, pipelines: Collection[str], models: Collection[str]) -> None:
-        """Wait until no partition holds models that no pipeline needs any more, and forget them."""
+        """Wait until models that no pipeline needs have run their last batch and are held nowhere, and forget them."""
         for model in sorted(models):
+            await self._runtime.wait_forgotten(model)
             await self._load_waiter.wait_unloaded(model)
             self._inventory.forget(model)
             self._registry.forget_model(model)

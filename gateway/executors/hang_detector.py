@@ -69,7 +69,7 @@ class HangDetector:
         self._timer = None
         if not self._batches:
             return
-        now_s = self._loop.time()
+        now_s = max(self._loop.time(), self._look_s)  # loops may fire timers a little early
         if now_s - self._look_s >= STILL_S:
             self._since_s = min(self._since_s + now_s - self._look_s, now_s)
         batch = next(iter(self._batches.values()))

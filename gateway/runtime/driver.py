@@ -137,6 +137,7 @@ class Runtime:
         self._armed_ns: int | None = None
         self._now_ns = 0
         self._closed = False
+        self._leaving: dict[str, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
         self.failed = asyncio.Event()
         stages = LocalStages(self._open, executor, self._enqueue)
@@ -234,6 +235,15 @@ class Runtime:
             self._metrics.forget(name)
         self._enqueue(change)
 
+    async def wait_forgotten(self, model: str) -> None:
+        """Wait until the scheduler has forgotten a model of retired pipelines; one may wait for a model at a time.
+
+        Until then a request may wait for it, even where no partition is up, and a batch of it may run.
+        """
+        forgotten = self._leaving[model] = self._loop.create_future()
+        self._flush_soon()
+        await forgotten
+
     def cancel(self, request: int) -> None:
         """Record that the client of a request is gone; nothing happens when it has its outcome already."""
         if request not in self._open:
@@ -254,6 +264,9 @@ class Runtime:
     def _enqueue(self, event: AnyEvent) -> None:
         """Queue an event for the scheduler, which handles it in the loop's next iteration."""
         self._queues[PRIORITY[type(event)]].append(event)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -284,9 +297,7 @@ class Runtime:
 
     def _alarm(self) -> None:
         self._armed_ns = None
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        self._flush_soon()
 
     def _flush(self) -> None:
         if self._closed:
@@ -319,6 +330,15 @@ class Runtime:
         if due_ns != self._armed_ns:
             self._armed_ns = due_ns
             self._timer.arm(due_ns)
+        if self._leaving:
+            self._note_forgotten()
+
+    def _note_forgotten(self) -> None:
+        known = self._scheduler.dispatcher.models
+        for model in [model for model in self._leaving if model not in known]:
+            forgotten = self._leaving.pop(model)
+            if not forgotten.done():
+                forgotten.set_result(None)
 
     def _take_events(self, now_ns: int, behind: bool) -> bool:
         """Handle the queued events; returns whether arrivals are left, as they are if it is `behind` already."""

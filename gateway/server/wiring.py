@@ -1,10 +1,10 @@
 """The composition root: builds a server out of its parts."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns, time_ns
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from sluice.batcher.drivers.journal import JournalWriter
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
@@ -48,7 +48,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.plan_steps import PlanSteps, watched
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
-from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.runtime.driver import Runtime, Timer
 from sluice.gateway.server.front_ends import front_ends
 from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
@@ -67,11 +67,40 @@ from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.balance import ResizeTrigger
 from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, Partition
+from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
+
+
+class Surroundings(NamedTuple):
+    """A gateway's machine: the clock in nanoseconds, an alarm on that clock, and the start of worker processes."""
+
+    clock: Callable[[], int] = monotonic_ns
+    timer: Callable[[], Timer] = Alarm
+    launch: Launch = launch_worker
+
+
+THIS_MACHINE = Surroundings()
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """All parts of a server but its front ends."""
+
+    registry: ModelRegistry
+    inventory: Inventory
+    scheduler: Scheduler
+    runtime: Runtime
+    executor: MixedExecutor
+    metrics: ServerMetrics
+    trace_settings: TraceSettings
+    dataplane: DataPlane
+    deployer: Deployer
+    resizing: Resizing
+    auto_resize: AutoResize | None
 
 
 def build_server(
@@ -87,48 +116,72 @@ def build_server(
     To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
     met, such as a port that is taken.
     """
+    gateway = build_gateway(config, repository, journal, triton, processes, mps)
+    control = ControlPlane(
+        gateway.registry,
+        RepositoryApi(gateway.registry, gateway.deployer, config.control),
+        gateway.metrics.statistics,
+        gateway.dataplane.shared_memory,
+        LogSettings(),
+        gateway.trace_settings,
+        monotonic_ns,
+        time_ns() - monotonic_ns(),
+        gateway.inventory,
+        gateway.resizing,
+    )
+    return Server(
+        registry=gateway.registry,
+        inventory=gateway.inventory,
+        runtime=gateway.runtime,
+        executor=gateway.executor,
+        front_ends=front_ends(config, gateway.dataplane, control, gateway.metrics, gateway.runtime.traces),
+        drain_timeout_s=config.drain_timeout_s,
+        deployer=gateway.deployer,
+        poll=Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
+        auto_resize=gateway.auto_resize,
+    )
+
+
+def build_gateway(
+    config: ServerConfig,
+    repository: Repository,
+    journal: BinaryIO | None,
+    triton: Discovery = NOTHING,
+    processes: Mapping[str, TritonProcess] = {},
+    mps: Mapping[str, MpsControl] = {},
+    surroundings: Surroundings = THIS_MACHINE,
+) -> Gateway:
+    """Build all parts of a server but its front ends; otherwise as `build_server`."""
     _check_names(config, repository)
     check_arenas(config.limits)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     core = _build_core(config, repository, triton)
     state = _build_state(config, core)
-    execution = _build_execution(config, core, state, journal, processes, mps)
-    changes = _build_changes(config, core, state, execution)
-    registry, metrics, runtime = state.registry, execution.metrics, execution.runtime
-    shared_memory = SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes)
+    execution = _build_execution(config, core, state, journal, processes, mps, surroundings)
+    changes = _build_changes(config, core, state, execution, surroundings.clock)
     dataplane = DataPlane(
-        registry,
-        runtime,
+        state.registry,
+        execution.runtime,
         config.default_slo_ms,
-        monotonic_ns,
-        shared_memory,
+        surroundings.clock,
+        SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes),
         execution.cache,
         config.statuses,
         config.client_key,
     )
-    control = ControlPlane(
-        registry,
-        RepositoryApi(registry, changes.deployer, config.control),
-        metrics.statistics,
-        shared_memory,
-        LogSettings(),
-        execution.trace_settings,
-        monotonic_ns,
-        time_ns() - monotonic_ns(),
+    return Gateway(
+        state.registry,
         state.inventory,
+        core.scheduler,
+        execution.runtime,
+        execution.executor,
+        execution.metrics,
+        execution.trace_settings,
+        dataplane,
+        changes.deployer,
         changes.resizing,
-    )
-    return Server(
-        registry=registry,
-        inventory=state.inventory,
-        runtime=runtime,
-        executor=execution.executor,
-        front_ends=front_ends(config, dataplane, control, metrics, runtime.traces),
-        drain_timeout_s=config.drain_timeout_s,
-        deployer=changes.deployer,
-        poll=Poll(changes.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
-        auto_resize=changes.auto_resize,
+        changes.auto_resize,
     )
 
 
@@ -222,10 +275,12 @@ def _build_execution(
     journal: BinaryIO | None,
     processes: Mapping[str, TritonProcess],
     mps: Mapping[str, MpsControl],
+    surroundings: Surroundings,
 ) -> _Execution:
     spec, scheduler, inventory = core.begin.spec, core.scheduler, state.inventory
     statistics = Statistics()
-    cache = _response_cache(config, state.registry, statistics)
+    clock = surroundings.clock
+    cache = _response_cache(config, state.registry, statistics, clock)
     workers = WorkerExecutor(
         _worker_specs(config, core),
         _pipeline_wirings(core.pipelines, spec, core.specs),
@@ -235,9 +290,10 @@ def _build_execution(
         controls=mps,
         cache=None if cache is None else StageCache(cache),
         spare=config.spare_worker,
+        launch=surroundings.launch,
     )
     confidence_specs = {model.key: model.confidences for model in spec.models}
-    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, monotonic_ns, processes)
+    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, clock, processes)
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
@@ -256,8 +312,8 @@ def _build_execution(
     runtime = Runtime(
         scheduler,
         executor,
-        clock=monotonic_ns,
-        timer=Alarm(),
+        clock=clock,
+        timer=surroundings.timer(),
         metrics=metrics,
         inventory=inventory,
         observe=None if journal is None else JournalWriter(journal.write, spec).record,
@@ -277,7 +333,9 @@ class _Changes:
     auto_resize: AutoResize | None
 
 
-def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: _Execution) -> _Changes:
+def _build_changes(
+    config: ServerConfig, core: _Core, state: _State, execution: _Execution, clock: Callable[[], int]
+) -> _Changes:
     scheduler, source, inventory = core.scheduler, core.source, state.inventory
     rollout = Rollout(
         config,
@@ -312,7 +370,7 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
         plan = PlanSteps(
             config.balance,
             {each.name: each.cores for each in core.partitions if isinstance(each, CpuPartition)},
-            lambda: watched(scheduler, monotonic_ns(), _corrections(scheduler)),
+            lambda: watched(scheduler, clock(), _corrections(scheduler)),
             KnownSizes(dependencies).tables,
             lambda partition: partition_config(config, partition),
         )
@@ -320,10 +378,12 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
     return _Changes(deployer, resizing, auto_resize)
 
 
-def _response_cache(config: ServerConfig, registry: ModelRegistry, statistics: Statistics) -> ResponseCache | None:
+def _response_cache(
+    config: ServerConfig, registry: ModelRegistry, statistics: Statistics, clock: Callable[[], int]
+) -> ResponseCache | None:
     """The cache of responses and of stage outputs, if there is to be one."""
     if config.cache_bytes:
-        return ResponseCache(config.cache_bytes, statistics, monotonic_ns)
+        return ResponseCache(config.cache_bytes, statistics, clock)
     for name in registry.caching():
         log(logger, logging.WARNING, "response_cache has no effect without cache_bytes", name=name)
     return None

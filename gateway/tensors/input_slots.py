@@ -73,7 +73,10 @@ class InputSlots:
                 f"a batch needs {nbytes} bytes for its inputs; of the arena's {self._arena.nbytes} bytes "
                 f"{self._arena.used_bytes} are in use, and {self._spare.available(model)} may be added for its model"
             )
-        region = Region.create("sluice-inputs-large", nbytes)
+        try:
+            region = Region.create("sluice-inputs-large", nbytes)
+        except OSError as error:
+            raise PartitionError(f"no memory can be shared for the {nbytes} bytes of a batch: {error}") from error
         self._spare.take(model, nbytes)
         return InputSlot(self._regions.share_region(region), 0, region.view, model, own=True)
 

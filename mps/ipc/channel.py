@@ -80,7 +80,7 @@ class Channel(Generic[Incoming]):
         """Yield the messages that have arrived (at most 64) with their descriptors, which the caller owns from then on.
 
         With `wait`, blocks for the first message. Raises EOFError when the other end is gone and everything was read,
-        and PartitionError or MsgspecError for a malformed packet; the packets after it can still be read.
+        and PartitionError for a malformed packet; the packets after it can still be read.
         """
         flags = _RECEIVE_FLAGS if wait else _RECEIVE_FLAGS | _DONT_WAIT
         for count in range(DRAIN_LIMIT):
@@ -104,9 +104,9 @@ class Channel(Generic[Incoming]):
     def _message(self, nbytes: int, fds: Sequence[int]) -> Incoming:
         try:
             message: Incoming = self._decode(self._view[:nbytes])
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             _close_all(fds)
-            raise
+            raise PartitionError(f"channel: a packet is no message: {error}") from error
         return message
 
     def _transmit(self, packet: bytes, fds: Sequence[int], flags: int) -> None:

@@ -10,7 +10,7 @@ from sluice.mps.supervisor.process import WorkerProcess
 class WorkerCallbacks(Protocol):
     """The events that the supervisor reports to its owner, and what it asks of it, on the event loop's thread.
 
-    No method may block or raise.
+    No method may block, and only `message` may raise.
     """
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
@@ -48,5 +48,10 @@ class WorkerCallbacks(Protocol):
     def model_unloaded(self, partition: str, key: str) -> None:
         """`Supervisor.unload` has finished."""
 
-    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
-        """A worker has answered a batch; all regions that the message names are mapped (`Supervisor.region`)."""
+    def message(
+        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None:
+        """A worker has answered a batch, whose outputs lie within mapped regions (`Supervisor.region`).
+
+        Raises PartitionError for an answer that does not fit what the worker was sent; the worker is killed then.
+        """

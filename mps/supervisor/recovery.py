@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from sluice.mps.daemon.control import MpsControl
@@ -61,7 +60,7 @@ class Recovery:
 
     def worker_ready(self, partition: str) -> None:
         """The worker of a partition is ready."""
-        self._quarantine.worker_ready(partition, time.monotonic())
+        self._quarantine.worker_ready(partition, asyncio.get_running_loop().time())
 
     def expect_exit(self, partition: str) -> None:
         """The worker of a partition is about to be ended on purpose: its loss does not count against the partition."""
@@ -73,7 +72,7 @@ class Recovery:
         `answered` tells whether it has answered a batch since its start. A loss that is `explained` by the requests
         that the worker ran counts neither for the back-off nor for quarantine.
         """
-        now_s = time.monotonic()
+        now_s = asyncio.get_running_loop().time()
         is_last = self._is_last(slot)
         delay_s = slot.back_off.lost(now_s, answered=answered or explained)
         if is_last:
@@ -119,7 +118,8 @@ class Recovery:
             return {}
         if device in self._restarting or process in self._hung:
             return {}
-        self._quarantine.worker_lost(partition, reason, time.monotonic(), is_last=self._is_last(slot))
+        now_s = asyncio.get_running_loop().time()
+        self._quarantine.worker_lost(partition, reason, now_s, is_last=self._is_last(slot))
         domain = [other for other in self._by_name.values() if _daemon(other) == device]
         for other in domain:
             if other.process is None and other.name not in self._quarantine.partitions:

@@ -9,9 +9,7 @@ worker remain readable as long as they are needed.
 import asyncio
 import itertools
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,15 +30,18 @@ from sluice.mps.ipc.messages import (
     ModelAdded,
     ModelDropped,
     ModelFile,
+    ModelMeasured,
     OverflowCreated,
     UnmapRegion,
     WorkerReady,
 )
+from sluice.mps.ipc.places import check_places
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.callbacks import WorkerCallbacks
+from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.hand_over import HandOver
 from sluice.mps.supervisor.process import WorkerProcess, wait_for_exit
 from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
@@ -56,10 +57,10 @@ LATE = "it did not exit in time"
 class Supervisor:
     """Starts a worker for each spec, restarts lost ones, and shares regions among gateway and workers.
 
-    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device. With `spare`, a
-    process that has imported its libraries waits to be the next worker, which is then ready sooner. `_slots` also
-    contains the slots of workers that are to replace others, and of replaced workers that still run. All methods must
-    be called on the event loop's thread.
+    `recovery` decides when a worker is restarted; `controls` are those of the MPS daemons, by device, and `launch`
+    starts the processes. With `spare`, a process that has imported its libraries waits to be the next worker, which is
+    then ready sooner. `_slots` also contains the slots of workers that are to replace others, and of replaced workers
+    that still run. All methods must be called on the event loop's thread.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Supervisor:
         controls: Mapping[str, MpsControl] = {},
         *,
         spare: bool = False,
+        launch: Launch = launch_worker,
     ) -> None:
         check_partitions([spec.partition for spec in workers])
         self._slots = [WorkerSlot(spec, ready_timeout_s, self._end_worker) for spec in workers]
@@ -83,7 +85,8 @@ class Supervisor:
         self._memory_measured: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
         self._numbers = itertools.count(1)
-        self._spare = SpareWorker() if spare else None
+        self._spare = SpareWorker(launch) if spare else None
+        self._launch = launch if self._spare is None else self._spare.launch
         self._draining = False
 
     def start(self) -> None:
@@ -215,14 +218,12 @@ class Supervisor:
 
     def _start_worker(self, slot: WorkerSlot) -> None:
         slot.output_region = next(self._numbers)
-        start: Callable[..., WorkerProcess] = WorkerProcess
-        if self._spare is not None and (started := self._spare.take()) is not None:
-            start = partial(WorkerProcess, started=started)
         try:
-            process = start(
+            process = WorkerProcess(
                 slot.spec.partition,
                 lambda message, fds: self._handle(slot, message, fds),
                 lambda why: self._worker_lost(slot, why),
+                launch=self._launch,
             )
         except (OSError, PartitionError) as error:
             self._worker_lost(slot, f"the worker cannot be started: {error}")
@@ -237,13 +238,21 @@ class Supervisor:
             slot.request_change(change)
 
     def _handle(self, slot: WorkerSlot, message: FromWorker, fds: tuple[int, ...]) -> None:
-        assert slot.process is not None
+        """Handle a message of a worker; raises PartitionError for one that does not fit what it was sent."""
+        if isinstance(message, WorkerReady | OverflowCreated):
+            region = _attach(fds, slot.spec.output_bytes if isinstance(message, WorkerReady) else message.nbytes)
+            try:
+                self._region_made(slot, message, region)
+            except PartitionError:
+                region.close()
+                raise
+            return
+        if fds:
+            _close_all(fds)
+            raise PartitionError(f"{type(message).__name__} came with {len(fds)} descriptors, expected none")
+        if not slot.ready:
+            raise PartitionError(f"{type(message).__name__} came before it was ready")
         match message:
-            case WorkerReady():
-                self._worker_ready(slot, message, fds)
-            case OverflowCreated():
-                self._add_region(message.region, _attach(fds, message.nbytes), maker=slot)
-                slot.unclaimed_overflow = message.region
             case ModelAdded():
                 slot.model_loaded(message.model)
                 self._record_measurements(slot, message.model)
@@ -255,19 +264,39 @@ class Supervisor:
                 if self._by_name[slot.name] is slot:
                     self._callbacks.model_unloaded(slot.name, message.key)
                 self._try_hand_over(slot)
-            case BatchFinished() | BatchRefused() | BatchWithdrawn():
-                slot.unclaimed_overflow = None
-                slot.answered = True
-                self._callbacks.message(slot.name, message)
+            case BatchFinished():
+                check_places(message, self._regions, slot.output_region, slot.unclaimed_overflow)
+                self._answered(slot, message)
+                if message.slot < 0:
+                    slot.unclaimed_overflow = None
+            case BatchRefused() | BatchWithdrawn():
+                self._answered(slot, message)
+            case ModelMeasured():
+                raise PartitionError("a model was measured, which was not ordered")
 
-    def _worker_ready(self, slot: WorkerSlot, ready: WorkerReady, fds: tuple[int, ...]) -> None:
-        output = _attach(fds, slot.spec.output_bytes)
+    def _answered(self, slot: WorkerSlot, answer: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
+        assert slot.process is not None
+        self._callbacks.message(slot.name, slot.process, answer)
+        slot.answered = True  # not by an answer that is refused: a worker that sends such ones is of no use
+
+    def _region_made(self, slot: WorkerSlot, message: WorkerReady | OverflowCreated, region: Region) -> None:
+        if isinstance(message, WorkerReady):
+            if slot.ready:
+                raise PartitionError("it got ready twice")
+            self._worker_ready(slot, message, region)
+            return
+        if message.region >= 0 or message.region in self._regions or slot.unclaimed_overflow is not None:
+            raise PartitionError(f"region {message.region} cannot be an overflow region now")
+        self._add_region(message.region, region, maker=slot)
+        slot.unclaimed_overflow = message.region
+
+    def _worker_ready(self, slot: WorkerSlot, ready: WorkerReady, output: Region) -> None:
         slot.cancel_timer()
         slot.ready = True
         for number, region in self._regions.items():
             slot.send(MapRegion(number, region.nbytes), [region.fd])
         self._add_region(slot.output_region, output, maker=slot)
-        slot.back_off.ready(time.monotonic())
+        slot.back_off.ready(asyncio.get_running_loop().time())
         slot.violations = isolation_violations(slot.spec.partition, ready.evidence)
         for model in ready.models:
             if model.table is not None:
@@ -284,7 +313,8 @@ class Supervisor:
                 self.cancel_replacement(slot.name, reason)
             else:
                 self._try_hand_over(slot)
-        if self._spare is not None and not any(each.process is not None and not each.ready for each in self._slots):
+        starting = any(each.process is not None and not each.ready for each in self._slots)
+        if self._spare is not None and not starting and not self._draining:
             self._spare.prepare()  # not while workers start, which it would slow down
 
     def _try_hand_over(self, slot: WorkerSlot, model: LoadResult | None = None) -> None:
@@ -350,7 +380,11 @@ class Supervisor:
 
 def _attach(fds: tuple[int, ...], nbytes: int) -> Region:
     if len(fds) != 1:
-        for fd in fds:
-            os.close(fd)
+        _close_all(fds)
         raise PartitionError(f"message of a worker: expected one descriptor of a region, got {len(fds)}")
     return Region.attach(fds[0], nbytes)
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

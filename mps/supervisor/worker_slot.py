@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelFile, StartWorker, ToWorker
 from sluice.mps.isolation.back_off import BackOff
@@ -104,18 +105,23 @@ class WorkerSlot:
             self._limit_change()
 
     def model_loaded(self, model: LoadResult) -> None:
-        """A pending load has finished: the model is loaded, or failed to load."""
-        change = next(each for each in self._changes if isinstance(each, AddModel) and each.file.key == model.key)
-        was_first = change is self._changes[0]
-        self._changes.remove(change)
+        """The first pending change has finished: the model is loaded, or failed to load.
+
+        Raises PartitionError if it is another change.
+        """
+        change = self._changes[0] if self._changes else None
+        if not isinstance(change, AddModel) or change.file.key != model.key:
+            raise PartitionError(f"model {model.key} is loaded, which was not ordered")
+        self._changes.popleft()
         if model.table is not None:
             self.tables[model.key] = model.table
             self.remember_model(change.file, model.table)
-        if was_first:
-            self._limit_change()
+        self._limit_change()
 
     def model_unloaded(self, key: str) -> None:
-        """The first pending change has finished: the model is unloaded."""
+        """The first pending change has finished: the model is unloaded; raises PartitionError as `model_loaded`."""
+        if not self._changes or self._changes[0] != DropModel(key):
+            raise PartitionError(f"model {key} is unloaded, which was not ordered")
         self._changes.popleft()
         self.tables.pop(key, None)
         self.models.pop(key, None)  # Again: the model may still have been loading when its unloading was ordered.

@@ -238,8 +238,8 @@ async def test_orders_of_the_scheduler_are_carried_out_and_answered(tmp_path: Pa
     broken.write_bytes(b"this is no model")
     slow = timed(tmp_path / "slow.json", 60_000, "slow:1")
     files = small, timed(tmp_path / "timed.json", 1), slow, model(broken, "bad:1")
-    tensor = TensorSpec("x", DataType.FP32, (8,))
-    specs = {file.key: ModelSpec(file.key[:-2], 1, (tensor,), (tensor,), max_batch_size=4) for file in files}
+    x, y = (TensorSpec(name, DataType.FP32, (8,)) for name in "xy")
+    specs = {file.key: ModelSpec(file.key[:-2], 1, (x,), (y,), max_batch_size=4) for file in files}
     stages = (StageWiring({"x": TensorRef(REQUEST_STAGE, "x")}, None, "", ()),)
     plan = PipelineWiring(True, stages, {"y": (TensorRef(0, "y"),)}, OutputMemory(0, 1))
     spec = WorkerSpec(partition(), files, MIB, initial=("small:1",))

@@ -23,6 +23,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
+from sluice.gateway.executors.worker.answer_check import check_answer, missing_output
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
@@ -52,6 +53,7 @@ from sluice.mps.ipc.messages import (
     WorkerReady,
 )
 from sluice.mps.partitions.partition import Partition
+from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSettings
 from sluice.mps.supervisor.supervisor import Supervisor
@@ -66,8 +68,8 @@ class WorkerExecutor:
     `wirings` are the pipelines by `name:version`, and `models` the specs by key; `input_bytes` is the size of the arena
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
-    `quarantine`, `controls` and `spare` (see `Supervisor`) are for `recovery` from faults, and `cache` is for stages
-    that use the response cache.
+    `quarantine`, `controls` and `spare` are for `recovery` from faults, and `launch` starts the processes (see
+    `Supervisor`). `cache` is for stages that use the response cache.
     """
 
     def __init__(
@@ -82,8 +84,11 @@ class WorkerExecutor:
         cache: StageCache | None = None,
         *,
         spare: bool = False,
+        launch: Launch = launch_worker,
     ) -> None:
-        self._supervisor = Supervisor(workers, self, quarantine=quarantine, controls=controls, spare=spare)
+        self._supervisor = Supervisor(
+            workers, self, quarantine=quarantine, controls=controls, spare=spare, launch=launch
+        )
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
@@ -93,7 +98,7 @@ class WorkerExecutor:
         self._replaced: dict[WorkerProcess, WorkerRecord] = {}
         self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
-        self._first_dimension: dict[str, int] = {}
+        self._specs: dict[str, ModelSpec] = {}
         self.add(wirings, models, {})
         self._report: EventSink
         # Only the assembly handles tensors.
@@ -112,7 +117,7 @@ class WorkerExecutor:
         self._assembly.add(wirings, models)
         for key, spec in models.items():
             self._variable[key] = frozenset(output.name for output in spec.outputs if not output.fixed)
-            self._first_dimension[key] = int(spec.batchable)
+            self._specs[key] = spec
         for partition, given in files.items():
             self._files[partition].update(given)
 
@@ -121,7 +126,7 @@ class WorkerExecutor:
         self._assembly.remove(pipelines, models)
         for key in models:
             self._variable.pop(key, None)
-            self._first_dimension.pop(key, None)
+            self._specs.pop(key, None)
             for files in self._files.values():
                 files.pop(key, None)
             self._supervisor.forget_model(key)
@@ -137,7 +142,8 @@ class WorkerExecutor:
             return
         self._supervisor.cancel_replacement(partition, _RECYCLED)
         self._report(PartitionLost(partition, _RECYCLED), ProcessDetails(planned=True))
-        # Later, once the scheduler handled the event: until then it may send a batch.
+        worker.on_drained = lambda: None  # it is retired from now on
+        # It ends later, once the scheduler handled the event: until then it may send a batch.
         asyncio.get_running_loop().call_soon(self._retire, partition, worker)
 
     async def resize(
@@ -182,6 +188,8 @@ class WorkerExecutor:
 
     async def drain(self, timeout_s: float = 5.0) -> None:
         """End the workers and release all shared memory."""
+        for worker in (*self._workers.values(), *self._replaced.values()):
+            worker.hang_detector.stop()
         await self._supervisor.drain(timeout_s)
 
     def run(self, batch: DispatchBatch) -> None:
@@ -316,11 +324,17 @@ class WorkerExecutor:
             return
         self._report(ModelUnloaded(partition, key))
 
-    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
-        """Handle a worker's answer."""
-        worker = self._workers.get(partition)
-        if worker is None or message.batch not in worker.batches:
-            worker = next(each for each in self._replaced.values() if message.batch in each.batches)
+    def message(
+        self, partition: str, process: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None:
+        """Handle a worker's answer; raises PartitionError for one that does not fit the worker's batches."""
+        worker = self._replaced.get(process) or self._workers[partition]
+        due = worker.batches if worker.process is process else {}  # it may yet have to replace another one
+        if message.batch not in due:
+            expected = sorted(due) or "none"
+            raise PartitionError(f"an answer to batch {message.batch}, expected one of those sent to it: {expected}")
+        if isinstance(message, BatchFinished):
+            self._check(partition, worker, message)
         if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
@@ -330,6 +344,11 @@ class WorkerExecutor:
         elif worker.on_drained is not None:
             worker.on_drained()
         match message:
+            case BatchFinished() if name := missing_output(self._specs[batch.model], message):
+                self._free(worker, message)()
+                self._assembly.abandon(batch.batch)
+                missing = f"{batch.model}: output {name} is missing"
+                self._report(BatchFailed(batch.batch, FailureCause.BACKEND, missing))
             case BatchFinished():
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
@@ -345,6 +364,13 @@ class WorkerExecutor:
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._report(BatchRevoked(batch.batch))
+
+    def _check(self, partition: str, worker: WorkerRecord, answer: BatchFinished) -> None:
+        first = next(iter(worker.batches.values()))
+        if answer.batch != first.batch:
+            raise PartitionError(f"batch {answer.batch} has ended before batch {first.batch}, which was sent before it")
+        confidences = self._files[partition][first.model].confidences
+        check_answer(first, self._specs[first.model], confidences, answer)
 
     def _context_lost(self, partition: str, process: WorkerProcess, reason: str) -> None:
         """End a worker whose batches are lost; report at once the others that are lost with it.
@@ -388,7 +414,7 @@ class WorkerExecutor:
         variable = self._variable[model]
         if not variable:
             return ""
-        first = self._first_dimension[model]
+        first = int(self._specs[model].batchable)
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sluice.batcher.interface.events import PartitionLost, PartitionReady
+from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.server_config import ModelControlMode
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.management.repository_api import RepositoryApi
@@ -14,7 +16,7 @@ from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import ModelNotFound, RejectedError, RequestError, ServingError, UnsupportedRequest
 from tests.support.gateway.processes import until
-from tests.unit.gateway.deployment.deployer_bench import Served, served
+from tests.unit.gateway.deployment.deployer_bench import TABLE, Served, served
 from tests.unit.gateway.deployment.test_deployer import save
 
 CASCADE = """
@@ -102,6 +104,26 @@ async def test_the_revision_before_is_unloaded_when_its_last_request_is_done(gat
     await gateway.settle()
     assert gateway.executor.orders[-1] == "unload m:1@1"
     assert gateway.executor.known == {"m:1@2"}
+
+
+@served
+async def test_a_model_that_was_unloaded_is_known_until_the_requests_that_wait_for_a_worker_are_done(
+    gateway: Served, repository: Path
+) -> None:
+    await gateway.deployer.load("m")
+    await gateway.settle()
+    report = gateway.runtime.report
+    report(PartitionLost("cpu0", "killed by SIGKILL"))
+    now_ns = round(asyncio.get_running_loop().time() * 1e9)
+    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10), now_ns)
+    await gateway.deployer.unload("m")
+    await gateway.settle()
+    assert not submission.future.done()
+    assert "m:1@1" in gateway.executor.known
+    report(PartitionReady("cpu0", {"m:1@1": TABLE}))
+    assert (await submission.future).outcome is Outcome.COMPLETED
+    await gateway.settle()
+    assert (gateway.scheduler.dispatcher.models, gateway.executor.known) == ({}, set())
 
 
 @served
@@ -215,6 +237,8 @@ async def test_what_a_stopping_server_was_asked_for_is_refused(gateway: Served, 
     for each in waiting:
         with pytest.raises(RejectedError, match="the server is stopping"):
             await each
+    await gateway.settle()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     with pytest.raises(RejectedError, match="the server is stopping"):
         await gateway.deployer.unload("m")
 

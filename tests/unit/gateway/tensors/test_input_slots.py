@@ -1,3 +1,8 @@
+"""A batch that finds no memory for its inputs is refused, and a model leaves room for the batches of others."""
+
+import errno
+import os
+
 import pytest
 
 from sluice.gateway.tensors.input_slots import InputSlots
@@ -21,3 +26,18 @@ def test_a_model_whose_batches_fill_all_memory_leaves_room_for_those_of_others()
     slots.free(other)
     slots.leave(1)
     assert slots.allocate("greedy", ARENA // 2).own
+
+
+def test_a_region_that_the_system_refuses_is_a_lack_of_memory_and_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    slots = InputSlots(LocalRegions(), ARENA)
+    slots.join(1)
+    slots.allocate("m", ARENA)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", refuse)
+        with pytest.raises(PartitionError, match=rf"no memory can be shared for the {ARENA} bytes of a batch: "):
+            slots.allocate("m", ARENA)
+    assert slots.used_bytes == ARENA
+    assert slots.allocate("m", 2 * ARENA).own  # the bytes that may be added are all still there

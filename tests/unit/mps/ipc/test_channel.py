@@ -1,7 +1,6 @@
 import os
 import socket
 
-import msgspec
 import pytest
 
 from sluice.models.errors import PartitionError
@@ -112,10 +111,33 @@ def test_what_cannot_be_read_comes_after_what_was_read_before_it(ends: Pair) -> 
     worker.send(BatchWithdrawn(3))
     messages = gateway.receive()
     assert next(messages) == (BatchWithdrawn(1), ())
-    with pytest.raises(msgspec.ValidationError, match="WithdrawBatch"):
+    with pytest.raises(PartitionError, match=r"a packet is no message: Invalid value 'WithdrawBatch'"):
         next(messages)
     assert list(gateway.receive()) == [(BatchWithdrawn(3), ())]
     _close(ends)
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"?",
+        b"\x93\xa1",
+        b"\x92\xac" + b"BatchRefused",
+        b"\x92\xaeBatchWithdrawn\xa1x",
+        b"\x93\xacBatchRefused\x01\xa2\xff\xfe",  # text that is not UTF-8
+    ],
+)
+def test_bytes_that_are_no_message_are_refused_and_their_descriptors_closed(packet: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gateway: Channel[FromWorker] = Channel(ours, FromWorker)
+    fd = os.memfd_create("test-no-message")
+    socket.send_fds(theirs, [packet], [fd])
+    with pytest.raises(PartitionError, match="channel: a packet is no message: "):
+        next(gateway.receive())
+    assert len(memory_files(os.getpid(), "test-no-message")) == 1
+    os.close(fd)
+    theirs.close()
+    gateway.close()
 
 
 def test_the_longest_message_fits(ends: Pair) -> None:

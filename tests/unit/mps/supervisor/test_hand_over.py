@@ -26,6 +26,7 @@ from sluice.mps.ipc.messages import (
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
+from sluice.mps.supervisor.child import Launch
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
@@ -96,7 +97,7 @@ class Bench:
         other = WorkerSpec(CpuPartition("cpu1", (2,)), (), 4096)
         self.supervisor = Supervisor([WorkerSpec(SMALL, (A, B), 4096), other], self)
 
-    def make(self, *arguments: Any) -> Process:
+    def make(self, *arguments: Any, launch: Launch) -> Process:
         self.made.append(Process(*arguments))
         return self.made[-1]
 

@@ -1,12 +1,14 @@
 """The supervisor handles the messages of its workers; `tests/system/test_workers.py` has real ones."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 from sluice.mps.ipc.arena import Region
@@ -16,11 +18,16 @@ from sluice.mps.ipc.messages import (
     BatchWithdrawn,
     FromWorker,
     LoadResult,
+    ModelAdded,
+    ModelDropped,
     ModelFile,
+    ModelMeasured,
+    OverflowCreated,
     WorkerReady,
 )
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor import supervisor
+from sluice.mps.supervisor.child import Launch
 from sluice.mps.supervisor.process import WorkerProcess
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
@@ -40,6 +47,7 @@ class Process:
         partition: Partition,
         on_message: Callable[[FromWorker, tuple[int, ...]], None],
         on_exit: Callable[[str], None],
+        launch: Launch,
     ) -> None:
         self.sent: list[Any] = []
         self.say = on_message
@@ -103,6 +111,69 @@ def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next
         await asyncio.sleep(1)
         (load,) = Process.made[1].sent
         assert [(file.key, file.table, file.memory_measured) for file in load.models] == [("b", TABLE, True)]
+        await workers.drain()
+
+    Process.made = []
+    monkeypatch.setattr(supervisor, "WorkerProcess", Process)
+    run_virtual(main)
+
+
+ADDED = ModelAdded(LoadResult("b", TABLE))
+
+
+def with_overflow() -> tuple[Supervisor, Process, Region]:
+    """A supervisor whose worker holds `a` and has announced an overflow region; all its regions are the same memory."""
+    workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
+    workers.start()
+    region = Region.create("sluice-test-outputs", 4096)
+    (process,) = Process.made
+    process.say(WorkerReady(1, (0,), 1, (LoadResult("a", TABLE),)), (os.dup(region.fd),))
+    process.say(OverflowCreated(-1, 4096), (os.dup(region.fd),))
+    return workers, process, region
+
+
+@pytest.mark.parametrize(
+    ("message", "regions", "reason"),
+    [
+        (WorkerReady(1, (0,), 1, ()), 1, "it got ready twice"),
+        (WorkerReady(1, (0,), 1, ()), 0, "message of a worker: expected one descriptor of a region, got 0"),
+        (ADDED, 0, "model b is loaded, which was not ordered"),
+        (ADDED, 2, "ModelAdded came with 2 descriptors, expected none"),
+        (ModelDropped("a"), 0, "model a is unloaded, which was not ordered"),
+        (ModelMeasured(), 0, "a model was measured, which was not ordered"),
+        (OverflowCreated(1, 4096), 1, "region 1 cannot be an overflow region now"),
+        (OverflowCreated(-2, 4096), 1, "region -2 cannot be an overflow region now"),
+    ],
+)
+def test_a_message_that_does_not_fit_what_a_worker_was_sent_is_refused_and_leaves_no_memory(
+    message: FromWorker, regions: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        workers, process, region = with_overflow()
+        gc.collect()
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(PartitionError) as error:
+            process.say(message, tuple(os.dup(region.fd) for _ in range(regions)))
+        assert str(error.value) == reason
+        gc.collect()
+        assert os.listdir("/proc/self/fd") == before
+        region.close()
+        await workers.drain()
+
+    Process.made = []
+    monkeypatch.setattr(supervisor, "WorkerProcess", Process)
+    run_virtual(main)
+
+
+def test_an_overflow_region_of_an_answer_that_never_came_goes_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        workers, process, region = with_overflow()
+        process.say(BatchRefused(1, "another batch failed"), ())
+        assert workers.region(-1).nbytes == 4096
+        process.end("it was killed")
+        with pytest.raises(KeyError):
+            workers.region(-1)
+        region.close()
         await workers.drain()
 
     Process.made = []

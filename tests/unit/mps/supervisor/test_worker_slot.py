@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import AddModel, DropModel, LoadResult, ModelFile
 from sluice.mps.partitions.partition import CpuPartition
@@ -150,5 +151,21 @@ def test_a_post_without_a_worker_takes_no_orders() -> None:
         slot.request_change(AddModel(C))
         await asyncio.sleep(200.0)
         assert (len(process.sent), process.killed) == (1, [])
+
+    run_virtual(main)
+
+
+def test_an_answer_to_another_change_than_the_first_one_is_refused() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        slot = ready_post(Process())
+        slot.request_change(AddModel(C))
+        slot.request_change(DropModel("a"))
+        with pytest.raises(PartitionError, match="model a is unloaded, which was not ordered"):
+            slot.model_unloaded("a")
+        with pytest.raises(PartitionError, match="model b is loaded, which was not ordered"):
+            slot.model_loaded(LoadResult("b", TABLE))
+        slot.model_loaded(LoadResult("c", TABLE))
+        slot.model_unloaded("a")
+        assert not slot.has_pending_changes
 
     run_virtual(main)

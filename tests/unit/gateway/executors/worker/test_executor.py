@@ -3,6 +3,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -57,7 +58,7 @@ PLAN = PipelineWiring(
     OutputMemory(0, 1),
 )
 TABLE = LatencyTable.from_ms({1: 1.0})
-BIG = ModelFile("big:1", "big.onnx", "onnxruntime", (1,), batchable=True)
+MLP, BIG = (ModelFile(f"{name}:1", f"{name}.onnx", "onnxruntime", (1,), batchable=True) for name in ("mlp", "big"))
 READY = WorkerReady(1, (0,), 1, (LoadResult("mlp:1", TABLE), LoadResult("big:1", None, "out of memory")))
 
 
@@ -92,7 +93,7 @@ class Bench:
         self.reported: list[str] = []
         self.events: list[AnyEvent] = []
         self.executor = WorkerExecutor(
-            [WorkerSpec(partition, (BIG,), 4096, initial=())], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16
+            [WorkerSpec(partition, (MLP, BIG), 4096, initial=())], {"mlp:1": PLAN}, {"mlp:1": SPEC}, 1 << 16
         )
         self.supervisor = self.executor._supervisor
         self.executor._report = self.report
@@ -228,6 +229,18 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
     bench.executor.message("cpu0", BatchWithdrawn(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
+
+
+@benched
+async def test_a_batch_whose_model_gives_no_such_output_any_more_fails_alone(bench: Bench) -> None:
+    failed, next_one = bench.send(1), bench.send(2)
+    bench.executor.message(
+        "cpu0", answer(failed, outputs=(OutputTensor("z", DataType.FP32, (1, 3), 2, 64, 12),), slot=64)
+    )
+    assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: output y is missing")]
+    bench.done(next_one)
+    bench.send(3)
+    assert bench.worker.sent[-1].release == (64,)
 
 
 @benched
@@ -374,6 +387,14 @@ async def test_an_order_to_a_worker_that_is_gone_yields_nothing_but_its_loss(ben
 
 
 @benched
+async def test_a_worker_that_is_ended_with_the_server_is_not_watched_any_more(bench: Bench) -> None:
+    bench.send(1)
+    await bench.executor.drain()
+    await bench.at(60.0)
+    assert bench.worker.killed == []
+
+
+@benched
 async def test_an_idle_worker_has_all_the_time_in_the_world(bench: Bench) -> None:
     bench.done(bench.send(1))
     await bench.at(60.0)
@@ -382,3 +403,49 @@ async def test_an_idle_worker_has_all_the_time_in_the_world(bench: Bench) -> Non
     assert bench.worker.killed == []
     await bench.at(70.1)
     assert bench.worker.killed == ["batch 2 did not end within 10 s"]
+
+
+def answer(batch: int = 1, **changed: Any) -> BatchFinished:
+    """The answer to a batch of one row."""
+    output = OutputTensor("y", DataType.FP32, (1, 3), 2, 0, 12)
+    return msgspec.structs.replace(BatchFinished(batch, 5, 9, (output,), 0), **changed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (answer(3), "batch 3 is not one of the worker's"),
+        (answer(2), "batch 2 has ended before batch 1, which was sent before it"),
+        (BatchRefused(3, "no"), "batch 3 is not one of the worker's"),
+        (
+            answer(outputs=(OutputTensor("y", DataType.FP32, (2, 3), 2, 0, 24),)),
+            "batch 1 of mlp:1: output y has the shape [2, 3], expected 1 rows",
+        ),
+        (
+            answer(outputs=(OutputTensor("y", DataType.BYTES, (1, 3), 2, 0, 12, (0, 4, 12)),)),
+            "batch 1 of mlp:1: output y has 3 offsets of rows, expected those of 1 rows and the end",
+        ),
+        (
+            answer(confidences=((0.5,),)),
+            "batch 1 of mlp:1: it has [1] values of its confidences, expected []",
+        ),
+        (answer(ended_ns=2), "batch 1 of mlp:1: it ended 3 ns before it began"),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_batches_of_the_worker_is_refused(
+    wrong: BatchFinished | BatchRefused, reason: str
+) -> None:
+    @benched
+    async def test(bench: Bench) -> None:
+        bench.send(1)
+        bench.send(2)
+        with pytest.raises(PartitionError) as error:
+            bench.executor.message("cpu0", wrong)
+        assert str(error.value) == reason
+        assert bench.events[1:] == []
+        # The worker is killed, and its batches are lost with it.
+        bench.executor.worker_lost("cpu0", reason)
+        assert bench.events[2:] == [BatchFailed(each, FailureCause.WORKER_LOST, reason) for each in (1, 2)]
+        assert bench.executor.arena_bytes == 0
+
+    test()

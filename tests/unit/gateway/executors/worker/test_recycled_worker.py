@@ -2,9 +2,14 @@
 
 import asyncio
 
+import pytest
+
+from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import LoadModel, UnloadModel
 from sluice.batcher.interface.events import BatchCompleted, PartitionLost
+from sluice.models.errors import PartitionError
 from sluice.mps.ipc.messages import LoadResult
+from sluice.mps.partitions.partition import CpuPartition
 from tests.unit.gateway.executors.worker.test_executor import TABLE, Bench, benched
 
 REASON = "the worker is being recycled to free memory"
@@ -47,6 +52,29 @@ async def test_an_idle_worker_goes_once_and_takes_no_orders(bench: Bench) -> Non
     bench.executor.model_unloaded("cpu0", "mlp:1")
     assert (recycled_names, bench.worker.sent) == (["cpu0"], [])
     assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", f"cpu0 retired: {REASON}"]
+    assert bench.events[1:] == [PartitionLost("cpu0", REASON)]
+
+
+@benched
+async def test_a_worker_is_retired_from_the_order_on(bench: Bench) -> None:
+    recycled_names = recycled(bench)
+    bench.send(1)
+    bench.executor.recycle("cpu0")
+    bench.executor.recycle("cpu0")
+    partition = CpuPartition("cpu0", (0,))
+    with pytest.raises(PartitionError, match="its worker is being replaced already"):
+        await bench.executor.resize(partition, PartitionConfig("cpu0", partition.profile_kind), {}, 60.0)
+    bench.done(1)
+    assert recycled_names == []
+    await asyncio.sleep(0)
+    assert recycled_names == ["cpu0"]
+    assert bench.reported[1:] == [f"cpu0 retired: {REASON}"]
+
+
+@benched
+async def test_a_worker_that_is_lost_as_it_is_retired_is_lost_once(bench: Bench) -> None:
+    bench.executor.recycle("cpu0")
+    bench.executor.worker_lost("cpu0", "killed by SIGKILL")
     assert bench.events[1:] == [PartitionLost("cpu0", REASON)]
 
 

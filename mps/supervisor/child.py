@@ -1,0 +1,94 @@
+"""The operating system's side of a worker: its process, and our end of the socket to it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from sluice.mps.isolation.launch import module_environment
+from sluice.mps.isolation.pinning import worker_environment
+from sluice.mps.partitions.partition import Partition
+
+
+class Child(Protocol):
+    """A worker's process. `socket` is our end of the channel to it, which the caller owns."""
+
+    pid: int
+    socket: socket.socket
+
+    def fileno(self) -> int:
+        """A descriptor that is readable from the exit of the process on."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process, which may have exited."""
+        ...
+
+    def wait(self) -> int:
+        """Return the exit status once the process has exited, negative for a signal, and free `fileno`."""
+        ...
+
+
+Launch = Callable[[Partition, int | None], Child]
+"""Starts the worker of a partition, with a descriptor for what libraries and models print (None: the gateway's own).
+
+Raises OSError or PartitionError, and leaves nothing behind then.
+"""
+
+
+class ChildProcess:
+    """A running `sluice.mps.worker.main` (see `Child`)."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", ours: socket.socket) -> None:
+        self.pid = process.pid
+        self.socket = ours
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+
+    def fileno(self) -> int:
+        """The process's pidfd."""
+        return self._pidfd
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for the process, and close its pidfd."""
+        status = self._process.wait()
+        os.close(self._pidfd)
+        return status
+
+
+def launch_worker(partition: Partition, stdout: int | None = None) -> ChildProcess:
+    """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            process = _spawn(partition, theirs, stdout)
+        except BaseException:
+            ours.close()
+            raise
+    try:
+        return ChildProcess(process, ours)
+    except OSError:  # no descriptor is left for it
+        ours.close()
+        process.kill()
+        process.wait()
+        raise
+
+
+def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "subprocess.Popen[bytes]":
+    cores = ",".join(map(str, partition.cores))
+    return subprocess.Popen(
+        # -P: a directory that the gateway happens to be started in must not shadow modules.
+        [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env=module_environment() | worker_environment(partition),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        start_new_session=True,
+    )
