@@ -5,11 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from sluice.mps.isolation.launch import module_environment
-from sluice.mps.isolation.pinning import worker_environment
+from sluice.mps.isolation.pinning import array_library_environment, worker_environment
 from sluice.mps.partitions.partition import Partition
 
 
@@ -32,8 +32,10 @@ class Child(Protocol):
         ...
 
 
-Launch = Callable[[Partition, int | None], Child]
-"""Starts the worker of a partition, with a descriptor for what libraries and models print (None: the gateway's own).
+Launch = Callable[[Partition | None, int | None], Child]
+"""Starts the worker of a partition, or a spare one (None), which may become the worker of any partition.
+
+The second argument is a descriptor for what libraries and models print (None: the gateway's own).
 
 Raises OSError or PartitionError, and leaves nothing behind then.
 """
@@ -63,12 +65,16 @@ class ChildProcess:
         return status
 
 
-def launch_worker(partition: Partition, stdout: int | None = None) -> ChildProcess:
-    """Start the worker in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
+def launch_worker(partition: Partition | None, stdout: int | None = None) -> ChildProcess:
+    """Start a process of this machine (see `Launch`)."""
+    if partition is None:
+        arguments, environment = ["", "--spare"], array_library_environment()
+    else:
+        arguments, environment = [",".join(map(str, partition.cores))], worker_environment(partition)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            process = _spawn(partition, theirs, stdout)
+            process = _spawn(arguments, environment, theirs, stdout)
         except BaseException:
             ours.close()
             raise
@@ -81,13 +87,15 @@ def launch_worker(partition: Partition, stdout: int | None = None) -> ChildProce
         raise
 
 
-def _spawn(partition: Partition, theirs: socket.socket, stdout: int | None) -> "subprocess.Popen[bytes]":
-    cores = ",".join(map(str, partition.cores))
+def _spawn(
+    arguments: Sequence[str], environment: Mapping[str, str], theirs: socket.socket, stdout: int | None
+) -> "subprocess.Popen[bytes]":
+    """Start the process in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
     return subprocess.Popen(
         # -P: a directory that the gateway happens to be started in must not shadow modules.
-        [sys.executable, "-P", "-m", "sluice.mps.worker.start", cores, "--socket", str(theirs.fileno())],
+        [sys.executable, "-P", "-m", "sluice.mps.worker.start", *arguments, "--socket", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env=module_environment() | worker_environment(partition),
+        env={**module_environment(), **environment},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         start_new_session=True,

@@ -105,18 +105,21 @@ class WorkerSlot:
             self._limit_change()
 
     def model_loaded(self, model: LoadResult) -> None:
-        """The first pending change has finished: the model is loaded, or failed to load.
+        """A pending load has finished: the model is loaded, or failed to load.
 
-        Raises PartitionError if it is another change.
+        Raises PartitionError if there is no such load.
         """
-        change = self._changes[0] if self._changes else None
-        if not isinstance(change, AddModel) or change.file.key != model.key:
+        loads = (each for each in self._changes if isinstance(each, AddModel) and each.file.key == model.key)
+        change = next(loads, None)
+        if change is None:
             raise PartitionError(f"model {model.key} is loaded, which was not ordered")
-        self._changes.popleft()
+        was_first = change is self._changes[0]
+        self._changes.remove(change)
         if model.table is not None:
             self.tables[model.key] = model.table
             self.remember_model(change.file, model.table)
-        self._limit_change()
+        if was_first:
+            self._limit_change()
 
     def model_unloaded(self, key: str) -> None:
         """The first pending change has finished: the model is unloaded; raises PartitionError as `model_loaded`."""

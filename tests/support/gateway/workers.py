@@ -109,7 +109,9 @@ class Gateway:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reports.put_nowait(f"{partition}: {key} unloaded")
 
-    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
+    def message(
+        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None:
         self.reports.put_nowait(message)
 
     async def next(self) -> Any:

@@ -102,15 +102,15 @@ class Machine:
     def alarm(self) -> ClockAlarm:
         return ClockAlarm(self.loop, self.clock)
 
-    def launch(self, partition: Partition, stdout: int | None) -> SimulatedWorker:
-        """Start the worker of a partition."""
+    def launch(self, partition: Partition | None, stdout: int | None) -> SimulatedWorker:
+        """Start the worker of a partition, or a spare one."""
         del stdout
         self._refuse(Fault.NO_PROCESS)
         self.launches += 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end = FaultySocket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, ours.detach())
         end.faults = self.faults
-        worker = SimulatedWorker(self, FIRST_PID + self.launches, partition, end, theirs)
+        worker = SimulatedWorker(self, FIRST_PID + self.launches, end, theirs, is_spare=partition is None)
         self.workers.append(worker)
         return worker
 

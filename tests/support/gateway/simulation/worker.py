@@ -51,7 +51,8 @@ from tests.support.gateway.simulation.models import row_confidences, run_model
 if TYPE_CHECKING:
     from tests.support.gateway.simulation.machine import Machine
 
-START_S = 0.3
+IMPORT_S = 0.3
+START_S = 0.05
 LOAD_S = 0.2
 KILL_S = 0.001
 RETRY_S = 0.001
@@ -70,7 +71,7 @@ class SimulatedWorker:
     """A process that behaves like `sluice.mps.worker.main` until a fault happens (a `Child` of the supervisor)."""
 
     def __init__(
-        self, machine: "Machine", pid: int, partition: Partition, ours: socket.socket, theirs: socket.socket
+        self, machine: "Machine", pid: int, ours: socket.socket, theirs: socket.socket, *, is_spare: bool
     ) -> None:
         self.pid = pid
         self.socket = ours
@@ -79,7 +80,8 @@ class SimulatedWorker:
         self._machine = machine
         self._faults = machine.faults
         self._source = Random(f"{machine.seed} worker {pid}")
-        self._partition = partition
+        self._is_spare = is_spare
+        self._partition: Partition
         self._channel: Channel[ToWorker] = Channel(theirs, ToWorker)
         self._raw = theirs
         self._exit_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -92,6 +94,7 @@ class SimulatedWorker:
         self._queue: deque[RunBatch] = deque()
         self._orders: deque[AddModel | DropModel] = deque()
         self._held_back: list[Any] = []
+        self._last_batch = 0
         self._task = machine.loop.create_task(self._live())
 
     # -- what the supervisor sees
@@ -142,8 +145,11 @@ class SimulatedWorker:
         os.eventfd_write(self._exit_fd, 1)
 
     async def _main(self) -> None:
+        if self._is_spare:
+            await self._spend(IMPORT_S)
         start = await self._first_message()
-        await self._spend(START_S)
+        self._partition = start.partition
+        await self._spend(START_S if self._is_spare else IMPORT_S + START_S)
         self._die_if(Fault.DIES_STARTING)
         if self._faults.happens(Fault.SILENT_STARTING):
             await self._spend(10 * 24 * 3600)
@@ -175,6 +181,9 @@ class SimulatedWorker:
         assert self.tensors is not None
         match message:
             case RunBatch():
+                if message.batch <= self._last_batch:
+                    raise PartitionError(f"expected a batch after {self._last_batch}, got {message.batch}")
+                self._last_batch = message.batch
                 for slot in message.release:
                     self.tensors.free(slot)
                 if len(self._queue) < QUEUE_LIMIT:

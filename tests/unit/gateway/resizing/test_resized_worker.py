@@ -68,7 +68,7 @@ async def test_batches_go_to_the_new_worker_while_the_one_before_ends_what_it_ha
     assert bench.reported == ["cpu0 ready mlp:1; big:1: out of memory", "cpu0 is cpu2"]
     bench.send(3)
     assert [message.batch for message in resized.successor.sent] == [3]
-    bench.done(3, region=resized.output)
+    bench.done(3, region=resized.output, worker=resized.successor)
     bench.done(1)
     assert resized.retired == []
     bench.done(2)
@@ -76,6 +76,23 @@ async def test_batches_go_to_the_new_worker_while_the_one_before_ends_what_it_ha
     done = [BatchCompleted(batch, 5, 9, (), "y=3") for batch in (3, 1, 2)]
     assert bench.events[2:] == done
     assert bench.executor._files["cpu0"]["big:1"].table == FAST
+
+
+@benched
+async def test_neither_worker_may_answer_what_the_other_one_was_sent(bench: Bench) -> None:
+    resized = Resized(bench)
+    bench.send(1)
+    resizing = await resized.begin()
+    with pytest.raises(PartitionError, match="batch 1, expected one of those sent to it: none"):
+        bench.done(1, worker=resized.successor)
+    resized.take_over()
+    await resizing
+    bench.send(2)
+    with pytest.raises(PartitionError, match=r"batch 1, expected one of those sent to it: \[2\]"):
+        bench.done(1, worker=resized.successor)
+    with pytest.raises(PartitionError, match=r"batch 2, expected one of those sent to it: \[1\]"):
+        bench.done(2)
+    assert len(bench.events) == 2
 
 
 @benched
@@ -194,7 +211,7 @@ async def test_one_whose_context_is_lost_after_its_place_was_taken_goes_alone(be
     resized.take_over()
     await resizing
     bench.supervisor._by_name["cpu0"].process = cast("WorkerProcess", resized.successor)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", BatchFault.DEVICE))
+    bench.say(BatchRefused(failed, "mlp:1: CUDA failure 700", BatchFault.DEVICE))
     assert (bench.worker.killed, resized.successor.killed) == (["mlp:1: CUDA failure 700"], [])
     bench.supervisor._by_name["cpu0"].process = None
     bench.executor.worker_gone(cast("WorkerProcess", bench.worker), "mlp:1: CUDA failure 700")

@@ -140,7 +140,9 @@ class Bench:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reported.append(f"{partition} unloaded {key}")
 
-    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
+    def message(
+        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None:
         self.reported.append(f"{partition}: batch {message.batch}")
 
 

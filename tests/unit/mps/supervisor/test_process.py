@@ -54,7 +54,7 @@ def test_a_message_that_cannot_be_used_ends_the_worker(say: Callable[[PlayedChil
     seen: list[FromWorker] = []
     reasons: list[str] = []
 
-    def launch(partition: Partition, stdout: int | None) -> PlayedChild:
+    def launch(partition: Partition | None, stdout: int | None) -> PlayedChild:
         return child
 
     def take(message: FromWorker, fds: tuple[int, ...]) -> None:
@@ -74,4 +74,4 @@ def test_a_message_that_cannot_be_used_ends_the_worker(say: Callable[[PlayedChil
     assert BatchWithdrawn(1) in seen
     assert BatchWithdrawn(2) not in seen
     (why,) = reasons
-    assert why.startswith(f"a message of the worker cannot be used: {reason}")
+    assert why.startswith(f"the worker sent a message that cannot be used: {reason}")

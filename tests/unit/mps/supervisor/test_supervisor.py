@@ -90,7 +90,9 @@ class Owner:
 
     def model_unloaded(self, partition: str, key: str) -> None: ...
 
-    def message(self, partition: str, message: BatchFinished | BatchRefused | BatchWithdrawn) -> None: ...
+    def message(
+        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None: ...
 
 
 def test_a_model_that_is_forgotten_while_a_worker_starts_is_not_held_by_the_next_one(
@@ -158,6 +160,21 @@ def test_a_message_that_does_not_fit_what_a_worker_was_sent_is_refused_and_leave
         gc.collect()
         assert os.listdir("/proc/self/fd") == before
         region.close()
+        await workers.drain()
+
+    Process.made = []
+    monkeypatch.setattr(supervisor, "WorkerProcess", Process)
+    run_virtual(main)
+
+
+def test_a_worker_answers_nothing_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        workers = Supervisor([WorkerSpec(CpuPartition("cpu0", (0,)), (A,), 4096)], Owner())
+        workers.start()
+        (process,) = Process.made
+        for answer in (BatchFinished(1, 0, 1, (), 0), BatchRefused(1, "too many batches"), ADDED):
+            with pytest.raises(PartitionError, match=f"{type(answer).__name__} came before it was ready"):
+                process.say(answer, ())
         await workers.drain()
 
     Process.made = []

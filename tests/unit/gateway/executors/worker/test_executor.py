@@ -115,11 +115,13 @@ class Bench:
         self.executor.run(DispatchBatch(self._batches, "cpu0", "mlp:1", 1, members, reason))
         return self._batches
 
-    def done(self, batch: int, slot: int = 0, region: int | None = None) -> None:
+    def done(self, batch: int, slot: int = 0, region: int | None = None, worker: Packets | None = None) -> None:
         place = (self.output if region is None else region), max(slot, 0), 12
-        self.executor.message(
-            "cpu0", BatchFinished(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot)
-        )
+        self.say(BatchFinished(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot), worker)
+
+    def say(self, answer: BatchFinished | BatchRefused | BatchWithdrawn, worker: Packets | None = None) -> None:
+        """Let a worker answer, the first one by default."""
+        self.executor.message("cpu0", cast("WorkerProcess", worker or self.worker), answer)
 
     async def at(self, second: float) -> None:
         """Return at that time of the loop's clock."""
@@ -225,8 +227,8 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
     failed, revoked = bench.send(1), bench.send(2)
     bench.executor.revoke(revoked)
     assert bench.worker.sent[-1] == WithdrawBatch(revoked)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: bad row"))
-    bench.executor.message("cpu0", BatchWithdrawn(revoked))
+    bench.say(BatchRefused(failed, "mlp:1: bad row"))
+    bench.say(BatchWithdrawn(revoked))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: bad row"), BatchRevoked(revoked)]
     assert bench.executor.arena_bytes == 0
 
@@ -235,7 +237,9 @@ async def test_failed_and_revoked_batches_are_reported_and_give_their_inputs_bac
 async def test_a_batch_whose_model_gives_no_such_output_any_more_fails_alone(bench: Bench) -> None:
     failed, next_one = bench.send(1), bench.send(2)
     bench.executor.message(
-        "cpu0", answer(failed, outputs=(OutputTensor("z", DataType.FP32, (1, 3), 2, 64, 12),), slot=64)
+        "cpu0",
+        cast("WorkerProcess", bench.worker),
+        answer(failed, outputs=(OutputTensor("z", DataType.FP32, (1, 3), 2, 64, 12),), slot=64),
     )
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.BACKEND, "mlp:1: output y is missing")]
     bench.done(next_one)
@@ -246,7 +250,7 @@ async def test_a_batch_whose_model_gives_no_such_output_any_more_fails_alone(ben
 @benched
 async def test_a_batch_without_memory_is_distinguished_from_one_that_failed_by_its_content(bench: Bench) -> None:
     failed = bench.send(1)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: no memory", BatchFault.MEMORY))
+    bench.say(BatchRefused(failed, "mlp:1: no memory", BatchFault.MEMORY))
     assert bench.events[1:] == [BatchFailed(failed, FailureCause.OUT_OF_MEMORY, "mlp:1: no memory")]
     assert bench.executor.arena_bytes == 0
 
@@ -256,7 +260,7 @@ async def test_a_worker_whose_context_is_lost_is_killed_and_its_batches_are_lost
     post = bench.supervisor._by_name["cpu0"]
     post.process = cast("WorkerProcess", bench.worker)
     failed, waiting = bench.send(1), bench.send(2)
-    bench.executor.message("cpu0", BatchRefused(failed, "mlp:1: CUDA failure 700", BatchFault.DEVICE))
+    bench.say(BatchRefused(failed, "mlp:1: CUDA failure 700", BatchFault.DEVICE))
     assert bench.worker.killed == ["mlp:1: CUDA failure 700"]
     assert bench.events[1:] == []
     post.process = None
@@ -274,7 +278,7 @@ async def test_workers_that_go_together_are_reported_at_once_and_once(bench: Ben
             bench.executor.recovery, "context_lost", lambda partition, process, why: {"cpu0": why, "gone": why}
         )
         failed = bench.send(1)
-        bench.executor.message("cpu0", BatchRefused(failed, reason, BatchFault.DEVICE))
+        bench.say(BatchRefused(failed, reason, BatchFault.DEVICE))
     assert bench.events[1:] == [PartitionLost("cpu0", reason)]
     bench.executor.worker_lost("cpu0", reason)
     assert bench.events[2:] == [BatchFailed(failed, FailureCause.WORKER_LOST, reason)]
@@ -414,9 +418,9 @@ def answer(batch: int = 1, **changed: Any) -> BatchFinished:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (answer(3), "batch 3 is not one of the worker's"),
+        (answer(3), "an answer to batch 3, expected one of those sent to it: [1, 2]"),
         (answer(2), "batch 2 has ended before batch 1, which was sent before it"),
-        (BatchRefused(3, "no"), "batch 3 is not one of the worker's"),
+        (BatchRefused(3, "no"), "an answer to batch 3, expected one of those sent to it: [1, 2]"),
         (
             answer(outputs=(OutputTensor("y", DataType.FP32, (2, 3), 2, 0, 24),)),
             "batch 1 of mlp:1: output y has the shape [2, 3], expected 1 rows",
@@ -440,7 +444,7 @@ def test_an_answer_that_does_not_fit_the_batches_of_the_worker_is_refused(
         bench.send(1)
         bench.send(2)
         with pytest.raises(PartitionError) as error:
-            bench.executor.message("cpu0", wrong)
+            bench.say(wrong)
         assert str(error.value) == reason
         assert bench.events[1:] == []
         # The worker is killed, and its batches are lost with it.
