@@ -188,7 +188,8 @@ def test_a_simulated_entry_cannot_pass_for_a_measured_one(tmp_path: Path) -> Non
     ("content", "expected"),
     [
         (b"{", "Input data was truncated"),
-        (b'{"format": 1, "\xff": 2}', "not valid JSON: 'utf-8' codec can't decode byte 0xff"),
+        # The message depends on the version of msgspec.
+        (b'{"format": 1, "\xff": 2}', "(not valid JSON: 'utf-8' codec can't decode byte 0xff|Invalid UTF-8 encoded)"),
         (b'{"format":1,"entries":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON: maximum rec"),
     ],
 )
