@@ -87,7 +87,7 @@ test-core-simulation: $(TEST)/installed-$(ORT)
 
 test-core-hashes: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
-		tests/properties/test_run_queue.py tests/properties/test_reservations.py tests/properties/test_residency.py \
+		tests/properties/test_run_queue.py tests/properties/test_places.py tests/properties/test_residency.py \
 		tests/simulation/test_equivalence.py tests/unit/batcher/drivers
 
 # New seeds each time, which are printed.

@@ -9,30 +9,36 @@ Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
 PartitionState  fleet/fleet.py                kind price models ready lost_ns group
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
-PartitionState  fleet/speed.py                hand_off_ns last_end_ns
+PartitionState  fleet/speed.py                hand_off_ns last_end_ns between_ns
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches free_at_ns idle_since_ns
+PartitionState  places/planned_batches.py     planned planned_ns last_serial
 PartitionGroup  fleet/fleet.py                models hosted partitions
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
-PartitionGroup  prediction/backlog.py         backlog_ns
 ModelState      fleet/fleet.py                groups
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
 ModelState      dispatch/dispatcher.py        outstanding peak_rows typical_rows batches last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
+ModelState      places/places.py              open_batch
 ModelState      residency/partition_memory.py config load_ns last_load_ns
 StageState      scheduler/replanner.py        model cost_to_go plan_changes
 StageState      queues/progress.py            run_probability
 StageState      prediction/pipeline_times.py  remaining_path_ns
 PipelineState   fleet/fleet.py                degraded
 PipelineState   fleet/speed.py                changes
-PipelineState   prediction/pipeline_times.py  predicted_changes critical_path_ns expected_runs steps work shared
-PipelineState   scheduler/scheduler.py        arrived_rows outstanding rows_under_way inflow asked
+PipelineState   prediction/pipeline_times.py  predicted_changes critical_path_ns expected_runs steps reach
+PipelineState   scheduler/scheduler.py        arrived_rows outstanding
 PipelineState   scheduler/replanner.py        rate
 PipelineState   scheduler/admission.py        last_probe_ns demand
 Request         scheduler/scheduler.py        open_stages settled running entries missing runs ran_on
-Request         prediction/backlog.py         work committed
+PipelineState   places/places.py              row_gap_ns last_row_ns drift planned_rows
+PipelineState   places/shares.py              clients
+ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
+Request         places/places.py              places placed waits_ns
+PlannedBatch    places/planned_batches.py     partition rows room variance most members
+PlannedBatch    places/planned_batches.py     merges length_ns from_ns limit_ns latest_ns ready_ns serial
 StageRun        scheduler/scheduler.py        confidences batch_key
-Entry           queues/                       queued late retry_group
+Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
 Entry           dispatch/retries.py           lost_once
 Batch           dispatch/dispatcher.py        live suspect revoking
@@ -42,7 +48,7 @@ Batch           scheduler/scheduler.py        entries
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,7 +60,7 @@ from sluice.batcher.estimates.recent_rows import RecentRows
 from sluice.batcher.interface.config import PipelineConfig, ScheduledModel, StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.plan_data import CostToGo
-from sluice.models.units import NS_PER_S
+from sluice.models.units import INFINITE_NS, NS_PER_S
 
 IN_FLIGHT = 2
 """Batches that a worker may hold: one runs, the next is there when it ends, so a device never waits for Python."""
@@ -64,16 +70,13 @@ UNAVAILABLE_NS = 5 * NS_PER_S
 """A partition that has been lost for longer than this is not expected back."""
 ASKED_MEMORY_NS = 5 * NS_PER_S
 """Models move between partitions by the rows that came within this time, and not for a few rows."""
-INFLOW_MEMORY_NS = NS_PER_S // 4
-"""Shares of pipelines follow the rows that came within this time, which is as long as objectives are."""
 
 QueueKey = tuple[str, str]
 """(model key, batch key): requests with the same key may share a batch."""
-Shares = tuple[tuple["PartitionGroup", int], ...]
-"""(group, expected nanoseconds of its partitions that one row of a request takes)."""
-WaitingStage = tuple["StageState", "ModelState", int, float]
-"""(stage whose work may have to wait, its model, ns from its start to the pipeline's end if nothing else has to wait,
-ns that a row takes of all partitions that hold the model)."""
+Place = tuple["PlannedBatch", float]
+"""(planned batch that a stage of a request has its place in, the rows that are expected to run)."""
+WaitingStage = tuple["StageState", "ModelState", int]
+"""(stage whose work may have to wait, its model, ns from its start to the pipeline's end if nothing else waits)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,10 +97,16 @@ class PartitionState:
     free_at_ns: int = 0  # ns; when all its batches are expected to be over
     idle_since_ns: int = 0  # ns; when its last batch ended, or its worker came up
     last_end_ns: int = 0  # ns; when its worker says the last batch ended
+    between_ns: float = 0.0  # ns from the end of a batch to the start of the next one that is there already
     opening_ns: int = 0  # ns; when it may be given a second batch; infinite if it is idle or full
     is_listed_idle: bool = False  # its number is in the group's `idle`
     throttled: bool = False  # it is over its share of a device that others need, and gets no batch
     slowdown: float = 1.0  # how many times as long its work takes while it is throttled now and then
+    planned: list[PlannedBatch] = field(
+        default_factory=list
+    )  # what it is to run after `batches`, in order of deadlines
+    planned_ns: int = 0  # ns; the time that `planned` takes
+    last_serial: int = 0  # of the batches that were planned for it
 
     def start_ns(self, now_ns: int) -> int:
         """When a batch dispatched now would start."""
@@ -126,7 +135,6 @@ class PartitionGroup:
     partitions: dict[int, PartitionState] = field(default_factory=dict)  # by number
     only: PartitionState | None = None  # the partition, if there is only one
     ready_count: int = 0  # partitions that are up
-    backlog_ns: int = 0  # ns; work that was promised to requests and is not dispatched
     idle: list[int] = field(default_factory=list)  # heap of the numbers of idle partitions
     opening: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `opening_ns`
     busy: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `free_at_ns`
@@ -146,6 +154,7 @@ class ModelState:
     limit_changes: int = 0  # how often the batch sizes that it may run with have changed
     quickest_ns: int = 0  # ns; least time of a row by itself
     pipelines: list[PipelineState] = field(default_factory=list)  # those with a stage that it may run
+    open_batch: PlannedBatch | None = None  # the last planned one of its default queue, if it can be joined
     outstanding: int = 0  # rows that are queued or running
     peak_rows: float = 0.0  # decayed maximum of `outstanding`: rows that may be expected together
     typical_rows: float = 1.0  # smoothed rows of a batch
@@ -181,57 +190,6 @@ class ModelState:
         estimate = self.estimates[kind]
         return estimate.row_ns(min(self.full_rows(estimate), self.config.max_batch))
 
-    @property
-    def spread_row_ns(self) -> float:
-        """Time that a row takes of all partitions when each does as much as it can; 0 without a partition."""
-        rates = [len(group.partitions) / max(self.row_ns(group.kind), 1) for group in self.groups]
-        return 1 / sum(rates) if rates else 0.0
-
-
-class Work:
-    """The work of a row of a request in each group, stage by stage and in all; immutable.
-
-    `stages` has the expected work of a row. `whole` is the work of a row that runs the stage for certain.
-    """
-
-    __slots__ = ("_whole", "stages", "total")
-
-    def __init__(self, expected: tuple[Shares, ...], whole: tuple[Shares, ...]) -> None:
-        self.stages = stages = expected
-        self._whole = whole
-        sums: dict[PartitionGroup, int] = {}
-        for shares in stages:
-            for group, row_ns in shares:
-                sums[group] = sums.get(group, 0) + row_ns
-        self.total: Shares = tuple(sums.items())
-
-    def known(self, stage: int, share: float) -> Work:
-        """The work once it is known which share of the rows a stage runs for."""
-        shares = self._whole[stage]
-        if share < 1:
-            shares = tuple((group, round(row_ns * share)) for group, row_ns in shares)
-        return Work((*self.stages[:stage], shares, *self.stages[stage + 1 :]), self._whole)
-
-
-class Precedence:
-    """Which model stages of a pipeline come directly before and after each other; immutable.
-
-    Made from the stages that each stage waits for (in topological order) and from which of them run a model. Combiners
-    take no time, so they are left out: what comes before a combiner comes before what follows it.
-    """
-
-    __slots__ = ("after", "before", "stages")
-
-    def __init__(self, waits_for: Sequence[Collection[int]], runs: Sequence[bool]) -> None:
-        before: list[set[int]] = []
-        for sources in waits_for:
-            before.append(set[int]().union(*({source} if runs[source] else before[source] for source in sources)))
-        self.stages = tuple(stage for stage, is_model in enumerate(runs) if is_model)
-        self.before = tuple(tuple(sorted(sources)) for sources in before)
-        self.after = tuple(
-            tuple(later for later in self.stages if stage in before[later]) for stage in range(len(before))
-        )
-
 
 @dataclass(slots=True, eq=False)
 class StageState:
@@ -240,7 +198,7 @@ class StageState:
     index: int
     config: StageConfig
     model: ModelState | None  # the variant that runs it now; None for a combiner
-    waits_for: set[int]  # stages whose rows or confidences it needs
+    waits_for: tuple[int, ...]  # stages whose rows or confidences it needs, ascending
     dependents: list[int]  # stages that need its rows or confidences
     is_keyed: bool  # its inputs have dimensions that may differ, so that not all of them share batches
     cost_to_go: CostToGo | None = None  # the plan's cost of all that follows; None without a plan or without a choice
@@ -263,33 +221,44 @@ class PipelineState:
     Predictions are made again when a request arrives and `changes` is no longer `predicted_changes`.
     """
 
-    number: int  # never used again; tells its entries apart in a queue
+    number: int  # never used again
     config: PipelineConfig
     stages: list[StageState]
     stage_count: int
-    all_stages: int  # a bit for each stage
     missing: list[int]  # by stage, how many stages it waits for
     roots: list[StageState]  # stages that wait for none
     single: bool  # its only stage runs a model and does not use the response cache
     has_parallel_stages: bool  # two model stages may be there at the same time
-    precedence: Precedence
     evicts: bool  # its requests are given up rather than answered late
-    work: Work  # work of a row of a request
     steps: list[WaitingStage] = field(default_factory=list)  # stages that a request may have to wait for
     critical_path_ns: int = 0  # ns that a request takes if all partitions are idle
     expected_runs: dict[ModelState, float] = field(default_factory=dict)  # stages of a model that a row runs on average
-    shared: bool = False  # another pipeline uses one of its models
+    reach: list[float] = field(default_factory=list)  # by stage, the share of the rows that it is expected to run for
     changes: int = 1  # how often partitions, models or estimates that it depends on have changed
     predicted_changes: int = 0  # the changes that the predictions include
     degraded: bool = True  # some partition that it could use is not there
+    caution: float = 1.0  # how many times the tail of a batch's time its places keep
+    drift: float = 0.0  # share of the time before a planned start that its places keep, since starts come later
     outstanding: int = 0  # requests that were admitted and have no outcome
-    rows_under_way: int = 0  # their rows; counted while slots are reserved
     last_probe_ns: int | None = None  # ns; when corrections last decayed so that a request might be admitted
     arrived_rows: int = 0  # rows of all requests so far, admitted or not
+    row_gap_ns: float = 0.0  # ns; smoothed time between two rows that arrive, admitted or not; 0 before the second
+    last_row_ns: int = 0  # ns; when its last request arrived
+    planned_rows: int = 0  # rows of its requests that have places
+    clients: dict[str, ClientState] = field(
+        default_factory=dict
+    )  # those that its requests name, if they are distinguished
     rate: RateEstimate = field(default_factory=RateEstimate)  # rows that arrive a second
     demand: RecentRows = field(default_factory=lambda: RecentRows(ASKED_MEMORY_NS))  # arrivals, for loading on demand
-    inflow: RecentRows = field(default_factory=lambda: RecentRows(INFLOW_MEMORY_NS))  # admitted rows, if shared
-    asked: RecentRows = field(default_factory=lambda: RecentRows(INFLOW_MEMORY_NS))  # arrivals, if slots are reserved
+
+
+@dataclass(slots=True, eq=False)
+class ClientState:
+    """One client of a pipeline: what it asks for, and what is planned for it."""
+
+    planned_rows: int = 0  # rows of its requests that have places
+    row_gap_ns: float = 0.0  # ns; smoothed time between two of its rows, admitted or not; 0 before the second
+    last_row_ns: int = 0  # ns; when its last request arrived
 
 
 class StageRun(msgspec.Struct, eq=False):
@@ -313,8 +282,6 @@ class Request(msgspec.Struct, eq=False):
     rows: int
     deadline_ns: int  # ns
     arrival: RequestArrived
-    work: Work  # work of one of its rows, as far as it is known
-    committed: int  # a bit for each stage whose expected work is counted in the backlogs of groups
     open_stages: int  # stages that are not over
     settled: bool = False  # it has its outcome
     running: int = 0  # once it is settled: batches, combiners and held answers that still use its tensors
@@ -322,6 +289,9 @@ class Request(msgspec.Struct, eq=False):
     missing: list[int] = []  # by stage, how many stages it still waits for; empty if the pipeline has one stage
     runs: list[StageRun | None] = []  # by stage, None until its rows are known; empty if the pipeline has one stage
     ran_on: PartitionState | None = None  # where its last batch ran
+    waits_ns: int = 0  # ns; its planned end at admission less the time then; 0 if it could start at once
+    placed: int = 0  # how many places it still has
+    places: list[Place | None] = []  # by stage, its place in a planned batch until it starts; empty without places
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -335,12 +305,41 @@ class Entry(msgspec.Struct, eq=False):
     stage_deadline_ns: int  # ns; the request's deadline less the stages after this one
     enqueued_ns: int  # ns
     sequence: int  # order of creation
-    flow: int = 0  # number of its pipeline, whose entries it waits with
-    queued: bool = True  # it waits in its queue, or for its reserved slot
+    queued: bool = True  # it waits in its queue
     late: bool = False  # it waits behind the entries that can still be in time
     lost_once: bool = False  # its worker was lost while it may have been the cause
     batch: Batch | None = None  # the batch that it runs in
     retry_group: list[Entry] | None = None  # the entries that it is to be retried with
+
+
+class PlannedBatch(msgspec.Struct, eq=False):
+    """A batch that a partition is to run: the places of requests that run one model together.
+
+    `rows` are those expected to run, so a place in a conditional stage counts as its share. `latest_ns` is its latest
+    end with which all its members are in time, `limit_ns` the same before what is kept for long batches.
+    """
+
+    partition: PartitionState
+    model: ModelState
+    queue_key: QueueKey
+    order_ns: int  # ns; the deadline of the stage that it was opened for: the earliest runs first
+    caution: float  # how many times the tail of its time is kept
+    depth: float  # how many times as much its end varies as its time, since batches before it vary as well
+    gap_ns: int = 0  # ns that its partition is idle before it, since the stage before it is the batch that just ended
+    full_rows: int = 1  # rows above which it is full
+    level: int = 0  # priority level of its requests, where the policy has levels
+    merges: bool = False  # its rows will run with those of the next batch of its queue
+    rows: float = 0
+    room: float = 0  # rows that its time is kept for
+    variance: float = 0.0  # of its rows, since it is not known which of them will run
+    most: float = 0  # rows if all of them run
+    members: int = 0  # places
+    length_ns: int = 0  # ns that it takes of its partition
+    from_ns: int = INFINITE_NS  # ns; the earliest stage deadline of its members
+    limit_ns: int = INFINITE_NS  # ns; the same as `from_ns`, less what is kept for the way there and back
+    latest_ns: int = INFINITE_NS  # ns
+    ready_ns: int = 0  # ns; when the stages before are expected to have ended for all its members
+    serial: int = 0  # those of the same order run as they were planned
 
 
 class Batch(msgspec.Struct, eq=False):

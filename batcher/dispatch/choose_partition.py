@@ -1,13 +1,18 @@
 """Choice of a batch's partition: the cheapest open one that is in time, preferably that of the stage before."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
 from typing import NamedTuple
 
-from sluice.batcher.estimates.latency import DEEP
-from sluice.batcher.fleet.partition_group import first_available, start_ns
+from sluice.batcher.fleet.partition_group import first_available
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption, Planner, Ranker
+from sluice.batcher.places.planned_batches import run_together, slack_ns
 from sluice.batcher.policies.base import Choice
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.progress import place_of
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import Entry, ModelState, PartitionGroup, PartitionState, StageState
 from sluice.models.units import INFINITE_NS, NS_PER_S
 
@@ -28,6 +33,14 @@ class _Ranking(NamedTuple):
     batches: int
 
 
+class NextBatch(NamedTuple):
+    """A batch: its partition, its rows, and the stage deadline (ns) from which entries are taken."""
+
+    partition: PartitionState
+    rows: int
+    from_ns: int
+
+
 class PartitionChooser:
     """Chooses the partition and size of a queue's next batch; `planner` ranks the options if there are several."""
 
@@ -39,22 +52,33 @@ class PartitionChooser:
         self._rankings: dict[StageState, _Ranking] = {}
 
     def choose(
-        self, queue: Queue, head: Entry, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
-    ) -> tuple[PartitionState, int, int] | None:
-        """The partition of a queue's next batch, its rows, and the deadline from which entries are taken.
+        self,
+        queue: Queue,
+        head: Entry,
+        model: ModelState,
+        choice: Choice,
+        partition: PartitionState,
+        takes: Callable[[PartitionState], bool],
+        now_ns: int,
+    ) -> NextBatch | int:
+        """The partition of a queue's next batch and its rows, or until when the entries are left to other partitions.
 
         The open options are ranked by cost, later stages included, for the first entry that is in time. The first
         option that fits is taken (ESG_Dispatch, HPDC 2024), unless it is smaller than is worthwhile while more rows
         wait: the time that a plan leaves to later stages includes long waits under load, and small batches would make
-        these waits longer. Then `_worthwhile` sizes the batch on `partition`. None leaves the entries to another
-        partition.
+        these waits longer. Then what is planned for the group of `partition` runs. `takes` tells whether another one
+        takes a batch now, or is kept for what is planned for it.
         """
         groups = model.groups
         stage = head.request.pipeline.stages[head.stage]
         only = len(groups) == 1 and (stage.cost_to_go is None or len(stage.cost_to_go.cost) == 1)
-        if only or self._planner is None or not model.by_deadline or head.late or stage.model is not model:
-            return self._local(head, partition), choice.rows, 0
-        hosts = [first_available(group, now_ns) for group in groups]
+        if not model.by_deadline or head.late or stage.model is not model:
+            return NextBatch(self._local(head, partition), choice.rows, 0)
+        if only or queue.only is not None:
+            return self._planned(queue, head, model, choice.rows, self._local(head, partition), now_ns)
+        if self._planner is None:
+            return self._planned(queue, head, model, choice.rows, partition, now_ns)
+        hosts = [partition if group is partition.group else first_available(group, now_ns) for group in groups]
         waits_ns = [INFINITE_NS if host is None else host.start_ns(now_ns) - now_ns for host in hosts]
         deadline_ns = head.stage_deadline_ns if stage.cost_to_go is None else head.request.deadline_ns
         remaining_ns = deadline_ns - now_ns - self._hand_off_ns
@@ -63,8 +87,12 @@ class PartitionChooser:
             if option.rows >= least_rows[option.group]:
                 host = hosts[option.group]
                 assert host is not None, "only what is open is ranked"
-                return self._local(head, host), option.rows, 0
-        return self._worthwhile(queue, head, model, choice, partition, now_ns)
+                if host is not partition and host.planned and not takes(host):
+                    continue
+                batch = self._planned(queue, head, model, option.rows, self._local(head, host), now_ns)
+                if isinstance(batch, NextBatch) or host is partition:
+                    return batch
+        return self._planned(queue, head, model, choice.rows, partition, now_ns)
 
     def _ranked(
         self,
@@ -102,45 +130,37 @@ class PartitionChooser:
         """Forget a stage of a removed pipeline."""
         self._rankings.pop(stage, None)
 
-    def _worthwhile(
-        self, queue: Queue, head: Entry, model: ModelState, choice: Choice, partition: PartitionState, now_ns: int
-    ) -> tuple[PartitionState, int, int] | None:
-        """The largest batch on a partition in time for the first entry, or for the first that allows a large batch.
+    def _planned(
+        self, queue: Queue, head: Entry, model: ModelState, rows: int, partition: PartitionState, now_ns: int
+    ) -> NextBatch | int:
+        """The next batch that is planned for a partition, with the first entries that are in time in it.
 
-        Earlier entries are left to a partition where they would be in time. If there is none, they go first in a small
-        batch, provided that at the best rate its time would serve no more rows than it has plus those that would be
-        late otherwise. With `DEEP` batches waiting they yield. Later stages are assumed to find their partition busy
-        for half of their time.
+        If none is planned for it, the first entries run here, unless they are planned for partitions of another kind
+        and would be late here, or what is planned for this one would be late behind them.
         """
         estimate = model.estimates[partition.kind]
+        place = place_of(head)
+        batches = run_together(partition, queue.key)
+        planned = min(ceil(sum([batch.rows for batch in batches])), estimate.max_rows)
+        if place is None or place[0] in batches:
+            return NextBatch(partition, max(rows, planned), 0)
+        is_near = place[0].partition.group is partition.group
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
-        ready_ns += head.request.pipeline.stages[head.stage].remaining_path_ns // 2
-        limit, least = min(queue.rows, estimate.efficient_rows), estimate.least_rows(queue.rows)
-        rows = estimate.rows_within(head.stage_deadline_ns - ready_ns, limit)
-        if rows >= least:
-            return self._local(head, partition), rows, 0
-        elsewhere = self._elsewhere(head, model, now_ns)
-        entry = queue.first_not_before(ready_ns + estimate.service_ns(least))
-        if entry is None and elsewhere:
-            entry = queue.first_not_before(ready_ns + estimate.service_ns(1))
-        if entry is None or entry is head:
-            return None if elsewhere else (self._local(head, partition), choice.rows, 0)
-        if rows and not elsewhere and queue.rows < DEEP * estimate.efficient_rows:
-            lost = queue.live - queue.behind(entry.stage_deadline_ns - 1)
-            if estimate.service_ns(rows) <= (rows + lost) * estimate.row_ns(limit):
-                return self._local(head, partition), rows, 0
-        rows = estimate.rows_within(entry.stage_deadline_ns - ready_ns, limit)
-        return self._local(entry, partition), rows, entry.stage_deadline_ns
-
-    def _elsewhere(self, entry: Entry, model: ModelState, now_ns: int) -> bool:
-        """True if an entry would be in time on a partition that is not open yet."""
-        return any(
-            first_available(group, now_ns) is None
-            and group.ready_count
-            and start_ns(group, now_ns) + self._hand_off_ns + model.estimates[group.kind].service_ns(entry.rows)
-            <= entry.stage_deadline_ns
-            for group in model.groups
-        )
+        if not batches:
+            delays = estimate.median_ns(rows) > slack_ns(partition, queue.key, (), now_ns)[0]
+            in_time = ready_ns + estimate.service_ns(rows) <= _due_ns(head)
+            if is_near:
+                latest_ns = place[0].latest_ns - place[0].length_ns
+                return latest_ns if delays and latest_ns > now_ns else NextBatch(partition, rows, 0)
+            return NextBatch(partition, rows, 0) if in_time and not delays else head.stage_deadline_ns
+        left_ns = head.stage_deadline_ns - ready_ns
+        if estimate.service_ns(planned) <= left_ns:
+            fits = rows > planned and estimate.service_ns(rows) <= left_ns
+            return NextBatch(partition, rows if fits else planned, 0)
+        from_ns = min([batch.from_ns for batch in batches])
+        if queue.first_not_before(from_ns) is None:  # its rows have not come yet
+            return NextBatch(partition, rows, 0) if is_near else head.stage_deadline_ns
+        return NextBatch(partition, planned, from_ns)
 
     @staticmethod
     def _local(entry: Entry, host: PartitionState) -> PartitionState:
@@ -149,3 +169,13 @@ class PartitionChooser:
         if near is not None and near.group is host.group and near.ready and not near.batches and not near.throttled:
             return near
         return host
+
+
+def _due_ns(entry: Entry) -> int:
+    """When a stage has to end, so that the batches of the next ones can start in time."""
+    request = entry.request
+    due_ns = entry.stage_deadline_ns
+    for index in request.pipeline.stages[entry.stage].dependents:
+        if (place := request.places[index]) is not None:
+            due_ns = min(due_ns, place[0].latest_ns - place[0].length_ns)
+    return due_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
@@ -16,14 +17,14 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.places.places import Places
 from sluice.batcher.policies.base import Choice
 from sluice.batcher.policies.registry import policy_name
-from sluice.batcher.prediction.backlog import release_batch
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
-from sluice.batcher.queues.progress import batch_key_for
+from sluice.batcher.queues.progress import batch_key_for, place_of
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.queues.response_order import FinishedEntries
-from sluice.batcher.reservations.reserved_work import Chosen, ReservedWork
 from sluice.batcher.state import (
     RESTART_NS,
     Batch,
@@ -37,9 +38,10 @@ from sluice.batcher.state import (
     StageState,
 )
 from sluice.models.errors import ConfigError
-from sluice.models.units import INFINITE_NS
 
 _rows = attrgetter("rows")
+Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
+"""A batch to close: (partition, queue, entries, release reason)."""
 TYPICAL_WEIGHT = 0.1
 """Weight of one batch in the smoothed number of rows of a batch."""
 PEAK_DECAY = 0.9
@@ -52,8 +54,8 @@ class Dispatcher:
     """Owns batches, and closes them in `form` for the partitions of the `fleet`.
 
     `planner` ranks where a batch runs and how large it is, where there is a choice. `evict` is called for requests
-    whose deadline a batch would miss, `resume` for entries whose answers were held back. Entries with a reserved slot
-    wait in `reserved`.
+    whose deadline a batch would miss, `resume` for entries whose answers were held back. `places` are those of
+    requests whose stages have not started.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class Dispatcher:
         self.models = fleet.models
         self.batches: dict[int, Batch] = {}
         self.wakeups = fleet.wakeups
-        self.reserved = ReservedWork(fleet, self._release)
-        self.timeouts = RequestTimeouts(fleet, self.reserved)
+        self.places = Places(fleet)
+        self.timeouts = RequestTimeouts(fleet)
         self._queues = fleet.queues
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
@@ -90,28 +92,24 @@ class Dispatcher:
         """
         model = stage.model
         assert model is not None, "a combiner is not queued"
-        slot = None
-        if self.reserved.active:
-            slot = self.reserved.slot(request.identity, stage.index)
-            if slot is not None and slot.queue[0] != model.config.key:
-                model = self.models[slot.queue[0]]  # the slot is for another variant
+        place = request.places[stage.index] if request.places else None
+        if place is not None:
+            model = place[0].model  # which may be another variant than for requests that arrive now
         if stage.is_keyed and not model.mixes_keys:
             queue = self._queues.get((model.config.key, batch_key_for(request, stage)))
         else:
             queue = self._queues.default[model]
+        if request.arrival.max_cost is not None and place is not None and model.by_deadline:
+            host = place[0].partition
+            queue = self._queues.bound(queue.key, host.kind, host.price)
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
         self._next_sequence += 1
         rows, row_index = request.rows, None
         if run is not None:
             rows, row_index = run.rows, run.row_index
         pipeline, sequence = request.pipeline, self._next_sequence
-        entry = Entry(
-            request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence, pipeline.number
-        )
-        if slot is None:
-            self._push(entry, queue, model, now_ns)
-        else:
-            self.reserved.park(entry, now_ns)
+        entry = Entry(request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence)
+        self._push(entry, queue, model, now_ns)
         if pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
         return entry
@@ -126,7 +124,7 @@ class Dispatcher:
         model.outstanding = outstanding = model.outstanding + entry.rows
         if outstanding > model.peak_rows:
             model.peak_rows = outstanding
-        first = queue.push(entry, order_ns, entry.request.pipeline.config.weight)
+        first = queue.push(entry, order_ns)
         if first or queue.rows >= queue.wanted_rows:
             queue.stop_waiting()
             wakeups = self.wakeups
@@ -153,20 +151,14 @@ class Dispatcher:
         queue = self._queues.get(key)
         queue.retry(entries)
         model.outstanding += sum(entry.rows for entry in entries)
+        if queue.only is not None:
+            self._unbind(queue, now_ns)
         self.wakeups.notify_all(queue, model, now_ns)
         if not model.served:
             self.strand(model, now_ns)
 
-    def _release(self, entry: Entry, now_ns: int) -> None:
-        """Queue an entry that has lost its slot."""
-        self._push(entry, self._queues.get(entry.queue_key), self.models[entry.queue_key[0]], now_ns)
-
     def withdraw(self, entry: Entry) -> None:
         """Remove a waiting entry."""
-        if self.reserved.active and self.reserved.drop(entry):
-            if (queue := self._queues.find(entry.queue_key)) is not None:
-                self._queues.forget_if_empty(queue)
-            return
         queue = self._queues.get(entry.queue_key)
         queue.discard(entry)
         self.models[queue.model].outstanding -= entry.rows
@@ -190,6 +182,28 @@ class Dispatcher:
                 self.wakeups.notify_all(queue, self.models[queue.model], now_ns)
         self.wakeups.check_ns = None
 
+    def _unbind(self, queue: Queue, now_ns: int) -> None:
+        """Let entries run anywhere if no partition is up that keeps their cost."""
+        model = self.models[queue.model]
+        if any(group.ready_count and (group.kind, group.price) == queue.only for group in model.groups):
+            return
+        while queue:
+            self._unbind_first(queue, now_ns)
+        self._queues.forget_if_empty(queue)
+
+    def _unbind_first(self, queue: Queue, now_ns: int) -> None:
+        """Let the first batch to be retried run anywhere, or the first entry."""
+        model = self.models[queue.model]
+        unbound = self._queues.get((queue.model, queue.batch_key.rpartition("@")[0]))
+        if queue.retries:
+            unbound.retry(queue.take_retry())
+            self.wakeups.notify_all(unbound, model, now_ns)
+            return
+        entry = queue.take_first()
+        model.outstanding -= entry.rows
+        requeue(entry, unbound.key)
+        self._push(entry, unbound, model, now_ns)
+
     def holds_answer(self, entry: Entry) -> bool:
         """True if an entry has run, and its answer waits for those before it."""
         queue = self._queues.find(entry.queue_key)
@@ -211,14 +225,16 @@ class Dispatcher:
             if run_queue.deferred or group is mine:
                 run_queue.end_deferrals()
                 self.wakeups.wake_run_queue(run_queue, now_ns)
-        self.reserved.sync(now_ns)
+        self.places.sync(now_ns)
+        for queue in self._queues.bound_queues():
+            self._unbind(queue, now_ns)
 
     def resized(self, event: PartitionResized, now_ns: int) -> None:
         """Record that a partition has a new worker with another share of the machine."""
         self.fleet.resized(event)
         partition = self.fleet.partitions[event.partition]
+        self.places.resized(partition)
         self._sharing.resized(partition, event.device, now_ns)
-        self.reserved.resized(partition, now_ns)
         self.reconsider(event.partition, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
@@ -243,22 +259,19 @@ class Dispatcher:
             partition.free_at_ns = now_ns + sum(waiting.median_ns for waiting in partition.batches)
         else:
             partition.free_at_ns -= batch.median_ns
-        reserved = self.reserved
         model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
             outdate_pipelines(model)
-            if model.batch_limits and raise_limits(model, now_ns):
-                reserved.learn((model,))
+            if model.batch_limits:
+                raise_limits(model, now_ns)
         group = partition.group
         assert group is not None, "a partition that had a batch has a group"
         run_queue = self.wakeups.run_queues[group]
         run_queue.partition_changed(partition)
         if self._sharing.accounts:
             self._sharing.ended(batch, now_ns)
-        if reserved.active:
-            reserved.ended(batch, now_ns, was_running=was_running)
-        if (run_queue.waiting or reserved.active) and partition.ready:
+        if run_queue.waiting and partition.ready:
             self.wakeups.wake_run_queue(run_queue, now_ns)
         elif run_queue.idle_wakeup_ns is not None:
             self.wakeups.wake_run_queue(run_queue, run_queue.idle_wakeup_ns)
@@ -275,7 +288,7 @@ class Dispatcher:
     def form(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close every batch whose time has come; idle partitions choose before those that have a batch running."""
         self._formed_ns = now_ns
-        wakeups, reserved, sharing = self.wakeups, self.reserved, self._sharing
+        wakeups, sharing = self.wakeups, self._sharing
         if wakeups.check_ns is not None and wakeups.check_ns <= now_ns:
             self._reoffer_changed(now_ns, decisions)
         items = wakeups.items
@@ -285,14 +298,10 @@ class Dispatcher:
                 due = sharing.order(due, now_ns)
             for ahead in (False, True):
                 for run_queue in due:
-                    if reserved.active:
-                        self._form_reserved(run_queue, ahead, now_ns, decisions)
-                    elif run_queue.waiting:
+                    if run_queue.waiting:
                         self._form_in(run_queue, ahead, now_ns, decisions)
             for run_queue in due:
                 if (next_ns := run_queue.next_ns()) is not None:
-                    wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
-                if reserved.active and (next_ns := reserved.next_ns(run_queue.group, now_ns)) is not None:
                     wakeups.wake_run_queue(run_queue, max(next_ns, now_ns + 1))
             if sharing.accounts:
                 self._revoke_unstarted(decisions)
@@ -305,72 +314,58 @@ class Dispatcher:
                 batch.revoking = True
                 decisions.append(RevokeBatch(batch.identity))
 
-    def _form_reserved(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Like `_form_in`, but also form reserved batches.
-
-        Reserved work not yet due is ordered by deadline with the rest.
-        """
-        waiting = run_queue.waiting
-        for before_ns in (waiting[0][0], INFINITE_NS) if waiting else (INFINITE_NS,):
-            for batch, parked_rows in self.reserved.form_in(run_queue.group, ahead, before_ns, now_ns):
-                self.models[batch[1].model].outstanding += parked_rows  # `outstanding` does not include parked entries
-                self._offer_rest(batch[1], now_ns)
-                decisions.append(self._close(*batch, now_ns))
-            if before_ns < INFINITE_NS:
-                self._form_in(run_queue, ahead, now_ns, decisions)
-
     def _form_in(self, run_queue: RunQueue, ahead: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Close batches for the idle partitions of a group or, with `ahead`, for those about to be idle."""
-        group, reserved = run_queue.group, self.reserved
+        group = run_queue.group
         while run_queue.waiting:
-            if reserved.active:
-                partition = reserved.most_free(group, ahead, now_ns)
-            else:
-                partition = first_opened(group, now_ns) if ahead else first_idle(group)
+            partition = first_opened(group, now_ns) if ahead else first_idle(group)
             if partition is None:
                 return
             chosen = self._choose(run_queue, partition, now_ns)
             if chosen is None:
                 return
             partition, queue, entries, reason = chosen
-            if reserved.active and reason is not ReleaseReason.RETRY:
+            if reason is not ReleaseReason.RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
 
     def _choose(self, run_queue: RunQueue, partition: PartitionState, now_ns: int) -> Chosen | None:
         """Take the next batch from the most urgent queue that can be served now, for this or a better partition."""
-        reserved = self.reserved
         while (queue := run_queue.most_urgent()) is not None:
             model = self.models[queue.model]
             if model.batch_limits and is_left_to_others(model, queue, run_queue.group.kind):
-                run_queue.defer(queue, now_ns + RESTART_NS)
+                self._leave_to_others(run_queue, queue, now_ns)
                 continue
             if queue.retries:
-                if reserved.active and not reserved.has_room(partition, queue, now_ns):
-                    reserved.defer(queue, run_queue.group, now_ns)
-                    continue
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
                 return partition, queue, entries, ReleaseReason.RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
-            if head.stage_deadline_ns < reachable_ns and model.by_deadline and queue.expire(reachable_ns):
+            if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
             policy = self.fleet.policies[queue.model]
-            estimate = model.estimates[partition.kind]
-            choice = policy.choose(queue, model, partition, estimate, now_ns)
+            host = _planned_host(head, partition)
+            estimate = model.estimates[host.kind]
+            choice = policy.choose(queue, model, host, estimate, now_ns)
             rows = choice.rows
             if rows:
                 if type(rows) is not int or not 0 < rows <= estimate.max_rows:
                     _check_rows(choice, max(estimate.max_rows, head.rows), model)
-                placement = self._chooser.choose(queue, head, model, choice, partition, now_ns)
-                if placement is None:
-                    run_queue.defer(queue, max(head.stage_deadline_ns, now_ns + 1))
-                elif (taken := self._take(run_queue, partition, queue, placement, now_ns)) is not None:
-                    self._offer_rest(taken[1], now_ns)
-                    return *taken, choice.reason
+                takes = partial(self._takes, queue, model, now_ns)
+                chosen = self._chooser.choose(queue, head, model, choice, host, takes, now_ns)
+                if isinstance(chosen, int):
+                    run_queue.defer(queue, max(chosen, now_ns + 1))
+                    run_queue.wait_for_idle(queue, 0)
+                else:
+                    host, most, from_ns = chosen
+                    if model.by_deadline:
+                        most = self.places.affordable_rows(host, queue, most, from_ns, now_ns)
+                    entries = queue.take(most, from_ns)
+                    self._offer_rest(queue, now_ns)
+                    return host, queue, entries, choice.reason
             else:
                 if choice.until_ns <= now_ns:
                     raise _wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
@@ -379,25 +374,29 @@ class Dispatcher:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
         return None
 
-    def _take(
-        self,
-        run_queue: RunQueue,
-        partition: PartitionState,
-        queue: Queue,
-        placement: tuple[PartitionState, int, int],
-        now_ns: int,
-    ) -> tuple[PartitionState, Queue, list[Entry]] | None:
-        """Take a batch out of a queue for a placement.
+    def _takes(self, queue: Queue, model: ModelState, now_ns: int, partition: PartitionState) -> bool:
+        """True if the policy of a queue has a partition take a batch now."""
+        policy, estimate = self.fleet.policies[queue.model], model.estimates[partition.kind]
+        return policy.choose(queue, model, partition, estimate, now_ns).rows > 0
 
-        It runs on `partition` if the host of the placement has no time before its next slot.
+    def _leave_to_others(self, run_queue: RunQueue, queue: Queue, now_ns: int) -> None:
+        """Leave the first batch of a queue to other kinds, since this one has no memory for it.
+
+        A batch whose cost is limited goes there, too, since it could run nowhere else.
         """
-        host, rows, from_ns = placement
-        if not self.reserved.active:
-            return host, queue, queue.take(rows, from_ns)
-        taken = self.reserved.take(queue, (host, partition), rows, from_ns, now_ns)
-        if taken is None:
-            self.reserved.defer(queue, run_queue.group, now_ns)
-        return taken
+        if queue.only is None:
+            run_queue.defer(queue, now_ns + RESTART_NS)
+            return
+        self._unbind_first(queue, now_ns)
+        run_queue.notify(queue)
+        self._queues.forget_if_empty(queue)
+
+    def _expire(self, queue: Queue, reachable_ns: int) -> bool:
+        """Move the entries that are late in any case behind all others, with no time kept for them; True if any are."""
+        late = queue.expire(reachable_ns)
+        for entry in late:
+            self.places.release(entry.request, entry.stage)
+        return bool(late)
 
     def _offer_rest(self, queue: Queue, now_ns: int) -> None:
         """Offer the entries that are left in a queue to all groups, after a batch was taken."""
@@ -420,11 +419,17 @@ class Dispatcher:
             return entries
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
-        service_ns = model.estimates[partition.kind].service_ns(rows)
-        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + service_ns
-        for entry in entries:
-            if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled:
-                self._evict(entry.request, decisions)
+        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + model.estimates[partition.kind].median_ns(rows)
+        late = dict.fromkeys(
+            entry.request
+            for entry in entries
+            if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled
+        )
+        for request in late:
+            self._evict(request, decisions)
+        for request in late:
+            if request.waits_ns:
+                self.places.keep_more(request.pipeline)
         model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
         self._queues.forget_if_empty(queue)
         return [entry for entry in entries if not entry.request.settled]
@@ -441,9 +446,7 @@ class Dispatcher:
         self.batches[identity] = batch
         for entry in entries:
             entry.batch = batch
-        release_batch(entries)
-        if self.reserved.active:
-            self.reserved.started(partition, queue.model, entries, rows, now_ns)
+        self.places.started(partition, queue, entries)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
         partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + median_ns
         partition.batches.append(batch)
@@ -463,14 +466,21 @@ class Dispatcher:
         """Forget a pipeline that is gone."""
         for stage in pipeline.stages:
             self._chooser.forget(stage)
+        self.places.forget(pipeline)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
         queues = self._queues.by_model
-        depths = {key: sum(queue.waiting for queue in queues[key].values()) for key in self.models}
-        for entry in self.reserved.waiting.values():
-            depths[entry.queue_key[0]] += 1
-        return depths
+        return {key: sum(queue.waiting for queue in queues[key].values()) for key in self.models}
+
+
+def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:
+    """The partition that an entry has its place on, if that is as free as its equal `partition`."""
+    if (place := place_of(head)) is None:
+        return partition
+    host = place[0].partition
+    is_free = host.group is partition.group and host.ready and not host.batches and not host.throttled
+    return host if is_free else partition
 
 
 def _check_rows(choice: Choice, most: int, model: ModelState) -> None:

@@ -51,7 +51,6 @@ class Failures:
         elsewhere = event.cause is FailureCause.OUT_OF_MEMORY and self._fits_elsewhere(batch, now_ns)
         half = len(alive) // 2
         if event.cause is FailureCause.WORKER_LOST and not batch.suspect:
-            alive = dispatcher.reserved.reopen(alive, now_ns)
             half = 0  # it had not started, so it proves nothing
         elif event.cause is FailureCause.WORKER_LOST:
             alive = self._lost(batch, alive, event.message, decisions)
@@ -73,8 +72,7 @@ class Failures:
         """Limit batches where one ran out of memory; True if there are partitions of other kinds that could run it."""
         dispatcher = self._dispatcher
         model = dispatcher.models[batch.queue_key[0]]
-        if ran_out_of_memory(model, batch.kind, batch.rows, now_ns):
-            dispatcher.reserved.learn((model,))
+        ran_out_of_memory(model, batch.kind, batch.rows, now_ns)
         return fits_elsewhere(model, batch.rows, batch.kind)
 
     def _lost(self, batch: Batch, alive: list[Entry], message: str, decisions: list[AnyDecision]) -> list[Entry]:

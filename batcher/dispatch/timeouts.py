@@ -6,7 +6,6 @@ from heapq import heapify, heappop, heappush
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.queues.priority_queue import PriorityQueue
-from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.state import Entry
 
 COMPACT = 1024
@@ -29,23 +28,19 @@ REASONS = {TimeoutCause.LATE: "the deadline is out of reach", TimeoutCause.EXPIR
 
 
 class RequestTimeouts:
-    """The times at which waiting entries time out, in the heap `planned`.
+    """The times at which waiting entries time out, in the heap `planned`."""
 
-    An entry with a reserved slot is evicted as late only once it has missed the slot.
-    """
+    __slots__ = ("_compact_above", "_fleet", "planned")
 
-    __slots__ = ("_compact_above", "_fleet", "_reserved", "planned")
-
-    def __init__(self, fleet: Fleet, reserved: ReservedWork) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._reserved = reserved
         self._compact_above = COMPACT
         self.planned: list[tuple[int, int, Entry, TimeoutCause]] = []
 
     def plan(self, entry: Entry, now_ns: int) -> None:
         """Evict the entry's request when it can no longer be in time."""
         model = self._fleet.models[entry.queue_key[0]]
-        quickest_ns = min((estimate.service_ns(entry.rows) for estimate in model.estimates.values()), default=0)
+        quickest_ns = min((estimate.median_ns(entry.rows) for estimate in model.estimates.values()), default=0)
         late_ns = entry.stage_deadline_ns - self._fleet.hand_off_ns - quickest_ns + 1
         self._add(entry, max(late_ns, now_ns), TimeoutCause.LATE)
 
@@ -76,10 +71,6 @@ class RequestTimeouts:
         while planned and planned[0][0] <= now_ns:
             _, _, entry, cause = heappop(planned)
             if entry.request.settled or not (entry.queued if cause else _waits(entry)):
-                continue
-            passed_ns = None if cause else self._reserved.passed_ns(entry)
-            if passed_ns is not None and passed_ns > now_ns:
-                heappush(planned, (passed_ns, entry.sequence, entry, cause))
                 continue
             if cause is TimeoutCause.DELAYED:
                 queue = self._fleet.queues.get(entry.queue_key)

@@ -2,10 +2,9 @@
 
 from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.fleet.run_queue import RunQueue
-from sluice.batcher.queues.fair_queue import Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
-from sluice.batcher.reservations.reserved_work import ReservedWork
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import IN_FLIGHT, Entry, ModelState
 
@@ -16,9 +15,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     _check_queues(scheduler)
     _check_batches(scheduler)
     _check_groups(scheduler)
-    _check_backlogs(scheduler)
-    if scheduler.dispatcher.reserved.active:
-        _check_reserved(scheduler, scheduler.dispatcher.reserved)
+    _check_places(scheduler)
 
 
 def _check_requests(scheduler: Scheduler) -> None:
@@ -27,8 +24,6 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine), f"{name} counts {pipeline.outstanding} requests, has {len(mine)}"
         assert pipeline.outstanding <= limits.queue_requests, f"{name} exceeds its bound of requests"
-        if scheduler.dispatcher.reserved.active:
-            assert pipeline.rows_under_way == sum(request.rows for request in mine), f"{name}: rows do not add up"
     for pipeline in scheduler.served.retiring:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine) > 0, f"{pipeline.config.name} is retired and has nothing to wait for"
@@ -68,7 +63,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert queue.live == len(live), f"queue counts {queue.live} entries, has {len(live)}"
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             if queue:
-                assert all(_is_known(queue, run_queues[group]) for group in model.groups), "a queue is overlooked"
+                groups = [group for group in model.groups if queue.only in (None, (group.kind, group.price))]
+                assert all(_is_known(queue, run_queues[group]) for group in groups), "a queue is overlooked"
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
             assert all(not entry.request.settled for entry in live + retried), "a settled request still waits"
@@ -138,45 +134,27 @@ def _is_known(queue: Queue, run_queue: RunQueue) -> bool:
     """True if a group will reconsider a queue for what comes first in it."""
     if queue in run_queue.deferred:
         return queue in run_queue.waiting_for_idle or any(item[2] is queue for item in run_queue.timers)
-    return any(item[4] is queue and run_queue.ready.get(queue) == item[3] for item in run_queue.waiting)
+    return any(item[5] is queue and run_queue.ready.get(queue) == item[4] for item in run_queue.waiting)
 
 
-def _check_backlogs(scheduler: Scheduler) -> None:
+def _check_places(scheduler: Scheduler) -> None:
     for group in scheduler.dispatcher.fleet.groups:
         assert group.ready_count == sum(each.ready for each in group.partitions.values()), "partitions are miscounted"
-        promised = sum(
-            row_ns * request.rows
-            for request in scheduler.requests.values()
-            for stage, shares in enumerate(request.work.stages)
-            if request.committed >> stage & 1
-            for each, row_ns in shares
-            if each is group
+    places = [place for request in scheduler.requests.values() for place in request.places if place is not None]
+    planned = [batch for partition in scheduler.dispatcher.fleet.partitions.values() for batch in partition.planned]
+    assert all(any(batch is each for each in planned) for batch, _ in places), "a place is in no planned batch"
+    for partition in scheduler.dispatcher.fleet.partitions.values():
+        assert partition.planned_ns == sum(batch.length_ns for batch in partition.planned), (
+            "planned times do not add up"
         )
-        assert group.backlog_ns == promised, f"group {group.number}: backlog {group.backlog_ns}, promised {promised}"
-
-
-def _check_reserved(scheduler: Scheduler, reserved: ReservedWork) -> None:
-    for part, entry in reserved.waiting.items():
-        assert part == (entry.request.identity, entry.stage), f"the entry of {part} waits in the slot of another"
-        slot = reserved.slot(*part)
-        assert slot is not None, f"the entry of {part} waits for a slot that it does not have"
-        assert slot.queue[0] == entry.queue_key[0], f"the slot of {part} is for {slot.queue[0]}"
-        assert entry.queued, f"the entry of {part} has a slot and does not wait"
-    running = {
-        (entry.request.identity, entry.stage)
-        for batch in scheduler.dispatcher.batches.values()
-        for entry in batch.entries
-    }
-    for name, partition in scheduler.dispatcher.fleet.partitions.items():
-        timeline = reserved.timelines[name]
-        held = partition.models if partition.ready else frozenset()
-        assert timeline.models == held, f"{name} has slots for {sorted(timeline.models)}, holds {sorted(held)}"
-        end_ns = 0
-        for slot in timeline.slots:
-            assert slot.start_ns >= end_ns, f"two slots on {name} overlap"
-            assert slot.rows == sum(held.rows for held, _ in slot.members), "a slot's rows do not add up"
-            end_ns = slot.end_ns
-            for reservation, stage in slot.members:
-                assert reservation.request in scheduler.requests, f"{reservation.request} is gone and has a slot"
-                assert (reservation.request, stage) not in running, "a stage that runs has a slot"
-                assert slot.end_ns <= reservation.limit_ns(stage), "a slot ends too late"
+        orders = [batch.order_ns for batch in partition.planned]
+        assert orders == sorted(orders), "planned batches are out of order"
+    for batch in planned:
+        rows = [rows for each, rows in places if each is batch]
+        assert batch.members == len(rows) > 0, f"a planned batch counts {batch.members} places, has {len(rows)}"
+        assert abs(batch.rows - sum(rows)) < 1e-6, "the rows of a planned batch do not add up"
+    for request in scheduler.requests.values():
+        for entry in request.entries:
+            assert entry.batch is None or not request.places or request.places[entry.stage] is None, (
+                "it runs and has a place"
+            )

@@ -2,19 +2,28 @@
 
 from sluice.models.profiles.latency_table import LatencyTable
 
-QUANTILE = 0.9
+QUANTILE = 0.99
 """Deadlines are checked against this quantile of the observed latencies: most batches are to meet them, not half."""
 MEDIAN = 0.5
 """The end of a batch is expected at the median, so that the next one comes neither late nor too early."""
-GAIN = 0.05
-"""Relative step of the quantile trackers for one observation."""
+TAIL_GAIN = 0.05
+MEDIAN_GAIN = 0.004
+"""Relative steps of the quantile trackers for one observation.
+
+What waits for a partition ends by the sum of many medians, so their errors do not cancel out as those of batches do.
+"""
+ACCIDENTS = 4
+"""After as many batches in a row on the same side of the median, each further one adds another step."""
+MOST_STEPS = 8
 CORRECTION_BOUNDS = (0.125, 16.0)
 COMPARE_BATCHES = 8
 """The rates of batch sizes are compared again after this many observations, as one changes little (5 % at most)."""
+FAR = 3.0
+"""Two batches in a row that take this many times as long as expected, or as little, are no accident."""
 DEEP = 2
 """Efficient batches that wait from which on the rate counts for more than the first entry."""
-NEARLY_BEST = 0.97
-"""A batch size within 3 % of the best rate is as good as the best, and smaller is quicker."""
+NEARLY_BEST = 0.99
+"""A batch size within 1 % of the best rate is as good as the best, and smaller is quicker."""
 FULL_ENOUGH = 0.7
 """Share of the best rate below which a batch is too small while there is more to do, or time to wait for more."""
 
@@ -22,24 +31,30 @@ FULL_ENOUGH = 0.7
 class LatencyEstimate:
     """Predicted latency of one model on one kind of partition.
 
-    Each cell of the table carries two corrections, tracked as quantiles q by stochastic approximation: up by
-    `GAIN * q` when a batch took longer than estimated, down by `GAIN * (1 - q)` when not. They are kept within bounds
-    and can be let fall back to the table with `decay`, so that a bad minute is forgotten. `max_rows` is the largest
-    batch that is to be made.
+    Each cell of the table carries a correction of its median; the tail, how many times as long as the median of its
+    size a batch takes at the `QUANTILE`, is one for all sizes, since most sizes are seldom seen. Both are tracked as
+    quantiles q by stochastic approximation: up by a gain times q when a batch took longer than estimated, down by the
+    gain times (1 - q) when not. Medians move faster after several batches on the same side, and two in a row that are
+    far off set them at once. Both are kept within
+    bounds, and `decay` lets those fall back to the table that no batch confirms any more, so that a bad minute is
+    forgotten. `max_rows` is the largest batch that is to be made.
     """
 
     __slots__ = (
         "_cell_of",
-        "_corrections",
         "_efficient",
         "_enough",
         "_hand_off_ns",
         "_medians",
         "_observations",
         "_profile_ns",
+        "_run",
+        "_seen",
         "_sizes",
+        "_surprise",
         "_table_cells",
         "_table_sizes",
+        "_tail",
         "max_rows",
     )
 
@@ -57,8 +72,11 @@ class LatencyEstimate:
         self._profile_ns = [latency for _, latency in table.cells]
         sizes = [size for size, _ in table.cells if size < max_rows]
         self._table_sizes = self._sizes = (*sizes, max_rows)
-        self._corrections = [1.0] * len(table.cells)
+        self._tail = 1.0
+        self._surprise = 1.0
+        self._run = 0
         self._medians = [1.0] * len(table.cells)
+        self._seen: set[int] = set()
         self._observations = 0
         self._efficient = 0
         self._enough = 0
@@ -73,11 +91,10 @@ class LatencyEstimate:
         self._sizes = (*(size for size in self._table_sizes if size < most), most)
         self._cell_of = list(self._table_cells)
         last = self._cell_of[most]
-        for column in (self._profile_ns, self._corrections, self._medians):
+        for column in (self._profile_ns, self._medians):
             del column[self._table_cells[-1] + 1 :]
         for above in range(most, largest, most):
             self._profile_ns.append((above // most + 1) * (self._profile_ns[last] + self._hand_off_ns))
-            self._corrections.append(self._corrections[last])
             self._medians.append(self._medians[last])
             rest = range(above + 1, min(above + most, largest) + 1)
             self._cell_of[rest.start : rest.stop] = [len(self._profile_ns) - 1] * len(rest)
@@ -90,27 +107,54 @@ class LatencyEstimate:
     def service_ns(self, rows: int) -> int:
         """Latency that most batches of `rows` rows (1 to the maximum batch size) stay below."""
         cell = self._cell_of[rows]
-        return int(self._profile_ns[cell] * self._corrections[cell])
+        return int(self._profile_ns[cell] * min(self._medians[cell] * self._tail, CORRECTION_BOUNDS[1]))
 
     def median_ns(self, rows: int) -> int:
         """Latency that half of the batches of `rows` rows stay below."""
         cell = self._cell_of[rows]
         return int(self._profile_ns[cell] * self._medians[cell])
 
+    def times_ns(self, rows: int) -> tuple[int, int]:
+        """`median_ns` and `service_ns` of a batch of `rows` rows."""
+        cell = self._cell_of[rows]
+        profile_ns, median = self._profile_ns[cell], self._medians[cell]
+        return int(profile_ns * median), int(profile_ns * min(median * self._tail, CORRECTION_BOUNDS[1]))
+
     def observe(self, rows: int, latency_ns: int) -> None:
         """Record that a batch of `rows` rows took `latency_ns`."""
         cell = self._cell_of[rows]
+        self._seen.add(cell)
         ratio = latency_ns / self._profile_ns[cell]
-        self._corrections[cell] = _step(self._corrections[cell], ratio, QUANTILE)
-        self._medians[cell] = _step(self._medians[cell], ratio, MEDIAN)
+        median = self._medians[cell]
+        surprise = ratio / median
+        least, most = min(surprise, self._surprise), max(surprise, self._surprise)
+        if least > FAR or most < 1 / FAR:
+            # Twice in a row: the machine has changed, so the estimates follow at once.
+            factor = least if least > FAR else most
+            low, high = CORRECTION_BOUNDS
+            self._medians = [min(max(each * factor, low), high) for each in self._medians]
+            self._surprise = 1.0
+            self._efficient = 0
+            return
+        self._surprise = surprise
+        self._tail = max(_step(self._tail, surprise, QUANTILE, TAIL_GAIN), 1.0)
+        side = 1 if surprise > 1 else -1
+        self._run = self._run + side if self._run * side > 0 else side
+        steps = min(max(abs(self._run) - ACCIDENTS, 1), MOST_STEPS)
+        self._medians[cell] = _step(median, ratio, MEDIAN, steps * MEDIAN_GAIN)
         self._observations += 1
         if self._observations % COMPARE_BATCHES == 0:
             self._efficient = 0
 
     def decay(self) -> None:
-        """Let every correction fall back half-way to the table."""
-        self._corrections = [1 + (correction - 1) / 2 for correction in self._corrections]
-        self._medians = [1 + (correction - 1) / 2 for correction in self._medians]
+        """Let the corrections of all sizes that no batch had since the last time fall back half-way to the table."""
+        seen = self._seen
+        if not seen:
+            self._tail = 1 + (self._tail - 1) / 2
+        self._medians = [
+            correction if cell in seen else 1 + (correction - 1) / 2 for cell, correction in enumerate(self._medians)
+        ]
+        self._seen = set()
         self._efficient = 0
 
     @property
@@ -121,7 +165,7 @@ class LatencyEstimate:
 
     @property
     def efficient_rows(self) -> int:
-        """The smallest batch size whose rate is nearly the best: 1 for a model that gains nothing from batching."""
+        """The smallest batch size whose rate is nearly the best; 1 if larger ones gain nothing."""
         if not self._efficient:
             self._compare_rates()
         return self._efficient
@@ -143,7 +187,7 @@ class LatencyEstimate:
         return self._enough
 
     def _compare_rates(self) -> None:
-        rates = [size / max(self.service_ns(size) + self._hand_off_ns, 1) for size in self._sizes]
+        rates = [size / max(self.median_ns(size), 1) for size in self._sizes]
         best = max(rates)
         self._efficient = next(
             size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * NEARLY_BEST
@@ -174,8 +218,9 @@ class LatencyEstimate:
         return 0
 
 
-def _step(correction: float, ratio: float, quantile: float) -> float:
-    """The correction after one observation, which took `ratio` times what the table says."""
-    correction *= 1 + GAIN * quantile if ratio > correction else 1 - GAIN * (1 - quantile)
+def _step(correction: float, ratio: float, quantile: float, gain: float) -> float:
+    """The correction after one observation, which took `ratio` times what the table says: a step towards it."""
     low, high = CORRECTION_BOUNDS
-    return min(max(correction, low), high)
+    if ratio > correction:
+        return min(correction * (1 + gain * quantile), ratio, high)
+    return max(correction * (1 - gain * (1 - quantile)), ratio, low)

@@ -8,14 +8,15 @@ from sluice.batcher.fleet.partition_group import throttle
 from sluice.batcher.fleet.run_queue import RunQueue, WakeupQueue
 from sluice.batcher.fleet.shared_device import DeviceAccount, SharedDevice
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
-from sluice.batcher.state import Batch, PartitionState
+from sluice.batcher.state import Batch, PartitionState, PlannedBatch
 
 
 class DeviceSharing:
     """Keeps the `accounts` of partitions on devices with an elastic partition; there are none without such a device.
 
-    A throttled partition is reconsidered once it is within its share, or earlier when something changes on its device.
-    The batches behind its running batch are revoked. `set_free` changes when an idle partition is free: throttled time
+    A throttled partition is reconsidered once it is within its share, or earlier when something changes on its device,
+    or when its planned batch has to start: what was promised counts for more than a share. The batches behind its
+    running batch are revoked. `set_free` changes when an idle partition is free: throttled time
     counts as busy.
     """
 
@@ -75,8 +76,12 @@ class DeviceSharing:
             for partition in run_queue.group.partitions.values():
                 if partition.throttled and not partition.batches:
                     account = self.accounts[partition]
-                    wake_ns = max(account.device.entitled_ns(account, now_ns), now_ns + 1)
-                    self._wakeups.wake(run_queue.group, wake_ns)
+                    wake_ns = account.device.entitled_ns(account, now_ns)
+                    if partition.planned:
+                        first_ns, last_ns = _starts_ns(partition.planned[0])
+                        if now_ns < last_ns:
+                            wake_ns = min(wake_ns, first_ns)
+                    self._wakeups.wake(run_queue.group, max(wake_ns, now_ns + 1))
 
     def _settle(self, device: SharedDevice, now_ns: int) -> None:
         for account, is_over in device.update(now_ns):
@@ -84,7 +89,7 @@ class DeviceSharing:
             partition.slowdown = account.present_slowdown
             if group is None:
                 continue
-            if is_over:
+            if is_over and not _must_start(partition, now_ns):
                 partition.throttled = True
                 throttle(group, partition)
                 if not partition.batches:
@@ -108,3 +113,16 @@ class DeviceSharing:
     def _borrows(self, run_queue: RunQueue) -> bool:
         accounts = (self.accounts.get(partition) for partition in run_queue.group.partitions.values())
         return any(account is not None and account.is_ahead for account in accounts)
+
+
+def _must_start(partition: PartitionState, now_ns: int) -> bool:
+    """True if an idle partition has to start its planned batch now, so that it ends in time."""
+    if partition.batches or not partition.planned:
+        return False
+    first_ns, last_ns = _starts_ns(partition.planned[0])
+    return first_ns <= now_ns <= last_ns
+
+
+def _starts_ns(batch: PlannedBatch) -> tuple[int, int]:
+    """The latest start with which a planned batch is surely in time, and the latest with which it is so at best."""
+    return batch.latest_ns - batch.length_ns, batch.limit_ns - batch.length_ns

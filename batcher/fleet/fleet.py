@@ -159,7 +159,7 @@ class Fleet:
             _drop_holder(model, group)
 
     def _change_models(self, group: PartitionGroup, partition: PartitionState) -> bool:
-        """Give a group the new models of its only partition; promised work stays promised.
+        """Give a group the new models of its only partition; what is planned for it stays.
 
         False if the group has other partitions, or the kind or price of its partition has changed.
         """

@@ -123,13 +123,16 @@ def start_ns(group: PartitionGroup, now_ns: int) -> int:
 
 
 def start_after_backlog_ns(group: PartitionGroup, now_ns: int) -> int:
-    """When work that arrives now could start, after all promised work."""
+    """When work that arrives now could start, after all that is planned; O(partitions)."""
     only = group.only
-    if only is not None and only.ready:
-        free_ns = only.free_at_ns
-        if free_ns < now_ns:
-            free_ns = now_ns
-        if only.slowdown == 1.0:
-            return free_ns + group.backlog_ns
-        return free_ns + int(group.backlog_ns * only.slowdown)
-    return start_ns(group, now_ns) + group.backlog_ns // (group.ready_count or len(group.partitions))
+    if only is not None:
+        return planned_until_ns(only, now_ns)
+    return min(planned_until_ns(partition, now_ns) for partition in group.partitions.values())
+
+
+def planned_until_ns(partition: PartitionState, now_ns: int) -> int:
+    """When a partition has run its batches and all that is planned for it."""
+    planned_ns = partition.planned_ns + int(partition.between_ns * len(partition.planned))
+    if partition.slowdown == 1.0:
+        return partition.start_ns(now_ns) + planned_ns
+    return partition.start_ns(now_ns) + int(planned_ns * partition.slowdown)

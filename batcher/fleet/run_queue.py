@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from heapq import heappop, heappush, heapreplace
 
 from sluice.batcher.fleet.partition_group import first_idle, first_opening, partition_changed
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.progress import planned_order
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
 
-RunItem = tuple[int, int, int, int, Queue]
-"""(deadline of the head's stage, minus the depth of that stage, sequence number of the head, serial number, queue)."""
-RETRY: tuple[int, int, int] = (-1, 0, 0)
+RunItem = tuple[int, int, int, int, int, Queue]
+"""The head's planned order (time and serial number), minus the depth of its stage, its sequence number; a serial
+number of the item, and the queue."""
+RETRY: tuple[int, int, int, int] = (-1, 0, 0, 0)
 """The item of a queue with retried entries: they come first."""
 
 
@@ -58,25 +60,27 @@ class RunQueue:
             self.idle_wakeup_ns = partition.idle_since_ns + min(self.waiting_for_idle.values())
 
     def notify(self, queue: Queue) -> None:
-        """Make a queue ready with its present head or its retried entries."""
+        """Make a queue ready with its present head or its retried entries, unless they may not run here."""
+        if queue.only is not None and queue.only != (self.group.kind, self.group.price):
+            return
         self.waiting_for_idle.pop(queue, None)
         item = _item(queue, self._serial + 1)
         if item is not None:
-            self._serial = self.ready[queue] = item[3]
+            self._serial = self.ready[queue] = item[4]
             heappush(self.waiting, item)
 
     def most_urgent(self) -> Queue | None:
         """Remove and return the ready queue with the most urgent head."""
         waiting, ready = self.waiting, self.ready
         while waiting:
-            _, _, sequence, serial, queue = waiting[0]
+            _, _, _, sequence, serial, queue = waiting[0]
             if ready.get(queue) != serial:
                 heappop(waiting)
                 continue
             item = _item(queue, serial)
             if item is None:
                 del ready[queue]
-            elif item[2] == sequence:
+            elif item[3] == sequence:
                 del ready[queue]
                 heappop(waiting)
                 return queue
@@ -219,4 +223,4 @@ def _item(queue: Queue, serial: int) -> RunItem | None:
     if not queue.live:
         return None
     head = queue.head()
-    return head.stage_deadline_ns, -head.stage, head.sequence, serial, queue
+    return *planned_order(head), -head.stage, head.sequence, serial, queue

@@ -2,12 +2,14 @@
 
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import ModelState, PartitionState, PipelineState
 from sluice.models.units import NS_PER_MS
 
 HAND_OFF_WEIGHT = 0.05
 """Weight of one batch in the smoothed hand-off time."""
+OUTLIER = 8
+"""A hand-off counts as at most this many times the usual one, since a machine may stall once."""
 MAX_HAND_OFF_NS = 10 * NS_PER_MS
 """Upper bound of a learned hand-off time."""
 
@@ -52,16 +54,24 @@ def observe_hand_off(
 ) -> int | None:
     """Learn the hand-off time of a batch, and return it; None if the batch waited for another batch."""
     took_ns = None
-    if dispatched_ns >= partition.last_end_ns:
+    if dispatched_ns < partition.last_end_ns:
+        gap_ns = min(max(started_ns - partition.last_end_ns, 0), MAX_HAND_OFF_NS)
+        partition.between_ns += HAND_OFF_WEIGHT * (gap_ns - partition.between_ns)
+    else:
         took_ns = (started_ns - dispatched_ns) + (now_ns - ended_ns)
-        learned_ns = partition.hand_off_ns + int(HAND_OFF_WEIGHT * (took_ns - partition.hand_off_ns))
+        seen_ns = min(took_ns, OUTLIER * partition.hand_off_ns)
+        learned_ns = partition.hand_off_ns + int(HAND_OFF_WEIGHT * (seen_ns - partition.hand_off_ns))
         partition.hand_off_ns = min(max(learned_ns, partition.least_hand_off_ns), MAX_HAND_OFF_NS)
     partition.last_end_ns = ended_ns
     return took_ns
 
 
 def decay_corrections(model: ModelState) -> None:
-    """Let the corrections of all estimates decay by one step."""
+    """Let the corrections that no batch confirms decay: those of estimates, and the hand-offs of idle partitions."""
+    for group in model.groups:
+        for partition in group.partitions.values():
+            if not partition.batches:
+                partition.hand_off_ns = (partition.hand_off_ns + partition.least_hand_off_ns) // 2
     for estimate in model.estimates.values():
         estimate.decay()
         _update_quickest(model)
@@ -112,4 +122,4 @@ def _apply_limit(model: ModelState, kind: str, limit: BatchLimit) -> None:
 
 
 def _update_quickest(model: ModelState) -> None:
-    model.quickest_ns = min([estimate.service_ns(1) for estimate in model.estimates.values()])
+    model.quickest_ns = min([estimate.median_ns(1) for estimate in model.estimates.values()])

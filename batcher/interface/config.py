@@ -37,7 +37,7 @@ class PriorityLevels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PolicyConfig:
     """The configuration of a batch policy: base of one struct for each policy, in its file in `batcher/policies`.
 
-    Its methods are what the planner and the reservations need to know of a policy.
+    Its methods are what the planner and admission need to know of a policy.
     """
 
     __slots__ = ()
@@ -51,6 +51,10 @@ class PolicyConfig:
     def defers(self) -> bool:
         """True where a batch that could start waits for more rows for as long as its deadline allows."""
         return False
+
+    def level_of(self, priority: int) -> int:
+        """The level of requests of that priority: those of lower levels run first; 0 without levels."""
+        return 0
 
     def longest_wait_ns(self, rate: float) -> int | None:
         """Time that the first row of a batch waits for others while a partition is idle; None: until the batch is full.

@@ -1,5 +1,6 @@
 """The protocol of batch policies, and the base of their settings."""
 
+from math import ceil
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -7,8 +8,9 @@ import msgspec
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import PolicyConfig
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state import ModelState, PartitionState
+from sluice.batcher.queues.progress import place_of
+from sluice.batcher.queues.queue import Queue
+from sluice.batcher.state import Entry, ModelState, PartitionState
 
 
 class Choice(NamedTuple):
@@ -46,6 +48,12 @@ class BatchPolicy(Protocol):
     ) -> Choice:
         """Decide on a queue that is not empty, for a partition that is idle or about to be."""
         ...
+
+
+def planned_rows(entry: Entry) -> int:
+    """The rows of the planned batch in which an entry has its place; 0 without one."""
+    place = place_of(entry)
+    return 0 if place is None else ceil(place[0].rows)
 
 
 class AnyPolicySettings:

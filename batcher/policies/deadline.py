@@ -11,10 +11,12 @@ from msgspec import Meta
 from sluice.batcher.estimates.latency import DEEP, FULL_ENOUGH, LatencyEstimate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import BatchPolicy, Choice, PolicySettings
+from sluice.batcher.policies.base import BatchPolicy, Choice, PolicySettings, planned_rows
 from sluice.batcher.policies.registry import batch_policy
-from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
+from sluice.batcher.queues.progress import place_of, planned_order
+from sluice.batcher.queues.queue import NO_WAITERS, Queue
 from sluice.batcher.state import Entry, ModelState, PartitionState
+from sluice.models.units import INFINITE_NS
 
 # Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
 FULL, IDLE = ReleaseReason.FULL, ReleaseReason.IDLE
@@ -60,8 +62,9 @@ class DeadlinePolicy:
     early for the same reason.)
 
     While a batch runs whose rows go on to a more urgent stage on the same partition, nothing else is closed before it
-    ends, because those rows would have to wait behind it. This holds only if the following batch is efficient, and if
-    the partition is not idle for more than `gather_fraction` of the batch's time.
+    ends, because those rows would have to wait behind it. This holds only if the partition is not idle for more than
+    `gather_fraction` of the batch's time. A partition is also kept for a batch that is planned before the head and
+    waits for rows of the stage before, if that would be late behind the head's.
     """
 
     by_deadline = True
@@ -73,7 +76,7 @@ class DeadlinePolicy:
         self._gather_floor_ns = limits.gather_floor_ns
 
     def new_queue(self, model: str, batch_key: str) -> Queue:
-        """An empty queue that pipelines share fairly."""
+        """An empty queue of a batch key."""
         return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
@@ -85,11 +88,16 @@ class DeadlinePolicy:
     ) -> Choice:
         """Decide by the rows queued, the rows expected, and the slack of the first deadline that can be met."""
         pending = queue.rows
-        worthwhile = estimate.efficient_rows
+        planned = planned_rows(queue.head())
+        worthwhile = max(estimate.efficient_rows, min(planned, estimate.max_rows))
         if partition.batches and self._yields(queue, partition):
             until_ns = now_ns + partition.batches[0].median_ns
             return Choice(0, IDLE, until_ns, NO_WAITERS, after_idle_ns=0)
-        if pending >= DEEP * worthwhile:
+        if len(partition.planned) > 1 and (
+            until_ns := _kept_until_ns(queue, partition, estimate.median_ns(min(pending, worthwhile)), now_ns)
+        ):
+            return Choice(0, DEADLINE, until_ns, NO_WAITERS, after_idle_ns=0)
+        if pending >= DEEP * worthwhile and not planned:
             return Choice(worthwhile, FULL)
         expected = min(worthwhile, max(int(model.peak_rows), 1))
         service_ns = estimate.service_ns(expected)
@@ -99,6 +107,8 @@ class DeadlinePolicy:
             reason = FULL if pending >= worthwhile else IDLE
             return Choice(self._size(queue, estimate, min(pending, worthwhile), start_ns), reason)
         head = queue.head()
+        if len(partition.planned) > 1 or head.request.pipeline.stages[head.stage].waits_for:
+            return Choice(self._size(queue, estimate, pending, start_ns), IDLE)
         if partition.batches:
             # Other models may keep the partition busy forever, so an urgent head does not wait until it is idle.
             urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
@@ -119,15 +129,20 @@ class DeadlinePolicy:
         request = entry.request
         if request.settled or partition.hand_off_ns > self._gather_fraction * batch.median_ns:
             return False
-        before_ns = queue.head().stage_deadline_ns
+        head = queue.head()
+        before = planned_order(head)
+        incomplete = queue.rows < planned_rows(head)
         stages = request.pipeline.stages
         for index in stages[entry.stage].dependents:
             following = stages[index]
-            if request.missing[index] == 1 and request.deadline_ns - following.remaining_path_ns < before_ns:
-                model = following.model
-                if model is not None and model.config.key in partition.models:
-                    rows = batch.rows * following.run_probability
-                    return rows >= model.estimates[partition.kind].enough_rows
+            model = following.model
+            if request.missing[index] == 1 and model is not None and model.config.key in partition.models:
+                place = request.places[index] if request.places else None
+                deadline_ns = request.deadline_ns - following.remaining_path_ns
+                if ((deadline_ns, 0) if place is None else (place[0].order_ns, place[0].serial)) < before:
+                    return True
+                if incomplete and model.config.key == queue.model:
+                    return True
         return False
 
     def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
@@ -141,8 +156,37 @@ class DeadlinePolicy:
         first = queue.first_not_before(ready_ns + estimate.service_ns(1))
         if first is None:
             return limit
-        rows = estimate.rows_within(first.stage_deadline_ns - ready_ns, limit) or 1
+        left_ns = first.stage_deadline_ns - ready_ns
+        rows = estimate.rows_within(left_ns, limit) or 1
+        if planned := min(planned_rows(first), limit):
+            return max(rows, planned)
         return max(rows, estimate.enough_rows) if queue.rows > estimate.efficient_rows else rows
+
+
+def _kept_until_ns(queue: Queue, partition: PartitionState, took_ns: int, now_ns: int) -> int:
+    """Until when a partition is kept for what is planned before the head, and would be late behind it; 0 if nothing is.
+
+    Such a batch waits for rows of the stage before. It is waited for until its latest start, on an idle partition only
+    until its rows should have come if none has, unless the head is planned for this partition and would be late then.
+    """
+    is_own = any(planned.queue_key == queue.key for planned in partition.planned)
+    head = queue.head()
+    order = planned_order(head)
+    place = place_of(head)
+    latest_end_ns = head.stage_deadline_ns if place is None or place[0].partition is partition else INFINITE_NS
+    end_ns = partition.start_ns(now_ns) + took_ns
+    before_ns = 0
+    for planned in partition.planned:
+        if planned.queue_key == queue.key or (not is_own and (planned.order_ns, planned.serial) >= order):
+            return 0
+        latest_ns = planned.latest_ns - planned.length_ns
+        waits = partition.batches or planned.model.outstanding
+        until_ns = latest_ns if waits else min(latest_ns, planned.ready_ns or latest_ns)
+        before_ns += planned.length_ns
+        if latest_ns < end_ns and now_ns <= until_ns and until_ns + before_ns + took_ns <= latest_end_ns:
+            return until_ns + 1
+        end_ns += planned.length_ns
+    return 0
 
 
 class DeferringPolicy(DeadlinePolicy):

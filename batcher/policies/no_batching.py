@@ -5,7 +5,7 @@ from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice, PolicySettings
 from sluice.batcher.policies.registry import batch_policy
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import ModelState, PartitionState
 
 
@@ -29,7 +29,7 @@ class NoBatching:
         pass
 
     def new_queue(self, model: str, batch_key: str) -> Queue:
-        """An empty queue that pipelines share fairly."""
+        """An empty queue of a batch key."""
         return Queue(model, batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:

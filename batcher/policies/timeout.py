@@ -10,8 +10,8 @@ from sluice.batcher.interface.config import Limits, PriorityLevels
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice, PolicySettings
 from sluice.batcher.policies.registry import batch_policy
-from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
 from sluice.batcher.queues.priority_queue import PriorityQueue
+from sluice.batcher.queues.queue import NO_WAITERS, Queue
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.models.dynamic_batching import DynamicBatching
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
@@ -42,6 +42,10 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
             ),
             batching.preserve_ordering,
         )
+
+    def level_of(self, priority: int) -> int:
+        """As in `PolicyConfig`."""
+        return self.levels.level_of(priority)
 
     def longest_wait_ns(self, rate: float) -> int:
         """As in `PolicyConfig`."""

@@ -1,1 +1,1 @@
-"""Predictions of when a request is complete, and the promised work that they count."""
+"""Predictions of how long a request takes where nothing else waits."""

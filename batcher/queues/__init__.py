@@ -1,1 +1,1 @@
-"""Waiting entries: their order, the fair shares of pipelines, priority levels, and the rows that stages run for."""
+"""Waiting entries: their order, priority levels, and the rows that stages run for."""

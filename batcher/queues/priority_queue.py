@@ -2,19 +2,17 @@
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heapreplace, merge
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from sluice.batcher.interface.config import PriorityLevels
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.queues.fair_queue import CONTENDED, Queue
-from sluice.batcher.queues.flow import Flow
 from sluice.batcher.queues.progress import batch_key_for
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.queues.response_order import ResponseOrder
 from sluice.batcher.state import Entry
 from sluice.models.dynamic_batching import TimeoutAction
-from sluice.models.units import INFINITE_NS, NS_PER_US
+from sluice.models.units import NS_PER_US
 
 _sequence = attrgetter("sequence")
 
@@ -28,81 +26,62 @@ class EntryRefusedError(Exception):
 
 
 class _Level:
-    """The entries of a level: the `fresh` ones by flow, then the `delayed` ones, whose timeout has expired."""
+    """The entries of a level: the `fresh` ones, then the `delayed` ones, whose timeout has expired."""
 
-    __slots__ = ("_count", "delayed", "fresh", "rows")
+    __slots__ = ("delayed", "fresh", "rows")
 
     def __init__(self) -> None:
-        self.fresh: dict[int, OrderedDict[int, Entry]] = {}
+        self.fresh: OrderedDict[int, Entry] = OrderedDict()
         self.delayed: OrderedDict[int, Entry] = OrderedDict()
         self.rows = 0
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.fresh) + len(self.delayed)
 
     def __iter__(self) -> Iterator[Entry]:
-        flows = [flow.values() for flow in self.fresh.values()]
-        yield from flows[0] if len(flows) == 1 else merge(*flows, key=_sequence)
+        yield from self.fresh.values()
         yield from self.delayed.values()
 
     def add(self, entry: Entry) -> None:
-        self.fresh.setdefault(entry.flow, OrderedDict())[entry.sequence] = entry
+        self.fresh[entry.sequence] = entry
         self.rows += entry.rows
-        self._count += 1
 
     def remove(self, entry: Entry) -> None:
-        if entry.sequence in self.delayed:
-            del self.delayed[entry.sequence]
-        else:
-            self._remove_fresh(entry)
+        del (self.delayed if entry.sequence in self.delayed else self.fresh)[entry.sequence]
         self.rows -= entry.rows
-        self._count -= 1
 
     def delay(self, entry: Entry) -> None:
-        self._remove_fresh(entry)
+        del self.fresh[entry.sequence]
         self.delayed[entry.sequence] = entry
 
     def last(self) -> Entry:
-        flows = (self.delayed,) if self.delayed else self.fresh.values()
-        return max((flow[next(reversed(flow))] for flow in flows), key=_sequence)
-
-    def _remove_fresh(self, entry: Entry) -> None:
-        flow = self.fresh[entry.flow]
-        del flow[entry.sequence]
-        if not flow:
-            del self.fresh[entry.flow]
+        entries = self.delayed or self.fresh
+        return entries[next(reversed(entries))]
 
 
 class PriorityQueue(Queue):
     """All entries of a model, of any pipeline and batch key, level by level from 1 on.
 
-    Entries with different batch keys do not share a batch, and keep their order. Without levels, pipelines get shares
-    by weight as in `Queue` while more than `CONTENDED` batches wait. `response_order` holds back the answers of batches
-    that overtake others; it is None unless ordering is configured. `_numbers` has the numbers of the levels with
-    entries, ascending, and `_keys` the batch keys that are not empty, by sequence number of the entry.
+    Entries with different batch keys do not share a batch, and keep their order. `response_order` holds back the
+    answers of batches that overtake others; it is None unless ordering is configured. `_numbers` has the numbers of the
+    levels with entries, ascending, and `_keys` the batch keys that are not empty, by sequence number of the entry.
     """
 
     __slots__ = ("_config", "_keys", "_levels", "_numbers", "response_order")
 
     def __init__(self, model: str, config: PriorityLevels, *, preserve_ordering: bool) -> None:
         super().__init__(model, "")
-        self.last_ns = INFINITE_NS  # the order does not depend on deadlines
         self.response_order = ResponseOrder() if preserve_ordering else None
         self._config = config
         self._levels: dict[int, _Level] = {}
         self._numbers: list[int] = []
         self._keys: dict[int, str] = {}
 
-    @property
-    def flows(self) -> Mapping[int, Flow]:
-        """The flows by pipeline number; empty with priority levels, which do not share by weight."""
-        return {} if self._config.count else self._flows
-
     def admit(self, entry: Entry, now_ns: int) -> tuple[int | None, int | None]:
         """The time at which a new entry expires, and the time from which it waits behind the others of its level.
 
-        Raises EntryRefusedError if the level is full or the timeout has expired, unless it holds a reservation.
+        Raises EntryRefusedError if the level is full or the timeout has expired. An entry whose pipeline evicts,
+        or whose cost is limited, may wait all the same.
         """
         expires_ns, delay_ns = self._limits_ns(entry, now_ns)
         if not entry.request.pipeline.evicts and entry.request.arrival.max_cost is None:
@@ -137,7 +116,7 @@ class PriorityQueue(Queue):
             return own_ns, policy_ns
         return policy_ns if own_ns is None else min(policy_ns, own_ns), None
 
-    def push(self, entry: Entry, order_ns: int, weight: float = 1.0) -> bool:
+    def push(self, entry: Entry, order_ns: int) -> bool:
         """Add an entry; False if it is the last one and may share a batch with the entry before it."""
         last = self._last()
         number = self._number(entry)
@@ -146,9 +125,6 @@ class PriorityQueue(Queue):
             level = self._levels[number] = _Level()
             insort(self._numbers, number)
         level.add(entry)
-        flow = self._flow(entry.flow, weight)
-        flow.rows += entry.rows
-        flow.live += 1
         self.rows += entry.rows
         self.live += 1
         if key := _batch_key(entry):
@@ -169,9 +145,6 @@ class PriorityQueue(Queue):
         number = self._number(entry)
         level = self._levels[number]
         level.remove(entry)
-        flow = self._flows[entry.flow]
-        flow.rows -= entry.rows
-        flow.live -= 1
         if not level:
             del self._levels[number]
             self._numbers.remove(number)
@@ -201,10 +174,7 @@ class PriorityQueue(Queue):
 
     def take(self, max_rows: int, from_ns: int = 0) -> list[Entry]:
         """Remove the first entries of one batch key, of at most `max_rows` rows; at least one entry if there is any."""
-        if len(self.flows) > 1 and self.rows > CONTENDED * max_rows and self._levels[0].fresh:
-            taken = self._take_by_weight(max_rows)
-        else:
-            taken = self._take_in_order(max_rows)
+        taken = self._take_in_order(max_rows)
         self.remove(taken)
         return taken
 
@@ -218,44 +188,11 @@ class PriorityQueue(Queue):
             taken.append(entry)
         return taken
 
-    def _take_by_weight(self, max_rows: int) -> list[Entry]:
-        """The entries to take while pipelines contend: each from the flow with the least service by weight."""
-        iterators = {number: iter(flow.values()) for number, flow in self._levels[0].fresh.items()}
-        order = [
-            (self._flows[number].served, entry.sequence, number, entry)
-            for number, iterator in iterators.items()
-            for entry in [next(iterator)]
-        ]
-        heapify(order)
-        taken: list[Entry] = []
-        rows = 0
-        while order:
-            _, _, number, entry = order[0]
-            is_other = taken and self._keys.get(entry.sequence) != self._keys.get(taken[0].sequence)
-            if taken and (is_other or rows + entry.rows > max_rows):
-                break
-            taken.append(entry)
-            rows += entry.rows
-            flow = self._flows[number]
-            self._virtual = flow.served
-            flow.served += entry.rows / flow.weight
-            following = next(iterators[number], None)
-            if following is None:
-                heappop(order)
-            else:
-                heapreplace(order, (flow.served, following.sequence, number, following))
-        return taken
-
     def remove(self, entries: Sequence[Entry]) -> None:
         """Remove entries that run now, in this order."""
         super().remove(entries)
         if self.response_order is not None:
             self.response_order.add(entries)
-
-    def rows_behind(self, priority: int) -> int:
-        """The rows in the levels behind that of `priority`."""
-        number = self._config.level_of(priority)
-        return sum(level.rows for other, level in self._levels.items() if other > number)
 
     def _number(self, entry: Entry) -> int:
         return self._config.level_of(entry.request.arrival.priority)

@@ -2,9 +2,9 @@
 
 from sluice.batcher.interface.config import StageConfig, WhenConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.state import Request, StageRun, StageState
+from sluice.batcher.state import Entry, Place, Request, StageRun, StageState
 
-PROBABILITY_WEIGHT = 0.02
+PROBABILITY_WEIGHT = 0.005
 """Weight of one request in the smoothed share of rows that a conditional stage runs for."""
 
 
@@ -48,6 +48,18 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
     asked = request.runs[when.stage]
     if asked is not None and asked.rows:
         stage.run_probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.run_probability)
+
+
+def place_of(entry: Entry) -> Place | None:
+    """The place that an entry has in a planned batch."""
+    places = entry.request.places
+    return places[entry.stage] if places else None
+
+
+def planned_order(entry: Entry) -> tuple[int, int]:
+    """The order of an entry among those of other queues: that of its planned batch, else its deadline (ns)."""
+    place = place_of(entry)
+    return (entry.stage_deadline_ns, 0) if place is None else (place[0].order_ns, place[0].serial)
 
 
 def request_batch_key(event: RequestArrived, config: StageConfig) -> str:

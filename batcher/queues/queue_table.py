@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import ModelState, QueueKey
 
 NewQueue = Callable[[str, str], Queue]
@@ -12,15 +12,18 @@ NewQueue = Callable[[str, str], Queue]
 class QueueTable:
     """Keeps the queues of each model: one for each batch key with waiting entries.
 
-    `default` has the queue of each model for the batch key "". A model whose inputs all share batches has no other.
+    `default` has the queue of each model for the batch key "". A model whose inputs all share batches has no other,
+    except those that are bound to partitions of a kind and price, whose batch keys end with that.
     """
 
-    __slots__ = ("_new", "by_model", "default")
+    __slots__ = ("_bound", "_bounds", "_new", "by_model", "default")
 
     def __init__(self) -> None:
         self.default: dict[ModelState, Queue] = {}
         self.by_model: dict[str, dict[str, Queue]] = {}
         self._new: dict[str, NewQueue] = {}
+        self._bounds: dict[str, tuple[str, float]] = {}
+        self._bound: dict[Queue, None] = {}
 
     def add(self, model: ModelState, new_queue: NewQueue) -> None:
         """Add a model without entries."""
@@ -41,7 +44,20 @@ class QueueTable:
         queue = queues.get(batch_key)
         if queue is None:
             queue = queues[batch_key] = self._new[model](model, batch_key)
+            queue.only = self._bounds.get(batch_key.rpartition("@")[2]) if "@" in batch_key else None
+            if queue.only is not None:
+                self._bound[queue] = None
         return queue
+
+    def bound(self, key: QueueKey, kind: str, price: float) -> Queue:
+        """The queue of a key whose entries run only on partitions of a kind and price, since their cost is limited."""
+        key = bound_key(key, kind, price)
+        self._bounds[key[1].rpartition("@")[2]] = (kind, price)
+        return self.get(key)
+
+    def bound_queues(self) -> list[Queue]:
+        """All queues whose entries may run only on some partitions."""
+        return list(self._bound)
 
     def find(self, key: QueueKey) -> Queue | None:
         """The queue of a key; None if there is none."""
@@ -62,3 +78,9 @@ class QueueTable:
         """
         if queue.batch_key and not queue:
             self.by_model[queue.model].pop(queue.batch_key, None)
+            self._bound.pop(queue, None)
+
+
+def bound_key(key: QueueKey, kind: str, price: float) -> QueueKey:
+    """The key of the queue of entries that run only on partitions of a kind and price."""
+    return (key[0], f"{key[1]}@{kind}/{price:g}")

@@ -48,7 +48,7 @@ class ResponseOrder:
             done = ((entry,), msgspec.structs.replace(event, confidences=confidences), batch.partition)
             if entry.sequence in self._order:
                 self._done[entry.sequence] = done
-            else:  # it is settled, or ran in its reserved slot
+            else:  # it is settled
                 free.append(done)
             first = last
         return free + self.release()

@@ -82,7 +82,7 @@ class LoadCandidates:
     """Looks for partitions that can load a model.
 
     `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_promised`
-    returns True if a slot for a model is reserved on a partition.
+    returns True if a batch of a model is planned for a partition.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class LoadCandidates:
         return leaving
 
     def _may_go(self, model: ModelState, memory: PartitionMemory, now_ns: int, purpose: LoadPurpose) -> bool:
-        """True if a model may be evicted: it is not `young`, and no entry, later stage or reservation needs it."""
+        """True if a model may be evicted: it is not `young`, and no entry, later stage or planned batch needs it."""
         if self._queues.has_work(model) or memory.young(model, self._config.min_resident_ns, now_ns):
             return False
         for pipeline in () if purpose.blocking else model.pipelines:

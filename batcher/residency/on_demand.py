@@ -67,7 +67,7 @@ class OnDemandLoader:
     """Predicts the duration of loads, and orders them; `run_due` carries out all orders, at `wake_ns`.
 
     A model is loaded by one partition at a time. `reconsider` is called with partitions that hold fewer models, and
-    `is_promised` returns True if a slot for a model is reserved on a partition.
+    `is_promised` returns True if a batch of a model is planned for a partition.
 
     `loads` counts ordered loads, `evictions` the models evicted for others. Of the loads, `prewarms` were for later
     stages, `replicas` for models that another partition holds, `returns` for rejected requests, and `restored` for
@@ -170,12 +170,12 @@ class OnDemandLoader:
     def add_replica(self, pipeline: PipelineState, now_ns: int) -> None:
         """Load the busiest model of a pipeline on one more partition, after a rejection because models are busy.
 
-        Only if the model could begin sooner there, after its load and the promised work.
+        Only if the model could begin sooner there, after its load and the planned work.
         """
         start_ns, model = max(
             (
                 (min(start_after_backlog_ns(group, now_ns) for group in model.groups), model)
-                for _, model, _, _ in pipeline.steps
+                for _, model, _ in pipeline.steps
             ),
             key=lambda step: step[0],
             default=(0, None),

@@ -52,8 +52,8 @@ def likely_stages(pipeline: PipelineState, starts: Sequence[StageState], likelih
     }
     likely = {stage.index: 1.0 for stage in starts}
     for stage in pipeline.stages:
-        runs_with_others = stage.config.when is None and stage.waits_for and stage.waits_for <= likely.keys()
-        if runs_with_others and stage.index not in likely:
+        runs_with_others = stage.config.when is None and all(source in likely for source in stage.waits_for)
+        if stage.waits_for and runs_with_others and stage.index not in likely:
             likely[stage.index] = min(likely[source] for source in stage.waits_for)
         if stage.index in likely:
             path, _ = most_likely_path(branches, stage.index, likelihood)

@@ -2,15 +2,14 @@
 
 from sluice.batcher.estimates.latency import CORRECTION_BOUNDS
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.partition_group import start_after_backlog_ns
 from sluice.batcher.fleet.speed import decay_corrections
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import RejectRequest
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.prediction.completion import completion_ns
-from sluice.batcher.prediction.fair_share import beyond_share
+from sluice.batcher.places.places import NO_PLACES, Offer, Places, Refusal
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
-from sluice.batcher.reservations.reserved_work import ReservedWork
 from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
@@ -21,13 +20,11 @@ class Admission:
     """Decides on arrivals by predicted completion, by memory and by the number of requests under way.
 
     A wrong estimate does not cause refusals for ever. Before a request is refused for its deadline, corrections of the
-    latency tables decay, at most once per probe interval. An idle pipeline admits one request per probe interval
-    although it is predicted to be late, unless it would be late even with the lowest correction. Such a probe reveals
-    an estimate that is too high.
+    latency tables that no batch confirmed decay, at most once per probe interval. An idle pipeline admits one request
+    per probe interval although it is predicted to be late, if partitions are idle and it may be in time with the lowest
+    correction. Such a probe reveals an estimate that is too high.
 
-    A request of a pipeline that evicts, or with a limited cost, is never a probe. It is admitted only if slots that
-    keep its deadline and its cost can be `reserved` for all its stages. Where pipelines contend for a model, each may
-    have as many waiting rows as its share by weight allows, plus the unused shares of the others.
+    A request of a pipeline that evicts, or with a limited cost, is never a probe.
 
     With a `loader`, a request for missing models is admitted if it is in time once they are loaded.
     """
@@ -37,19 +34,18 @@ class Admission:
         limits: Limits,
         memory: MemoryShares,
         fleet: Fleet,
-        reserved: ReservedWork,
+        places: Places,
         loader: OnDemandLoader | NoOnDemandLoading,
     ) -> None:
         self._limits = limits
-        self._queues = fleet.queues
-        self._reserved = reserved
+        self._places = places
         self._loader = loader
         self._counts_demand = loader.enabled
         self._memory = memory
         self.draining = False
 
-    def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
-        """The rejection of a request, or None when it is admitted."""
+    def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | Offer:
+        """The places of a request that is admitted, or its rejection."""
         if self._counts_demand:
             pipeline.demand.add(event.rows, now_ns)
         if self.draining:
@@ -58,8 +54,9 @@ class Admission:
         if pipeline.outstanding >= limits.queue_requests:
             reason = f"{limits.queue_requests} requests of this pipeline are under way"
             return self._reject(event, Outcome.REJECTED_QUEUE_FULL, reason, self.backlog_ns(pipeline))
-        if (short := self._memory.refusal(pipeline.number, event.memory_bytes)) is not None:
-            reason = f"needs {event.memory_bytes} bytes of tensor memory; {short}"
+        nbytes = event.memory_bytes
+        if nbytes and (short := self._memory.refusal(pipeline.number, nbytes)) is not None:
+            reason = f"needs {nbytes} bytes of tensor memory; {short}"
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
         if pipeline.degraded:
             if (forecast := self._loader.forecast(pipeline, now_ns)) is not None:
@@ -67,21 +64,15 @@ class Admission:
             if (missing := self._unavailable(pipeline, now_ns)) is not None:
                 reason = f"no partition holds model {missing}"
                 return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
-        if pipeline.evicts or event.max_cost is not None:
-            return self._judge_hard(event, pipeline, now_ns)
-        done_ns = completion_ns(event, pipeline, self._queues, now_ns)
-        if done_ns <= event.deadline_ns:
-            return None
-        if self._reserved.active:
-            done_ns = completion_ns(event, pipeline, self._queues, now_ns, self._reserved.soonest_ns)
-            if done_ns <= event.deadline_ns:
-                return None
-        return self._judge_late(event, pipeline, now_ns, done_ns)
+        places = self._places.find(event, pipeline, now_ns)
+        if not isinstance(places, Refusal):
+            return places
+        return self._judge_late(event, pipeline, now_ns, places)
 
     def _judge_cold(
         self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int
-    ) -> RejectRequest | None:
-        """Admit a request that is in time after loading its models; no slot can be reserved before they are loaded."""
+    ) -> RejectRequest | Offer:
+        """Admit a request that is in time after loading its models; it has no place before they are loaded."""
         loader = self._loader
         if forecast.refusal is not None:
             reason = f"model {forecast.model} is not loaded: {forecast.refusal.reason}"
@@ -90,7 +81,9 @@ class Admission:
             loader.note_rejection(pipeline, 0, now_ns)
             reason = f"model {forecast.model} is not loaded, so its cost is not known"
             return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
-        done_ns = max(forecast.done_ns, completion_ns(event, pipeline, self._queues, now_ns))
+        done_ns = forecast.done_ns
+        for _, model, rest_ns in pipeline.steps:
+            done_ns = max(done_ns, min(start_after_backlog_ns(group, now_ns) for group in model.groups) + rest_ns)
         if done_ns > event.deadline_ns:
             left_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
             reason = (
@@ -100,35 +93,7 @@ class Admission:
             loader.note_rejection(pipeline, event.deadline_ns - now_ns, now_ns)
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
         loader.begin(forecast, now_ns)
-        return None
-
-    def _judge_hard(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | None:
-        reserved = self._reserved
-        left_ns = max(event.deadline_ns - now_ns, 0)
-        if pipeline.shared and (beyond := beyond_share(pipeline, event.rows, left_ns, now_ns)) is not None:
-            model, took_ns = beyond
-            reason = (
-                f"could be complete in {ns_to_ms(took_ns):.1f} ms with its pipeline's share of model "
-                f"{model.config.key}, {ns_to_ms(left_ns):.1f} ms are left"
-            )
-            return self._reject(event, Outcome.REJECTED_DEADLINE, reason, took_ns - left_ns)
-        refusal = reserved.reserve(event, pipeline, now_ns)
-        if refusal is not None and self._forgive(pipeline, now_ns):
-            reserved.learn(stage.model for stage in pipeline.stages if stage.model is not None)
-            reserved.forgive()
-            refusal = reserved.reserve(event, pipeline, now_ns)
-        if refusal is None:
-            return None
-        done_ns, cost, hopeless = refusal
-        if done_ns is None or cost is None:
-            reason = "no running partition holds one of its models"
-            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
-        if done_ns <= event.deadline_ns and event.max_cost is not None:
-            reason = f"costs {cost:.4g} at least, max_cost is {event.max_cost:.4g}"
-            return RejectRequest(event.request, Outcome.REJECTED_COST, reason, None if hopeless else NS_PER_S)
-        soonest_ms, left_ms = ns_to_ms(done_ns - now_ns), ns_to_ms(left_ns)
-        reason = f"could be complete in {soonest_ms:.1f} ms at the soonest, {left_ms:.1f} ms are left"
-        return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
+        return NO_PLACES
 
     def _forgive(self, pipeline: PipelineState, now_ns: int) -> bool:
         """Let the corrections of a pipeline's estimates decay, unless they did so within the probe interval."""
@@ -136,27 +101,47 @@ class Admission:
         if last_ns is not None and now_ns - last_ns < self._limits.probe_interval_ns:
             return False
         pipeline.last_probe_ns = now_ns
+        if not pipeline.outstanding:
+            self._places.forgive(pipeline)
         for stage in pipeline.stages:
             if stage.model is not None:
                 decay_corrections(stage.model)
         return True
 
     def _judge_late(
-        self, event: RequestArrived, pipeline: PipelineState, now_ns: int, done_ns: int
-    ) -> RejectRequest | None:
+        self, event: RequestArrived, pipeline: PipelineState, now_ns: int, refusal: Refusal
+    ) -> RejectRequest | Offer:
+        limits = self._limits
         if self._forgive(pipeline, now_ns):
-            hopeful_ns = int(unloaded_latency_ns(pipeline, self._limits.hand_off_ns) * CORRECTION_BOUNDS[0])
-            if pipeline.outstanding == 0 and now_ns + hopeful_ns <= event.deadline_ns:
-                return None
-            predict(pipeline, self._limits.hand_off_ns)
-            soonest_ns = self._reserved.soonest_ns if self._reserved.active else None
-            done_ns = completion_ns(event, pipeline, self._queues, now_ns, soonest_ns)
-            if done_ns <= event.deadline_ns:
-                return None
+            hopeful_ns = int(unloaded_latency_ns(pipeline, limits.hand_off_ns) * CORRECTION_BOUNDS[0])
+            may_probe = pipeline.outstanding == 0 and not pipeline.evicts and event.max_cost is None
+            if may_probe and now_ns + hopeful_ns <= event.deadline_ns and self._has_idle(pipeline):
+                return NO_PLACES
+            predict(pipeline, limits.hand_off_ns)
+            offer = self._places.find(event, pipeline, now_ns)
+            if isinstance(offer, Offer):
+                return offer
+            refusal = offer
+        left_ns = max(event.deadline_ns - now_ns, 0)
+        left_ms, soonest_ms = ns_to_ms(left_ns), ns_to_ms(refusal.done_ns - now_ns)
+        if refusal.cost is not None:
+            reason = f"costs {refusal.cost:.4g} at least, max_cost is {event.max_cost:.4g}"
+            return RejectRequest(event.request, Outcome.REJECTED_COST, reason, None)
         self._loader.add_replica(pipeline, now_ns)
-        allowed_ms = ns_to_ms(max(event.deadline_ns - now_ns, 0))
-        reason = f"predicted to complete in {ns_to_ms(done_ns - now_ns):.1f} ms, {allowed_ms:.1f} ms are left"
-        return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
+        if refusal.wait_ns:
+            reason = f"its batch would be too small for the load, and larger if opened later; {left_ms:.1f} ms are left"
+            return self._reject(event, Outcome.REJECTED_DEADLINE, reason, refusal.wait_ns)
+        if refusal.is_beyond_share:
+            reason = f"could be complete in {soonest_ms:.1f} ms with its fair share, {left_ms:.1f} ms are left"
+        else:
+            reason = f"predicted to complete in {soonest_ms:.1f} ms, {left_ms:.1f} ms are left"
+        return self._reject(event, Outcome.REJECTED_DEADLINE, reason, refusal.done_ns - event.deadline_ns)
+
+    @staticmethod
+    def _has_idle(pipeline: PipelineState) -> bool:
+        """True if each stage has an idle partition, so that a probe delays no other request."""
+        models = (stage.model for stage in pipeline.stages if stage.model is not None)
+        return all(any(not host.batches and not host.planned for host in model.partitions) for model in models)
 
     @staticmethod
     def _unavailable(pipeline: PipelineState, now_ns: int) -> str | None:
@@ -172,8 +157,9 @@ class Admission:
 
     @staticmethod
     def backlog_ns(pipeline: PipelineState) -> int:
-        """The promised work on the busiest of the groups that the pipeline uses."""
-        return max((group.backlog_ns for group, _ in pipeline.work.total), default=0)
+        """The planned work on the busiest of the partitions that the pipeline may use."""
+        partitions = (host for stage in pipeline.stages if stage.model is not None for host in stage.model.partitions)
+        return max((partition.planned_ns for partition in partitions), default=0)
 
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:

@@ -56,6 +56,8 @@ class MemoryShares:
         self._change(owner, -nbytes)
 
     def _change(self, owner: Hashable, nbytes: int) -> None:
+        if not nbytes:
+            return
         before = self._taken.get(owner, 0)
         after = before + nbytes
         self.used_bytes += nbytes

@@ -1,6 +1,7 @@
 """The registry of pipelines: drops a retired pipeline after its last request, and a model after its last pipeline."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import msgspec
@@ -19,40 +20,36 @@ from sluice.batcher.interface.events import (
     ServingChanged,
 )
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.prediction.pipeline_times import unplanned_work
+from sluice.batcher.places.planned_batches import DEVIATIONS
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.partition_events import PartitionEvents
 from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
-from sluice.batcher.state import ModelState, PipelineState, Precedence, StageState
+from sluice.batcher.state import ModelState, PipelineState, StageState
 from sluice.models.pipelines.pipeline import Late
 
 Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 """The handler of each type of event, called with the event, the time and the list of decisions to extend."""
+
+TAIL_SHARE = 0.2
+"""The share of batches that may end later than their places allow, in parts of what the percentile of a pipeline does.
+
+The rest is for what varies with time, which the feedback on late requests sees too late for the first of them.
+"""
 
 
 class PipelineRegistry:
     """Keeps `pipelines`, by name, and the models that they need; `spec` describes what is served now.
 
     Each pipeline has a share of the `memory`. A retired pipeline is in `retiring` until its last request has its
-    outcome. `handlers` handle the events that change pipelines and partitions. `reserve` is called before the first
-    pipeline that evicts gets a request.
+    outcome. `handlers` handle the events that change pipelines and partitions.
     """
 
-    def __init__(
-        self,
-        spec: SchedulerSpec,
-        dispatcher: Dispatcher,
-        memory: MemoryShares,
-        reserve: Callable[[int], None],
-        *,
-        planned: bool,
-    ) -> None:
+    def __init__(self, spec: SchedulerSpec, dispatcher: Dispatcher, memory: MemoryShares, *, planned: bool) -> None:
         self.spec = spec
         self.retiring: list[PipelineState] = []
         self.pipelines: dict[str, PipelineState] = {}
         self._dispatcher = dispatcher
         self._memory = memory
-        self._reserve = reserve
         self._fleet = dispatcher.fleet
         self._next_number = 0
         for config in spec.pipelines:
@@ -88,8 +85,6 @@ class PipelineRegistry:
             self._memory.leave()
             for model in self._models_of(pipeline.config):
                 model.pipelines.remove(pipeline)
-                for queue in self._fleet.queues.of(model):
-                    queue.close_flow(pipeline.number)
                 if not model.pipelines:
                     unneeded.add(model.config.key)
         if unneeded:
@@ -107,8 +102,6 @@ class PipelineRegistry:
             self._fleet.add(model)
         for config in event.pipelines:
             self._add(config)
-        if not self._dispatcher.reserved.active and any(config.late is Late.EVICT for config in event.pipelines):
-            self._reserve(now_ns)
         self.retiring.extend(self.pipelines.pop(name) for name in event.retired)
         self._specify(event.residency)
         self.residency.drop_copies(event.spare, now_ns, decisions)
@@ -168,7 +161,9 @@ def _may_hold(partition: PartitionConfig, served: Container[str], models: Sequen
 
 def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, ModelState]) -> PipelineState:
     """The state of a new pipeline; `models` are all models by key."""
-    waits_for = [set(stage.sources) | ({stage.when.stage} if stage.when else set()) for stage in config.stages]
+    waits_for = [
+        tuple(sorted({*stage.sources, *((stage.when.stage,) if stage.when else ())})) for stage in config.stages
+    ]
     stages = [
         StageState(
             index,
@@ -185,14 +180,12 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         config,
         stages,
         stage_count=len(stages),
-        all_stages=(1 << len(stages)) - 1,
         missing=[len(sources) for sources in waits_for],
         roots=[stage for stage in stages if not stage.waits_for],
         single=len(stages) == 1 and not stages[0].config.uses_cache,
         has_parallel_stages=_has_parallel_stages(stages),
-        precedence=Precedence(waits_for, [stage.model is not None for stage in stages]),
         evicts=config.late is Late.EVICT,
-        work=unplanned_work(len(stages)),
+        caution=NormalDist().inv_cdf(1 - TAIL_SHARE * (1 - config.percentile / 100)) / DEVIATIONS,
     )
 
 
@@ -202,7 +195,7 @@ def _has_parallel_stages(stages: Sequence[StageState]) -> bool:
     earlier = 0
     for stage in stages:
         mask = 0
-        for source in sorted(stage.waits_for):
+        for source in stage.waits_for:
             mask |= before[source] | 1 << source
         before.append(mask)
         if stage.config.model is not None:

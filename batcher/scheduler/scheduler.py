@@ -35,7 +35,6 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
-from sluice.batcher.prediction.backlog import promise, release, settle_rows
 from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
@@ -46,7 +45,6 @@ from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
 from sluice.batcher.scheduler.unserved import hopeless_entries
 from sluice.batcher.state import Request, StageRun, StageState
-from sluice.models.pipelines.pipeline import Late
 
 # Enum members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
 COMPLETED, COMPLETED_LATE = Outcome.COMPLETED, Outcome.COMPLETED_LATE
@@ -64,10 +62,10 @@ class Scheduler:
         self._limits = spec.limits
         self.requests: dict[int, Request] = {}
         self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress)
-        self._reserved = self.dispatcher.reserved
+        self._places = self.dispatcher.places
         self._timeouts = self.dispatcher.timeouts
         self.memory = MemoryShares(spec.limits.memory_bytes)
-        self.served = PipelineRegistry(spec, self.dispatcher, self.memory, self._reserve, planned=planner is not None)
+        self.served = PipelineRegistry(spec, self.dispatcher, self.memory, planned=planner is not None)
         self.pipelines = self.served.pipelines
         self._retiring = self.served.retiring
         self._retired = self.served.residency.retired
@@ -75,9 +73,7 @@ class Scheduler:
         self._residency = self.served.residency
         self._loader = self.served.loader
         self._plans = self._loader.enabled or not isinstance(self._replanner, NoReplanner)
-        self.admission = Admission(spec.limits, self.memory, self.dispatcher.fleet, self._reserved, self._loader)
-        if any(pipeline.late is Late.EVICT for pipeline in spec.pipelines):
-            self._reserve(0)
+        self.admission = Admission(spec.limits, self.memory, self.dispatcher.fleet, self._places, self._loader)
         # Work of the driver itself: a request that is settled meanwhile is no longer in `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         failures = Failures(self.dispatcher, self._fail, self._ended)
@@ -153,12 +149,6 @@ class Scheduler:
         """Requests waiting, by model key."""
         return self.dispatcher.queue_depths()
 
-    def _reserve(self, now_ns: int) -> None:
-        """Reserve slots from now on, and count the rows under way."""
-        self._reserved.begin(self.spec.partitions, now_ns)
-        for request in self.requests.values():
-            request.pipeline.rows_under_way += request.rows
-
     # -- requests
 
     def _arrived(self, event: RequestArrived, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -173,28 +163,18 @@ class Scheduler:
         pipeline.arrived_rows += rows
         if pipeline.changes != pipeline.predicted_changes:
             predict(pipeline, self._limits.hand_off_ns)
-        reserves = self._reserved.active
-        if event.max_cost is not None and not reserves:
-            self._reserve(now_ns)
-            reserves = True
-        if reserves and pipeline.shared:
-            pipeline.asked.add(rows, now_ns)
-        rejection = self.admission.judge(event, pipeline, now_ns)
-        if rejection is not None:
-            decisions.append(rejection)
-            if rejection.outcome is Outcome.REJECTED_UNAVAILABLE:
+        places = self.admission.judge(event, pipeline, now_ns)
+        if isinstance(places, RejectRequest):
+            decisions.append(places)
+            if places.outcome is Outcome.REJECTED_UNAVAILABLE:
                 self._replanner.refused(event.pipeline)
             return
-        identity, work, stages = event.request, pipeline.work, pipeline.stage_count
-        request = Request(identity, pipeline, rows, event.deadline_ns, event, work, pipeline.all_stages, stages)
+        identity = event.request
+        request = Request(identity, pipeline, rows, event.deadline_ns, event, pipeline.stage_count)
         self.requests[identity] = request
         self.memory.take(pipeline.number, event.memory_bytes)
         pipeline.outstanding += 1
-        if reserves:
-            pipeline.rows_under_way += rows
-        if pipeline.shared:
-            pipeline.inflow.add(rows, now_ns)
-        promise(work.total, rows)
+        self._places.give(request, places)
         try:
             if pipeline.single:
                 request.entries.append(self.dispatcher.enqueue(request, pipeline.stages[0], None, now_ns))
@@ -221,8 +201,7 @@ class Scheduler:
         outcome: Outcome = Outcome.EVICTED_DEADLINE,
         reason: str = REASONS[TimeoutCause.LATE],
     ) -> None:
-        backlog_ns = max((group.backlog_ns for group, _ in request.work.total), default=0)
-        decisions.append(EvictRequest(request.identity, outcome, reason, backlog_ns))
+        decisions.append(EvictRequest(request.identity, outcome, reason, self.admission.backlog_ns(request.pipeline)))
         self._settle(request, decisions)
 
     def _fail(self, request: Request, outcome: Outcome, reason: str, decisions: list[AnyDecision]) -> None:
@@ -236,9 +215,6 @@ class Scheduler:
         # No entry waits or runs any more, so there is less to do than in `_settle`.
         request.settled = True
         del self.requests[identity]
-        if self._reserved.active:
-            self._reserved.forget(identity)
-            request.pipeline.rows_under_way -= request.rows
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: this breaks the cycle for the garbage collector
         self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
@@ -249,7 +225,7 @@ class Scheduler:
         del self.requests[request.identity]
         request.pipeline.outstanding -= 1
         for stage in range(request.pipeline.stage_count):
-            release(request, stage)
+            self._places.release(request, stage)
             request.running += (request.identity, stage) in self._combining
         for entry in request.entries:
             if entry.queued or entry.retry_group is not None:
@@ -260,9 +236,6 @@ class Scheduler:
             else:
                 request.running += self.dispatcher.holds_answer(entry)
         request.entries.clear()
-        if self._reserved.active:
-            self._reserved.forget(request.identity)
-            request.pipeline.rows_under_way -= request.rows
         if not request.running:
             self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
 
@@ -278,13 +251,12 @@ class Scheduler:
 
     def _stage_done(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
         request.open_stages -= 1
-        if self._reserved.active:
-            self._reserved.settled(request.identity, stage.index)
         for index in stage.dependents:
             request.missing[index] -= 1
             if not request.missing[index]:
                 self._advance(request, request.pipeline.stages[index], now_ns, decisions)
         if not request.open_stages and not request.settled:
+            self._places.completed(request, now_ns)
             self._complete(request, now_ns, decisions)
 
     def _advance(self, request: Request, stage: StageState, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -293,14 +265,14 @@ class Scheduler:
         request.runs[stage.index] = run
         observe_share(stage, run, request)
         if not run.rows:
-            release(request, stage.index)
+            self._places.release(request, stage.index)
             self._stage_done(request, stage, now_ns, decisions)
         elif stage.model is None:
             self._combining[request.identity, stage.index] = request
             decisions.append(CombineOutputs(Member(request.identity, stage.index, run.rows, run.row_index)))
         else:
             if stage.config.when is not None:
-                settle_rows(request, stage.index, run.rows)
+                self._places.settle_rows(request, stage.index, run.rows)
             self._enter(request, stage, run, now_ns, decisions)
 
     def _enter(
@@ -336,7 +308,7 @@ class Scheduler:
             if isinstance(event, OutputsCombined):
                 run.confidences = event.confidences
             run.batch_key = event.batch_key
-            release(request, stage.index)
+            self._places.release(request, stage.index)
             self._stage_done(request, stage, now_ns, decisions)
         except EntryRefusedError as refused:
             self._evict(request, decisions, refused.outcome, str(refused))
@@ -350,14 +322,10 @@ class Scheduler:
 
     def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
         batch = self.dispatcher.end(event.batch, now_ns)
-        partition, reserved = batch.partition, self._reserved
-        took_ns = observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
-        if took_ns is not None and reserved.active:
-            reserved.handed_off(took_ns)
+        partition = batch.partition
+        observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
-        known = observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
-        if known and reserved.active:
-            reserved.observed(model, batch.kind, batch.rows)
+        observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)
         if queue is None or queue.response_order is None:
             self._progress((batch.entries, event, partition), now_ns, decisions)
@@ -378,6 +346,8 @@ class Scheduler:
             if request.settled:
                 self._ended(request)
             elif request.pipeline.single:
+                if entry is entries[0]:
+                    self._places.completed(request, now_ns)
                 self._complete(request, now_ns, decisions)
             else:
                 run = request.runs[entry.stage]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.residency.on_demand import NoOnDemandLoading, OnDemandLoader
 from sluice.batcher.state import Entry
 

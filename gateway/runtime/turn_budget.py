@@ -1,7 +1,7 @@
 """Limits the time for arrivals in one turn of the loop, and refuses arrivals that wait too long for their turn.
 
-This applies to requests that should be refused instead of late. Finding reservations for a request takes longer than
-reading it, so an overloaded server would do nothing else: it would admit all requests, and answer all of them late.
+This applies to requests that should be refused instead of late. Finding places for a request takes longer than reading
+it, so an overloaded server would do nothing else: it would admit all requests, and answer all of them late.
 """
 
 from sluice.batcher.interface.decisions import RejectRequest

@@ -65,8 +65,8 @@ SERVER = Section(
         "max_batch_size": "Largest batch in rows, for models with a batch dimension.",
         "models": "Settings of single models. See [below](#models).",
         "default_slo_ms": "Deadline of a request when neither the request nor its pipeline has one.",
-        "late": "What happens to a request that will be late, for pipelines and models that do not say: `serve` "
-        "answers it late, `evict` refuses it or gives it up ([pipelines](../start/pipelines.md#late-requests)).",
+        "late": "What happens to an admitted request that turns out late, for pipelines and models that do not say: "
+        "`serve` answers it late, `evict` gives it up ([pipelines](../start/pipelines.md#late-requests)).",
         "percentile": "Which share of the admitted requests is to be in time, in percent, for pipelines and models "
         "that do not say; above 50 and below 100.",
         "client_key": "Name of the HTTP header or gRPC metadata key, in lower case, whose value tells clients apart, "
@@ -134,7 +134,7 @@ SECTIONS = (
         {
             "max_batch_size": "Largest batch of this model in rows.",
             "policy": "The batch policy of this model, with the same keys as [above](#policy).",
-            "late": "What happens to a request to this model that will be late: `serve` or `evict`.",
+            "late": "What happens to an admitted request to this model that turns out late: `serve` or `evict`.",
             "percentile": "Which share of the admitted requests to this model is to be in time, in percent.",
         },
         "By model name; the settings apply to all versions of the model. An unknown model is refused.",

@@ -16,6 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from sluice.models.units import NS_PER_S
 from tests.support.gateway.processes import until
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.held_model import HeldModel
@@ -38,7 +39,7 @@ class Served(NamedTuple):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("trouble")
     repository = directory / "models"
-    model = HeldModel(repository, "busy")
+    model = HeldModel(repository, "busy", promised_ns=2 * NS_PER_S)
     save_timed(repository, "behind", {1: 1})
     save_timed(repository, "m", {1: 1}, "dynamic_batching { }")
     save_timed(repository, "short", {1: 1}, "dynamic_batching { default_queue_policy { max_queue_size: 2 } }")
@@ -142,7 +143,8 @@ def test_a_client_times_out(server: GatewayServer, busy: Callable[[], None], cli
         with tritonclient.grpc.InferenceServerClient(server.grpc_url) as connection:
             assert connection.is_server_live()  # the timeout is not that of the connection
             with pytest.raises(InferenceServerException) as caught:
-                connection.infer("m", given(tritonclient.grpc), client_timeout=1)
+                # The partition should be free before; a shorter timeout would be refused at once.
+                connection.infer("m", given(tritonclient.grpc), client_timeout=4)
             assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     else:
         connection = tritonclient.http.InferenceServerClient(server.http_url, network_timeout=1)

@@ -16,10 +16,11 @@ from sluice.batcher.fleet.partition_group import (
     throttle,
 )
 from sluice.batcher.fleet.run_queue import RunQueue
-from sluice.batcher.queues.fair_queue import Queue
-from sluice.batcher.state import RESTART_NS, Batch, Entry, PartitionGroup, PartitionState, Request
+from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.queues.queue import Queue
+from sluice.batcher.state import RESTART_NS, Batch, Entry, PartitionGroup, PartitionState, PipelineState, Request
 
-NO_REQUEST = cast("Request", None)
+WITHOUT_PLACES = Request(0, cast("PipelineState", None), 1, 0, cast("RequestArrived", None), 1)
 BATCH = cast("Batch", None)
 PARTITIONS = st.integers(0, 3)
 TIMES = st.integers(1, 20)
@@ -140,7 +141,7 @@ class RunQueueMachine(RuleBasedStateMachine):
     def push(self, number: int, deadline_ns: int) -> None:
         queue = self.queues[number]
         self.sequence += 1
-        entry = Entry(NO_REQUEST, 0, 1, None, queue.key, deadline_ns, 0, self.sequence)
+        entry = Entry(WITHOUT_PLACES, 0, 1, None, queue.key, deadline_ns, 0, self.sequence)
         if queue.push(entry, deadline_ns):
             self.run_queue.deferred.pop(queue, None)
             self.deferred.pop(queue, None)

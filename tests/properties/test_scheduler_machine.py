@@ -48,7 +48,7 @@ from sluice.batcher.interface.events import (
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling.builders import MS, S, spec_of
 from tests.support.scheduling.draining_machine import DrainingMachine
@@ -101,7 +101,9 @@ class SchedulerMachine(DrainingMachine):
         for group in self.scheduler.dispatcher.fleet.groups:
             run_queue = self.scheduler.dispatcher.wakeups.run_queues[group]
             if first_idle(group) is not None and not all(
-                queue in run_queue.deferred for queue in self.queues_of(group.models)
+                queue in run_queue.deferred
+                for queue in self.queues_of(group.models)
+                if queue.only in (None, (group.kind, group.price))
             ):
                 assert run_queue.wake_ns is not None, f"group {group.number} is idle and not looked at"
             if run_queue.timers:
@@ -173,9 +175,8 @@ class SchedulerMachine(DrainingMachine):
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
-                estimate = self.scheduler.dispatcher.models[batch.queue_key[0]].estimates[batch.partition.kind]
                 free_ns[decision.partition] -= batch.median_ns
-                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + estimate.service_ns(batch.rows)
+                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + batch.median_ns
                 if decision.reason is not ReleaseReason.RETRY:
                     for entry in batch.entries:
                         late_ns = ended_ns - entry.stage_deadline_ns
@@ -413,7 +414,7 @@ class SchedulerMachine(DrainingMachine):
         assert scheduler.requests == {}
         assert scheduler.memory.used_bytes == 0
         assert scheduler.queue_depths() == dict.fromkeys(MAX_BATCH, 0)
-        assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
+        assert all(not each.planned and each.planned_ns == 0 for each in scheduler.dispatcher.fleet.partitions.values())
         assert [state.outstanding for state in scheduler.dispatcher.models.values()] == [0] * len(MODELS)
         assert [state.outstanding for state in scheduler.pipelines.values()] == [0] * len(PIPELINES)
 

@@ -157,7 +157,6 @@ class Run:
         assert scheduler.requests == {}
         assert scheduler.dispatcher.batches == {}
         assert set(scheduler.queue_depths().values()) == {0}
-        assert all(group.backlog_ns == 0 for group in scheduler.dispatcher.fleet.groups)
         return Counter(self.outcomes.values())
 
 
@@ -190,12 +189,12 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
     run = Run(spec, two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5})), confidence=confidence)
     counts = run.counts(poisson("cascade:1", 150, 5, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
-    assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.001)
+    assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.03)
     assert run.decided[BuildPlan] >= 2
 
 
 def test_a_cascade_whose_traffic_turns_easy_keeps_its_plans() -> None:
-    """The share of its second stage falls by a fiftieth with each request, and rates fall while nothing comes."""
+    """The share of its second stage falls by a two-hundredth with each request, and rates fall while nothing comes."""
     spec = spec_of(
         [model("small:1", confidences=(CERTAINTY,)), model("large:1")],
         [planned_for(cascade("small:1", "large:1"), 30 * MS), planned_for(single("large:1"), 30 * MS)],
@@ -205,7 +204,7 @@ def test_a_cascade_whose_traffic_turns_easy_keeps_its_plans() -> None:
     counts = run.counts(poisson("cascade:1", 3_000, 6, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
     share = run.scheduler.pipelines["cascade:1"].stages[1].run_probability
-    assert 0 < share < 1e-100
+    assert 0 < share < 1e-30
     assert len(run.plans) >= 2
     last = build_plan(spec, msgspec.structs.replace(run.observed[-1], probabilities={"cascade:1": (1.0, share)}))
     for plan in (*run.plans, last):
@@ -309,7 +308,7 @@ def test_partitions_may_be_lost_at_any_time_while_models_move(seed: int, late: L
     assert replay(run.journal, LivePlanner()) is None
 
 
-def test_requests_with_reservations_are_in_time_while_variants_change_and_models_move() -> None:
+def test_requests_that_are_evicted_when_late_are_in_time_while_variants_change_and_models_move() -> None:
     """One variant is fast for single rows, the other in large batches; each partition has memory for one of them."""
     keys = ("quick:1", "bulk:1", "tail:1")
     models = [msgspec.structs.replace(model(key, 16), memory_bytes=1) for key in keys]
@@ -414,7 +413,10 @@ def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed:
 
 @pytest.mark.parametrize("rate", [200.0, 250.0, 290.0, 330.0, 400.0])
 def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
-    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8."""
+    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8.
+
+    Below the capacity a fixed size may answer all of them, so one in a thousand is left to chance.
+    """
     seeds = (0, 1, 2)
     planned = sum(in_time("both", 16, DeadlineSettings(), rate, seed) for seed in seeds)
     for place in PLACES:
@@ -422,4 +424,4 @@ def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(r
             if most(place, batch) * 3 * len(seeds) >= planned:
                 fixed = TimeoutConfig((batch,), 20 * MS)
                 found = sum(in_time(place, batch, fixed, rate, seed) for seed in seeds)
-                assert planned >= found, f"{place}, batches of {batch}: {found} of {rate:g} requests a second"
+                assert planned >= 0.999 * found, f"{place}, batches of {batch}: {found} of {rate:g} requests a second"

@@ -83,7 +83,7 @@ def test_requests_after_the_resize_are_as_fast_as_the_new_share() -> None:
     assert run.slowest_ns(RESIZED_NS, 2 * S) == 2 * MS
 
 
-def test_requests_with_reservations_are_in_time_before_and_after_the_partition_shrinks() -> None:
+def test_requests_that_are_evicted_when_late_are_in_time_before_and_after_the_partition_shrinks() -> None:
     run = Run(Late.EVICT, SHRUNK)
     run.play(every_ns=10 * MS, slo_ns=6 * MS)
     assert set(run.outcomes.values()) == {Outcome.COMPLETED}

@@ -165,7 +165,7 @@ def test_weights_refuse_no_request_below_the_capacity() -> None:
     assert [each.in_time for each in answers.values()] == [each.offered for each in answers.values()]
 
 
-def test_beside_reservations_no_more_is_admitted_than_there_is_time_for() -> None:
+def test_beside_a_pipeline_that_evicts_no_more_is_admitted_than_there_is_time_for() -> None:
     loads = {"one": (5 * RATE, 200), "other": (0.2 * RATE, 200)}
     answers = simulate(sharing(1, late=Late.EVICT), loads, [["slow:1"]], S)
     assert answers["other"].in_time >= 0.99 * answers["other"].offered
@@ -174,7 +174,7 @@ def test_beside_reservations_no_more_is_admitted_than_there_is_time_for() -> Non
 
 
 @pytest.mark.parametrize("weight", [1, 3])
-def test_overloaded_pipelines_with_reservations_are_served_by_weight(weight: int) -> None:
+def test_overloaded_pipelines_that_evict_are_served_by_weight(weight: int) -> None:
     pipelines = [single("slow:1", Late.EVICT, name="one"), single("slow:1", Late.EVICT, name="other", weight=weight)]
     load = (2 * RATE, 100)
     answers = simulate(spec_of([model("slow:1", 8)], pipelines), {"one": load, "other": load}, [["slow:1"]], S)
@@ -186,7 +186,7 @@ def test_overloaded_pipelines_with_reservations_are_served_by_weight(weight: int
 
 @pytest.mark.parametrize(("slo_ms", "other_slo_ms"), [(100, 100), (200, 60)])
 @pytest.mark.parametrize("late", Late)
-def test_an_overloaded_pipeline_with_reservations_starves_no_other(late: Late, slo_ms: int, other_slo_ms: int) -> None:
+def test_an_overloaded_pipeline_that_evicts_starves_no_other(late: Late, slo_ms: int, other_slo_ms: int) -> None:
     pipelines = [single("slow:1", Late.EVICT, name="one"), single("slow:1", late, name="other")]
     loads = {"one": (5 * RATE, slo_ms), "other": (0.15 * RATE, other_slo_ms)}
     answers = simulate(spec_of([model("slow:1", 8)], pipelines), loads, [["slow:1"]], S)

@@ -211,5 +211,5 @@ def test_a_full_step_withdraws_the_request_from_the_steps_beside_it() -> None:
     )
     policy = timeout_policy((), 0, policy=QueuePolicy(max_queue_size=1))
     run = Run(policy, [Sent(0), Sent(0)], pipelines=(PipelineConfig("m:1", stages),))
-    assert run.ended == {0: (DONE, 2_100_001), 1: (FULL, 1)}
+    assert run.ended == {0: (DONE, 2_000_001), 1: (FULL, 1)}
     assert run.rows == {"pre:1": 2, "busy:1": 1, "m:1": 1}

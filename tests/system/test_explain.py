@@ -130,8 +130,8 @@ def test_why_names_what_made_a_request_late(server: GatewayServer) -> None:
         until(lambda: metrics(server)["sluice_arena_used_bytes"] == 0)
         slow = pool.submit(infer, server, "slow")
         until(lambda: metrics(server)["sluice_arena_used_bytes"] > 0)  # the worker has it
-        quick = pool.submit(infer, server, "quick", id="r-late", headers=EXPLAIN, slo_ms=500)
-        until(lambda: waited_ms() > 2000)
+        quick = pool.submit(infer, server, "quick", id="r-late", headers=EXPLAIN, slo_ms=2000)
+        until(lambda: waited_ms() > 3000)
         os.kill(worker, signal.SIGCONT)
         assert slow.result()[0] == 200
         status, explained, _ = quick.result()

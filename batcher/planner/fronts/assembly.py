@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from sluice.batcher.planner.fronts.conditioning import Opened, open_up
+from sluice.batcher.planner.fronts.conditioning import OpenedOrder, open_up
 from sluice.batcher.planner.fronts.pareto import DONE, Indices, Steps, pareto, thinned, up_to
 from sluice.batcher.planner.fronts.region import Bounds, Fixed, ParallelRegion, SeriesRegion, StageRegion
 from sluice.batcher.planner.problem.graph import Residual, Series, Shape, Sources, ancestors, decompose
@@ -22,7 +22,7 @@ class ResidualRegion:
     result still fits but may miss the least cost.
     """
 
-    def __init__(self, parts: Sequence[StageRegion], sources: Sources, opened: Opened, bounds: Bounds) -> None:
+    def __init__(self, parts: Sequence[StageRegion], sources: Sources, opened: OpenedOrder, bounds: Bounds) -> None:
         self.parts = parts
         self.sources = sources
         self._opened = opened

@@ -19,7 +19,7 @@ MAX_COPIES = 96
 MAX_SPLITS = 12
 
 
-class Opened(NamedTuple):
+class OpenedOrder(NamedTuple):
     """A series-parallel order of copies: `origin` is the node that each copies; the nodes in `cuts` are to be fixed."""
 
     cuts: tuple[int, ...]
@@ -28,7 +28,7 @@ class Opened(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def open_up(sources: Sources) -> Opened | None:
+def open_up(sources: Sources) -> OpenedOrder | None:
     """Fix nodes until the rest is series-parallel, greedily the node that untangles most first.
 
     None if that takes more than `MAX_CUTS` or the region has more than `MAX_NODES`. Bounded: `MAX_SPLITS` rounds of
@@ -36,7 +36,7 @@ def open_up(sources: Sources) -> Opened | None:
     """
     if len(sources) > MAX_NODES:
         return None
-    opened = Opened((), tuple(range(len(sources))), _reduced(sources))
+    opened = OpenedOrder((), tuple(range(len(sources))), _reduced(sources))
     for _ in range(MAX_SPLITS):
         best = min(_splits(opened), key=lambda split: (tangle(split.sources), len(split.cuts), split), default=None)
         if best is None:
@@ -55,7 +55,7 @@ def _reduced(sources: Sources) -> Sources:
     )
 
 
-def _splits(opened: Opened) -> Iterator[Opened]:
+def _splits(opened: OpenedOrder) -> Iterator[OpenedOrder]:
     """Every way to replace one node by copies."""
     for node, origin in enumerate(opened.origin):
         cuts = tuple(sorted({*opened.cuts, origin}))
@@ -72,8 +72,8 @@ def _splits(opened: Opened) -> Iterator[Opened]:
 
 
 def _split(
-    opened: Opened, cuts: tuple[int, ...], node: int, copies: list[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> Opened:
+    opened: OpenedOrder, cuts: tuple[int, ...], node: int, copies: list[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> OpenedOrder:
     """Replace `node` by copies with these predecessors and successors; the order stays topological."""
     more = len(copies) - 1
 
@@ -86,4 +86,4 @@ def _split(
         direct = [moved(source) for source in opened.sources[after] if source != node]
         direct += [node + index for index, (_, afters) in enumerate(copies) if after in afters]
         sources.append(tuple(sorted(direct)))
-    return Opened(cuts, origin, tuple(sources))
+    return OpenedOrder(cuts, origin, tuple(sources))

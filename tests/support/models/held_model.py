@@ -43,6 +43,7 @@ class HeldModel:
         config: str = "",
         max_batch_size: int = 1,
         pairs: Sequence[tuple[str, str]] = (("x", "y"),),
+        promised_ns: int = PROMISED_NS,
     ) -> None:
         model = repository / name / "1" / "model.py"
         model.parent.mkdir(parents=True)
@@ -56,7 +57,7 @@ class HeldModel:
             kind=f"cpu{len(available_cores())}",
             source=FigureSource.MEASURED,
             sha256=model_hash(model),
-            cells=(Cell(max_batch_size, PROMISED_NS, PROMISED_NS, PROMISED_NS, 1),),
+            cells=(Cell(max_batch_size, promised_ns, promised_ns, promised_ns, 1),),
         )
         write_profile(model.with_name("profile.json"), ModelProfile(entries=(entry,)))
         self._hold, self._begun = model.with_name("hold"), model.with_name("begun")

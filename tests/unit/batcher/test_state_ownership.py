@@ -25,10 +25,7 @@ Aliases = dict[str, list[ast.expr]]
 OTHER_OBJECTS = {
     ("live", "queues/"),  # of a queue or a flow
     ("rows", "queues/"),
-    ("rows", "reservations/timeline.py"),  # of a slot
-    ("models", "reservations/"),  # of a timeline
-    ("kind", "reservations/"),
-    ("price", "reservations/"),
+    ("only", "queues/"),  # the partitions of a queue
 }
 """Fields of other objects that have the names of fields of records, and the places that may change those."""
 

@@ -6,7 +6,14 @@ The fast partition takes 1 ms for a row and costs 4 a second, the slow one 3 ms 
 import pytest
 
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec, StageConfig
-from sluice.batcher.interface.decisions import BuildPlan, CompleteRequest, DispatchBatch, Member, ReleaseReason
+from sluice.batcher.interface.decisions import (
+    BuildPlan,
+    CompleteRequest,
+    DispatchBatch,
+    Member,
+    RejectRequest,
+    ReleaseReason,
+)
 from sluice.batcher.interface.events import PartitionLost, PartitionReady, PlanBuilt
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import CostToGo, Plan
@@ -22,6 +29,7 @@ from tests.support.scheduling.builders import (
     chain,
     completed,
     dispatch,
+    ensemble,
     model,
     pipeline_plan,
     planned,
@@ -66,22 +74,38 @@ def test_with_slack_the_fast_partition_is_used_as_well_while_the_cheap_one_is_bu
     ]
 
 
-def test_a_tight_head_waits_for_the_fast_partition_and_the_next_that_can_make_it_on_the_slow_one_goes_there() -> None:
+def test_a_tight_head_waits_for_the_fast_partition_and_what_is_planned_for_the_slow_one_goes_there() -> None:
     scheduler = two_kinds()
     assert step(scheduler, 0, arrival(1, 2 * MS)) == [dispatch(1, [1], FULL, partition="fast0")]
-    # From 1 ms on the fast one can have request 2 done at 2.15 ms; the slow one would at 3.25 ms.
-    assert step(scheduler, 100 * US, arrival(2, 2500 * US), arrival(3, 5 * MS)) == [
-        dispatch(2, [3], FULL, partition="slow0")
-    ]
+    # From 1 ms on the fast one has request 2 done at 2 ms and request 3 at 3 ms; the slow one would at 3.1 ms.
+    assert step(scheduler, 100 * US, arrival(2, 2500 * US), arrival(3, 5 * MS)) == []
+    # Request 4 would be done at 4 ms there.
+    assert step(scheduler, 100 * US, arrival(4, 6 * MS)) == [dispatch(2, [4], FULL, partition="slow0")]
     assert scheduler.next_wakeup_ns() == 850 * US
     assert step(scheduler, 850 * US) == [dispatch(3, [2], FULL, partition="fast0")]
+    step(scheduler, MS, completed(1, 0, MS))
+    assert step(scheduler, 1850 * US) == [dispatch(4, [3], FULL, partition="fast0")]
 
 
-def test_what_can_be_in_time_nowhere_is_served_all_the_same() -> None:
+def test_what_would_be_in_time_nowhere_is_refused() -> None:
     scheduler = two_kinds()
     step(scheduler, 0, arrival(1, 2 * MS))
-    assert step(scheduler, 100 * US, arrival(2, 1500 * US)) == [dispatch(2, [2], FULL, partition="slow0")]
-    assert step(scheduler, 3100 * US, completed(2, 100 * US, 3100 * US)) == [CompleteRequest(2, Outcome.COMPLETED_LATE)]
+    (refused,) = step(scheduler, 100 * US, arrival(2, 1500 * US))
+    assert isinstance(refused, RejectRequest)
+    # 1 ms from 1 ms on, and the hand-off.
+    assert refused.reason == "predicted to complete in 2.0 ms, 1.4 ms are left"
+
+
+def test_what_can_be_in_time_nowhere_any_more_is_served_all_the_same() -> None:
+    scheduler = two_kinds()
+    step(scheduler, 0, arrival(1, 2 * MS))
+    assert step(scheduler, 100 * US, arrival(2, 2500 * US)) == []
+    # The first batch is long over its time, and even the fast partition would be done at 3.55 ms.
+    assert step(scheduler, 2400 * US) == [dispatch(2, [2], FULL, partition="fast0")]
+    step(scheduler, 2500 * US, completed(1, 0, 2500 * US))
+    assert step(scheduler, 3500 * US, completed(2, 2500 * US, 3500 * US)) == [
+        CompleteRequest(2, Outcome.COMPLETED_LATE)
+    ]
 
 
 def test_what_was_left_to_a_partition_that_is_lost_goes_to_the_other() -> None:
@@ -131,27 +155,28 @@ def sized(rest: CostToGo) -> Scheduler:
 
 
 @pytest.mark.parametrize(
-    ("deadline_us", "rows"),
+    "deadline_us",
     [
-        (4_900, 1),  # four would leave less than 3 ms, which is not enough for the rest
-        (5_000, 4),  # 0.5 and 2 with four, 1 and 2 with one
-        (8_900, 4),
-        (9_000, 1),  # 0.5 and 2 with four, 1 and 1 with one
-        (9_999, 1),
-        (10_000, 4),  # 0.5 and 1 with four
+        4_900,  # four leave less than the 3 ms of the rest
+        5_000,  # 0.5 and 2 with four, 1 and 2 with one
+        8_900,
+        9_000,  # 0.5 and 2 with four, 1 and 1 with one
+        9_999,
+        10_000,  # 0.5 and 1 with four
     ],
 )
-def test_the_batch_is_as_large_as_makes_it_and_the_rest_in_the_time_left_cheapest(deadline_us: int, rows: int) -> None:
+def test_a_batch_has_the_rows_that_are_planned_for_it_although_a_row_by_itself_would_be_cheaper(
+    deadline_us: int,
+) -> None:
     scheduler = sized(CostToGo((3 * MS, 8 * MS), (2.0, 1.0)))
     arrivals = [arrival(number, deadline_us * US, "chain:1") for number in range(4)]
-    assert step(scheduler, 0, *arrivals) == [dispatch(1, range(rows), FULL, model="a:1")]
+    assert step(scheduler, 0, *arrivals) == [dispatch(1, range(4), FULL, model="a:1")]
 
 
-def test_an_option_counts_by_the_rows_that_it_finds() -> None:
-    """For the one row that waits a batch of four costs 2 as well, and nothing is gained."""
+def test_a_batch_that_is_planned_with_less_than_is_worthwhile_is_not_divided() -> None:
     scheduler = sized(CostToGo((3 * MS, 8 * MS), (2.0, 1.0)))
     assert step(scheduler, 0, arrival(1, 10 * MS, "chain:1"), arrival(2, 10 * MS, "chain:1")) == [
-        dispatch(1, [1], ReleaseReason.IDLE, model="a:1")
+        dispatch(1, [1, 2], ReleaseReason.IDLE, model="a:1")
     ]
 
 
@@ -161,13 +186,53 @@ def test_while_much_waits_batches_stay_efficient() -> None:
     assert step(scheduler, 0, *arrivals) == [dispatch(1, range(4), FULL, model="a:1")]
 
 
-def test_without_a_plan_a_stage_leaves_the_later_ones_the_time_that_they_take() -> None:
-    """Slow, the first stage would end at 3.15 ms; the second takes 1.15 ms at best."""
+@pytest.mark.parametrize(("deadline_us", "partition"), [(4250, "fast0"), (4449, "fast0"), (4450, "slow0")])
+def test_a_stage_runs_on_another_kind_only_if_the_later_ones_can_start_as_late_as_planned(
+    deadline_us: int, partition: str
+) -> None:
+    """Slow, the first stage would end at 3.15 ms; the second one is planned right behind it on the fast one.
+
+    It takes 1 ms there, a hand-off before and another one after it.
+    """
     scheduler = two_kinds(chain("m:1", "n:1"))
-    first = step(scheduler, 0, arrival(1, 4250 * US, "chain:1"))
-    assert first == [dispatch(1, [1], FULL, partition="fast0")]
-    scheduler = two_kinds(chain("m:1", "n:1"))
-    assert step(scheduler, 0, arrival(1, 4300 * US, "chain:1")) == [dispatch(1, [1], FULL, partition="slow0")]
+    assert step(scheduler, 0, arrival(1, deadline_us * US, "chain:1")) == [dispatch(1, [1], FULL, partition=partition)]
+
+
+@pytest.mark.parametrize(
+    ("deadline_us", "is_left"),
+    [
+        pytest.param(2600, True, id="the second stage has to start by 1.45 ms"),
+        pytest.param(3000, False, id="the second stage can start behind it"),
+    ],
+)
+def test_a_head_that_is_planned_for_one_partition_is_left_to_it_where_another_would_be_delayed(
+    deadline_us: int, is_left: bool
+) -> None:
+    """Of two equal partitions, cpu0 waits for the second stage of request 2, and cpu1 has the place of request 3."""
+    models = [model("a:1", 1), model("b:1", 1), model("c:1", 1)]
+    spec = spec_of(models, [chain("a:1", "b:1"), single("c:1")], partitions=("cpu0", "cpu1"))
+    scheduler = serving(spec, ONE)
+    assert step(scheduler, 0, arrival(1, S, "c:1")) == [dispatch(1, [1], FULL, model="c:1")]
+    first = step(scheduler, 100 * US, arrival(2, deadline_us * US, "chain:1"))
+    assert first == [dispatch(2, [2], FULL, model="a:1", partition="cpu1")]
+    step(scheduler, 600 * US, completed(1, 0, 600 * US))
+    decisions = step(scheduler, 600 * US, arrival(3, S, "c:1"))
+    if is_left:
+        assert decisions == []
+        assert step(scheduler, 1100 * US, completed(2, 100 * US, 1100 * US)) == [
+            dispatch(3, [Member(2, 1, 1)], FULL, model="b:1", partition="cpu1"),  # where the stage before ran
+            dispatch(4, [3], FULL, model="c:1"),
+        ]
+    else:
+        assert decisions == [dispatch(3, [3], FULL, model="c:1")]
+
+
+def test_of_two_idle_partitions_a_batch_runs_on_the_one_that_it_is_planned_for() -> None:
+    """The parts of a request are planned side by side; the one of the second stage comes first."""
+    scheduler = serving(spec_of([model("a:1")], [ensemble("a:1", "a:1")], partitions=("cpu0", "cpu1")), ONE)
+    (first,) = step(scheduler, 0, arrival(1, S, "ensemble:1"))
+    assert isinstance(first, DispatchBatch)
+    assert (first.partition, first.rows) == ("cpu1", 2)
 
 
 # -- with more than a full batch waiting
@@ -192,13 +257,41 @@ def two_speeds(busy: str) -> Scheduler:
     return scheduler
 
 
-def test_a_tight_head_is_left_to_the_partition_that_will_be_free_in_time_and_others_fill_a_batch() -> None:
+def test_a_tight_head_is_left_to_the_partition_that_will_be_free_in_time_and_others_run_meanwhile() -> None:
+    scheduler = two_speeds("m:1")
+    arrivals = [arrival(2, 3_050 * US), *(arrival(number, 20 * MS) for number in range(3, 7))]
+    # The batch of the fast one is full with request 5 and ends at 3 ms; one for the slow one is opened for request 6,
+    # and would end at 3.1 ms with request 2.
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, [3], FULL, partition="slow0")]
+    assert step(scheduler, MS, completed(1, 0, MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(3, [2, 4, 5, 6], FULL, partition="fast0"),
+    ]
+
+
+def test_a_partition_runs_its_planned_batch_with_the_first_that_are_in_time_in_it() -> None:
+    """Request 2 has its place on the fast one, and leaves it to request 6, whose batch is the one for the slow one."""
     scheduler = two_speeds("m:1")
     arrivals = [arrival(2, 5 * MS), *(arrival(number, 20 * MS) for number in range(3, 7))]
-    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, range(3, 7), FULL, partition="slow0")]
-    assert step(scheduler, MS, completed(1, 0, MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
-    assert scheduler.next_wakeup_ns() == 1200 * US
-    assert step(scheduler, 1200 * US) == [dispatch(3, [2], ReleaseReason.DELAY, partition="fast0")]
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, [2], FULL, partition="slow0")]
+    fast, slow = (scheduler.dispatcher.fleet.partitions[name] for name in ("fast0", "slow0"))
+    assert [batch.rows for batch in fast.planned] == [4]
+    assert slow.planned == []
+    assert step(scheduler, MS, completed(1, 0, MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(3, range(3, 7), FULL, partition="fast0"),
+    ]
+
+
+def test_a_partition_takes_as_many_rows_as_are_planned_for_its_kind_of_those_that_have_the_time() -> None:
+    """Here nothing ranks the options: the fast one has a batch of four that ends at 3 ms, the slow one one of two."""
+    spec = spec_of([model("m:1", 4)], partitions=(PartitionConfig("fast0", "fast"), SLOW), limits=Limits(hand_off_ns=0))
+    scheduler = Scheduler(spec)
+    step(scheduler, 0, *(PartitionReady(f"{kind}0", {"m:1": TWO_SPEEDS[kind]["m:1"]}) for kind in TWO_SPEEDS))
+    assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], partition="fast0")]
+    arrivals = [arrival(2, 5 * MS), *(arrival(number, 20 * MS) for number in range(3, 8))]
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, [3, 4], FULL, partition="slow0")]
+    assert step(scheduler, MS, completed(1, 0, MS))[-1] == dispatch(3, [2, 5, 6, 7], FULL, partition="fast0")
 
 
 def test_a_head_that_has_no_other_partition_goes_by_itself_when_its_time_is_worth_no_more_than_two_rows() -> None:
@@ -207,10 +300,15 @@ def test_a_head_that_has_no_other_partition_goes_by_itself_when_its_time_is_wort
     assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, [2], FULL, partition="slow0")]
 
 
-def test_with_two_full_batches_waiting_a_head_that_would_make_a_small_one_yields() -> None:
+def test_a_head_with_a_place_of_its_own_is_in_time_also_with_two_full_batches_waiting() -> None:
+    """Those were admitted because they are in time after it."""
     scheduler = two_speeds("n:1")
     arrivals = [arrival(2, 3200 * US), *(arrival(number, 20 * MS) for number in range(3, 10))]
-    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, range(3, 7), FULL, partition="slow0")]
+    assert step(scheduler, 100 * US, *arrivals) == [dispatch(2, [2], FULL, partition="slow0")]
+    assert step(scheduler, 3100 * US, completed(2, 100 * US, 3100 * US)) == [
+        CompleteRequest(2, Outcome.COMPLETED),
+        dispatch(3, range(3, 7), FULL, partition="slow0"),
+    ]
 
 
 # -- which partition of several equals
@@ -318,5 +416,7 @@ def test_options_are_those_of_the_partitions_that_there_are() -> None:
         dispatch(1, [1], ReleaseReason.IDLE, partition="slow0")
     ]
     step(scheduler, MS, PartitionReady("slow0", {"n:1": THREE}))
-    assert step(scheduler, 2 * MS, arrival(2, 14 * MS, "chain:1")) == []
-    assert step(scheduler, 2_100 * US) == [dispatch(2, [2], ReleaseReason.DELAY, partition="fast0")]
+    # Its second stage is planned on that partition as well, so that nothing is gathered for.
+    assert step(scheduler, 2 * MS, arrival(2, 14 * MS, "chain:1")) == [
+        dispatch(2, [2], ReleaseReason.IDLE, partition="fast0")
+    ]

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 
+from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CombineOutputs,
@@ -18,10 +19,12 @@ from sluice.batcher.interface.events import (
     OutputsCombined,
     PartitionLost,
     PartitionReady,
+    RequestArrived,
     RequestCancelled,
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import (
     GAINING,
     MS,
@@ -39,7 +42,7 @@ from tests.support.scheduling.builders import (
     step,
 )
 
-FULL, RETRY = ReleaseReason.FULL, ReleaseReason.RETRY
+DELAY, FULL, RETRY = ReleaseReason.DELAY, ReleaseReason.FULL, ReleaseReason.RETRY
 
 
 def lost(batch: int) -> BatchFailed:
@@ -217,12 +220,11 @@ def test_two_parts_of_one_request_lost_twice_in_one_batch_fail_it_once() -> None
     spec = spec_of([model("a:1")], [ensemble("a:1", "a:1")], partitions=("cpu0", "cpu1"))
     scheduler = serving(spec, GAINING)
     parts = [Member(1, 1, 1), Member(1, 0, 1)]
-    assert step(scheduler, 0, arrival(1, S, "ensemble:1")) == [dispatch(1, parts, model="a:1")]
-    assert step(scheduler, MS, PartitionLost("cpu0", "killed"), lost(1)) == [
-        dispatch(2, parts[:1], RETRY, model="a:1", partition="cpu1")
-    ]
-    assert step(scheduler, 1850 * US) == [dispatch(3, parts[1:], RETRY, model="a:1", partition="cpu1")]
-    assert step(scheduler, 2 * MS, PartitionLost("cpu1", "killed"), lost(2), lost(3)) == [lost_again(1)]
+    # The part that comes first has its place on cpu1.
+    assert step(scheduler, 0, arrival(1, S, "ensemble:1")) == [dispatch(1, parts, model="a:1", partition="cpu1")]
+    assert step(scheduler, MS, PartitionLost("cpu1", "killed"), lost(1)) == [dispatch(2, parts[:1], RETRY, model="a:1")]
+    assert step(scheduler, 1850 * US) == [dispatch(3, parts[1:], RETRY, model="a:1")]
+    assert step(scheduler, 2 * MS, PartitionLost("cpu0", "killed"), lost(2), lost(3)) == [lost_again(1)]
 
 
 def test_a_combination_that_fails_fails_its_request_alone() -> None:
@@ -274,7 +276,7 @@ def test_a_failing_branch_of_an_ensemble_settles_the_request_once() -> None:
 
 def test_a_failing_branch_takes_its_waiting_sibling_along() -> None:
     scheduler = serving(spec_of([model("a:1"), model("b:1")], [ensemble("a:1", "b:1")]), GAINING)
-    assert step(scheduler, 0, arrival(1, S, "ensemble:1")) == [dispatch(1, [Member(1, 1, 1)], model="b:1")]
+    assert step(scheduler, 0, arrival(1, S, "ensemble:1")) == [dispatch(1, [1], model="a:1")]
     assert step(scheduler, MS, failed(1)) == [FailRequest(1, Outcome.FAILED_BACKEND, "division by zero")]
     assert scheduler.queue_depths() == {"a:1": 0, "b:1": 0}
 
@@ -339,3 +341,86 @@ def test_a_second_partition_keeps_a_model_available() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), GAINING)
     step(scheduler, MS, PartitionLost("cpu0", "killed"))
     assert step(scheduler, 10 * S, arrival(1, 60 * S)) == [dispatch(1, [1], partition="cpu1")]
+
+
+# -- limited costs
+
+
+def two_prices() -> Scheduler:
+    """A fast partition at 4 a second and two slow ones at 1; request 1, which may cost 0.0032, runs on the first."""
+    partitions = (PartitionConfig("fast0", "fast", price=4), *(PartitionConfig(f"slow{n}", "slow") for n in (0, 1)))
+    scheduler = Scheduler(spec_of([model("m:1", 1)], partitions=partitions))
+    tables = {"fast": ONE, "slow": LatencyTable.from_ms({1: 3})}
+    step(scheduler, 0, *(PartitionReady(each.name, {"m:1": tables[each.kind]}) for each in partitions))
+    cheap = RequestArrived(1, "m:1", 1, S, max_cost=0.0032)
+    assert step(scheduler, 0, cheap) == [dispatch(1, [1], FULL, partition="slow0")]
+    return scheduler
+
+
+def test_what_may_cost_little_is_retried_where_it_costs_little() -> None:
+    """A millisecond of the fast partition costs 0.004, three of a slow one 0.003."""
+    scheduler = two_prices()
+    step(scheduler, MS, PartitionLost("slow0", "killed"))
+    assert step(scheduler, MS, lost(1)) == [dispatch(2, [1], RETRY, partition="slow1")]
+
+
+def test_what_may_cost_little_is_retried_anywhere_once_no_partition_is_up_that_costs_little() -> None:
+    scheduler = two_prices()
+    step(scheduler, MS, PartitionLost("slow0", "killed"), PartitionLost("slow1", "killed"))
+    assert step(scheduler, MS, lost(1)) == [dispatch(2, [1], RETRY, partition="fast0")]
+
+
+def test_halves_that_may_cost_little_stay_apart_where_they_run_once_that_is_lost() -> None:
+    """One of them may be what killed the worker, so the other one is not to run with it again."""
+    slow, fast = PartitionConfig("slow", "slow", price=1), PartitionConfig("fast", "fast", price=4)
+    scheduler = Scheduler(spec_of([model("m:1")], partitions=[slow, fast]))
+    step(
+        scheduler,
+        0,
+        PartitionReady("slow", {"m:1": LatencyTable.from_ms({1: 3})}),
+        PartitionReady("fast", {"m:1": ONE}),
+    )
+    requests = [RequestArrived(number, "m:1", 1, S, max_cost=0.0035) for number in (1, 2)]
+    assert step(scheduler, 0, *requests) == [dispatch(1, [1, 2], partition="slow")]
+    assert step(scheduler, MS, PartitionLost("slow", "killed"), lost(1)) == [dispatch(2, [1], RETRY, partition="fast")]
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        dispatch(3, [2], RETRY, partition="fast"),
+    ]
+
+
+def cheap_and_dear() -> Scheduler:
+    """Batches of three rows cost 0.003 on the slow partition and 0.004 on the fast one."""
+    slow, fast = PartitionConfig("slow", "slow", price=1), PartitionConfig("fast", "fast", price=4)
+    scheduler = Scheduler(spec_of([model("m:1", 4)], partitions=[slow, fast]))
+    step(
+        scheduler,
+        0,
+        PartitionReady("slow", {"m:1": LatencyTable.from_ms({1: 3})}),
+        PartitionReady("fast", {"m:1": ONE}),
+    )
+    return scheduler
+
+
+def test_what_may_cost_little_runs_elsewhere_if_there_is_no_memory_for_it_where_it_costs_little() -> None:
+    scheduler = cheap_and_dear()
+    first, second = (RequestArrived(number, "m:1", 3, S, max_cost=0.0035) for number in (1, 2))
+    assert step(scheduler, 0, first) == [dispatch(1, [Member(1, 0, 3)], partition="slow")]
+    assert step(scheduler, 0, second) == []
+    no_memory = BatchFailed(1, FailureCause.OUT_OF_MEMORY, "too much")
+    assert step(scheduler, MS, no_memory) == [dispatch(2, [Member(1, 0, 3)], RETRY, partition="fast")]
+    # The other one, which has not run yet, is as large.
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [CompleteRequest(1, Outcome.COMPLETED)]
+    assert step(scheduler, 3 * MS) == [dispatch(3, [Member(2, 0, 3)], DELAY, partition="fast")]
+
+
+def test_what_may_cost_little_and_fits_stays_where_it_costs_little() -> None:
+    scheduler = cheap_and_dear()
+    large, small = (RequestArrived(number, "m:1", rows, S, max_cost=0.0035) for number, rows in ((1, 3), (2, 1)))
+    step(scheduler, 0, large)
+    step(scheduler, 0, small)
+    no_memory = BatchFailed(1, FailureCause.OUT_OF_MEMORY, "too much")
+    assert step(scheduler, MS, no_memory) == [
+        dispatch(2, [2], FULL, partition="slow"),
+        dispatch(3, [Member(1, 0, 3)], RETRY, partition="fast"),
+    ]

@@ -49,7 +49,13 @@ def drive(scheduler: Scheduler, first: list[AnyDecision], now_ns: int, room: int
     """Run batches for 1 ms each, those of more than `room` rows in vain; their sizes, and when all is done."""
     batches = [each for each in first if isinstance(each, DispatchBatch)]
     ran = []
-    while batches:
+    while batches or scheduler.queue_depths()["m:1"]:
+        if not batches:  # the last rows wait for others for a moment
+            due_ns = scheduler.next_wakeup_ns()
+            assert due_ns is not None, "rows wait for nothing"
+            now_ns = due_ns
+            batches += [each for each in step(scheduler, now_ns) if isinstance(each, DispatchBatch)]
+            continue
         batch = batches.pop(0)
         ran.append(batch.rows)
         now_ns += MS

@@ -12,7 +12,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import PartitionState
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
-from tests.support.scheduling.builders import MS, S, arrival, completed, model, single, spec_of, step
+from tests.support.scheduling.builders import MS, US, S, arrival, completed, model, single, spec_of, step
 
 TEN_MS = LatencyTable.from_ms({1: 10})
 SMALL = DeviceShare("gpu", 0.2, 1.0)
@@ -127,31 +127,45 @@ def test_what_is_to_wait_is_refused_if_it_would_be_late() -> None:
     a_has_run_beside_b(scheduler)
     (refused,) = step(scheduler, 21 * MS, arrival(20, 21 * MS + 35 * MS, "a"))
     assert isinstance(refused, RejectRequest)
-    # It would go first, at 50 ms.
-    assert refused.reason == "predicted to complete in 38.5 ms, 35.0 ms are left"
-    assert step(scheduler, 21 * MS, arrival(21, 21 * MS + 42 * MS, "a")) == []
+    # It would go first, at 50 ms. The batch of 20 ms has left 0.2 % of 10 ms, and a tail of 4.95 % of that, which is
+    # kept 1.2353 times (2.878 deviations of 2.33), and twice since three batches are planned already: 1.2 ms.
+    assert refused.reason == "predicted to complete in 40.2 ms, 35.0 ms are left"
+    assert step(scheduler, 21 * MS, arrival(21, 21 * MS + 40_250 * US, "a")) == []
 
 
-def test_reserved_work_waits_for_its_place_and_no_longer() -> None:
-    scheduler = two_on_a_device(late=Late.EVICT)
+@pytest.mark.parametrize("late", Late)
+def test_work_that_was_promised_in_time_waits_as_long_as_it_can_and_no_longer(late: Late) -> None:
+    """Its batch takes 10.02 ms, and 4.95 % of that is kept for the tail (times 1.2353: 2.878 deviations of 2.33)."""
+    scheduler = two_on_a_device(late=late)
     step(scheduler, 0, arrival(1, S, "a"), arrival(2, S, "b"), arrival(4, S, "b"), arrival(6, S, "b"))
     decisions = step(scheduler, 20 * MS, completed(1, 0, 20 * MS), completed(2, 0, 20 * MS), arrival(3, 35 * MS, "a"))
     assert started(decisions) == ["large"]
-    assert started(step(scheduler, 25 * MS - 1)) == []
-    assert started(step(scheduler, 25 * MS)) == ["small"]
+    latest_ns = 35 * MS - 10_020 * US - 612_677
+    assert started(step(scheduler, 22 * MS)) == []
+    assert scheduler.next_wakeup_ns() == latest_ns
+    assert started(step(scheduler, latest_ns)) == ["small"]
 
 
-def test_a_reserved_batch_on_a_throttled_partition_is_predicted_to_start_at_once() -> None:
+def test_what_was_promised_and_can_no_longer_be_in_time_does_not_end_a_throttling() -> None:
+    scheduler = two_on_a_device()
+    step(scheduler, 0, arrival(1, S, "a"), arrival(2, S, "b"), *(arrival(n, S, "b") for n in (4, 6, 8)))
+    step(scheduler, 20 * MS, completed(1, 0, 20 * MS), completed(2, 0, 20 * MS), arrival(3, 35 * MS, "a"))
+    assert scheduler.dispatcher.fleet.partitions["small"].throttled
+    assert started(step(scheduler, 30 * MS, completed(3, 20 * MS, 30 * MS))) == ["large"]
+    assert scheduler.dispatcher.fleet.partitions["small"].throttled
+
+
+def test_a_promised_batch_on_a_throttled_partition_is_predicted_to_start_at_once() -> None:
     scheduler = two_on_a_device(late=Late.EVICT)
     step(scheduler, 0, arrival(1, S, "a"), arrival(2, S, "b"), arrival(4, S, "b"), arrival(6, S, "b"))
     step(scheduler, 20 * MS, completed(1, 0, 20 * MS), completed(2, 0, 20 * MS), arrival(3, 35 * MS, "a"))
     small = scheduler.dispatcher.fleet.partitions["small"]
     assert small.throttled
     assert small.free_at_ns > 25 * MS  # when it would be within its share
-    (batch,) = scheduler.handle_wakeup(25 * MS)
+    (batch,) = scheduler.handle_wakeup(24_500 * US)
     assert isinstance(batch, DispatchBatch)
     assert batch.partition == "small"
-    assert batch.predicted_ns == small.free_at_ns == 25 * MS + small.batches[0].median_ns
+    assert batch.predicted_ns == small.free_at_ns == 24_500 * US + small.batches[0].median_ns
 
 
 def test_work_is_predicted_to_take_as_long_as_it_did_when_it_was_held_back() -> None:

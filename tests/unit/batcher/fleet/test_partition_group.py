@@ -1,6 +1,12 @@
 """A group's partitions and what waits for them; batches take 1 ms, the hand-off 150 us."""
 
-from sluice.batcher.fleet.partition_group import first_available, first_idle, start_after_backlog_ns, start_ns
+from sluice.batcher.fleet.partition_group import (
+    first_available,
+    first_idle,
+    planned_until_ns,
+    start_after_backlog_ns,
+    start_ns,
+)
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import BuildPlan, CompleteRequest, ReleaseReason, UnloadModel
@@ -8,7 +14,7 @@ from sluice.batcher.interface.events import ModelLoaded, PartitionLost, Partitio
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import PartitionGroup
 from sluice.models.profiles.latency_table import LatencyTable
@@ -72,21 +78,44 @@ def test_the_next_batch_starts_on_the_partition_that_is_free_first() -> None:
 def test_the_work_that_is_promised_is_spread_over_the_partitions_that_are_up() -> None:
     scheduler = scheduler_of("cpu0", "cpu1")
     step(scheduler, 0, *(arrival(number, S) for number in range(6)))
-    group = group_of(scheduler)
-    # Four wait, 1.15 ms each; both partitions are free at 1 ms.
-    assert group.backlog_ns == 4 * 1150 * US
-    assert start_after_backlog_ns(group, 0) == MS + 2 * 1150 * US
+    partitions = scheduler.dispatcher.fleet.partitions
+    # Four wait, 1 ms each; both partitions are free at 1 ms.
+    assert [partitions[name].planned_ns for name in ("cpu0", "cpu1")] == [2 * MS, 2 * MS]
+    assert start_after_backlog_ns(group_of(scheduler), 0) == 3 * MS
+
+
+def test_the_gaps_that_are_seen_between_batches_count_for_all_that_is_planned() -> None:
+    scheduler = scheduler_of("cpu0")
+    step(scheduler, 0, *(arrival(number, S) for number in range(7)))
+    step(scheduler, 850 * US)
+    step(scheduler, MS, completed(1, 0, MS))
+    partition = scheduler.dispatcher.fleet.partitions["cpu0"]
+    assert partition.between_ns == 0
+    # The second batch was there before the first one ended, and began 200 us after that: a twentieth is believed.
+    step(scheduler, 2_200 * US, completed(2, 1_200 * US, 2_200 * US))
+    assert partition.between_ns == 10 * US
+    # One runs until 3.2 ms, and four are planned.
+    assert planned_until_ns(partition, 2_200 * US) == 7_200 * US + 4 * 10 * US
+
+
+def test_the_gap_before_a_batch_that_came_later_is_none_between_batches() -> None:
+    scheduler = scheduler_of("cpu0")
+    step(scheduler, 0, arrival(1, S))
+    step(scheduler, MS, completed(1, 0, MS))
+    step(scheduler, 5 * MS, arrival(2, S))
+    step(scheduler, 6 * MS, completed(2, 5 * MS, 6 * MS))
+    assert scheduler.dispatcher.fleet.partitions["cpu0"].between_ns == 0
 
 
 def test_partitions_of_different_speed_are_promised_as_much_as_each_can_do() -> None:
-    """3.15 ms and 1.05 ms a row, hand-off included: of four rows one is for the slow one."""
+    """3 ms and 0.9 ms a row: each row is for the partition where it ends first."""
     spec = spec_of([model("m:1", 1)], partitions=(PartitionConfig("a", "fast"), PartitionConfig("b", "slow")))
     scheduler = Scheduler(spec)
     tables = {"a": LatencyTable.from_ms({1: 0.9}), "b": LatencyTable.from_ms({1: 3})}
     step(scheduler, 0, *(PartitionReady(name, {"m:1": table}) for name, table in tables.items()))
     step(scheduler, 0, *(arrival(number, S) for number in range(10)))
-    # Two run, eight wait: two of them for the slow one.
-    assert [group_of(scheduler, name).backlog_ns for name in "ab"] == [6_300 * US, 6_300 * US]
+    # Two run, eight wait: one of them for the slow one, which ends at 6 ms, the other at 7.2 ms.
+    assert [scheduler.dispatcher.fleet.partitions[name].planned_ns for name in "ab"] == [6_300 * US, 3_000 * US]
 
 
 def test_what_a_busy_partition_runs_counts_also_once_it_has_an_equal() -> None:
@@ -134,8 +163,9 @@ def test_a_lone_request_is_gathered_for_also_on_a_partition_that_unloads_another
     assert step(scheduler, 2 * MS, arrival(7, S)) == []
     decisions = step(scheduler, 2 * MS, PlanBuilt(1, Plan((), {"cpu0": ("m:1",)})))
     assert decisions == [UnloadModel("cpu0", "n:1")]
-    # A tenth of the time of three rows, which has just been seen to be longer.
-    assert step(scheduler, 2_126 * US) == [dispatch(2, [7], ReleaseReason.DELAY)]
+    # A tenth of the time of three rows: of 1.2 ms, 0.2 % longer by the median and 4.95 % by the tail.
+    assert scheduler.next_wakeup_ns() == 2_126_191
+    assert step(scheduler, 2_126_191) == [dispatch(2, [7], ReleaseReason.DELAY)]
 
 
 def test_a_queue_whose_time_has_come_is_forgotten_also_where_a_partition_that_never_idles_would_recall_it() -> None:

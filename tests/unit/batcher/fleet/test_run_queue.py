@@ -3,10 +3,20 @@
 from typing import cast
 
 from sluice.batcher.fleet.run_queue import RunQueue, WakeupQueue
-from sluice.batcher.queues.fair_queue import NO_WAITERS, Queue
-from sluice.batcher.state import Entry, PartitionGroup, PartitionState, Request
+from sluice.batcher.queues.queue import NO_WAITERS, Queue
+from sluice.batcher.state import (
+    Entry,
+    ModelState,
+    PartitionGroup,
+    PartitionState,
+    PipelineState,
+    PlannedBatch,
+    Request,
+)
+from tests.support.scheduling.builders import arrival
 
-NO_REQUEST = cast("Request", None)
+REQUEST = Request(1, cast("PipelineState", None), 1, 0, arrival(1, 0), 1)
+"""A request without places."""
 
 
 def group_of(*idle_since_ns: int) -> PartitionGroup:
@@ -22,7 +32,7 @@ def group_of(*idle_since_ns: int) -> PartitionGroup:
 def queue_of(deadline_ns: int, *, key: str = "", rows: int = 1) -> Queue:
     """A queue with one entry."""
     queue = Queue("m:1", key)
-    queue.push(Entry(NO_REQUEST, 0, rows, None, queue.key, deadline_ns, 0, deadline_ns), deadline_ns)
+    queue.push(Entry(REQUEST, 0, rows, None, queue.key, deadline_ns, 0, deadline_ns), deadline_ns)
     return queue
 
 
@@ -34,10 +44,46 @@ def test_the_queue_with_the_most_urgent_head_comes_first_and_each_only_once() ->
     assert [run_queue.most_urgent(), run_queue.most_urgent(), run_queue.most_urgent()] == [sooner, later, None]
 
 
+def placed(order_ns: int, serial: int = 0) -> Request:
+    """A request with places in a planned batch of that order, for both of its stages."""
+    partition = PartitionState(0, "cpu0", "cpu1", 1.0, 0, 0)
+    batch = PlannedBatch(partition, cast("ModelState", None), ("m:1", ""), order_ns, 1.0, 1.0, serial=serial)
+    return Request(2, REQUEST.pipeline, 1, 0, REQUEST.arrival, 1, places=[(batch, 1.0)] * 2)
+
+
+def test_a_head_with_a_place_is_as_urgent_as_the_batch_that_it_is_in() -> None:
+    run_queue = RunQueue(group_of(0))
+    sooner, later = Queue("m:1", "x"), queue_of(20)
+    sooner.push(Entry(placed(25), 0, 1, None, sooner.key, 10, 0, 10), 10)
+    for queue in (sooner, later):
+        run_queue.notify(queue)
+    assert [run_queue.most_urgent(), run_queue.most_urgent()] == [later, sooner]
+
+
+def test_of_equally_urgent_heads_those_without_a_place_come_first_and_the_others_as_they_were_planned() -> None:
+    run_queue = RunQueue(group_of(0))
+    second, first, unplaced = Queue("m:1", "x"), Queue("m:1", "y"), queue_of(25)
+    # The one that was planned later is further in its pipeline, which counts only between equals.
+    second.push(Entry(placed(25, 2), 1, 1, None, second.key, 25, 0, 25), 25)
+    first.push(Entry(placed(25, 1), 0, 1, None, first.key, 25, 0, 25), 25)
+    for queue in (second, first, unplaced):
+        run_queue.notify(queue)
+    assert [run_queue.most_urgent() for _ in range(4)] == [unplaced, first, second, None]
+
+
+def test_a_queue_for_other_partitions_is_not_taken() -> None:
+    run_queue = RunQueue(group_of(0))
+    mine, dearer, another = queue_of(10), queue_of(10, key="x"), queue_of(10, key="y")
+    mine.only, dearer.only, another.only = ("cpu1", 1.0), ("cpu1", 2.0), ("gpu", 1.0)
+    for queue in (another, dearer, mine):
+        run_queue.notify(queue)
+    assert [run_queue.most_urgent(), run_queue.most_urgent()] == [mine, None]
+
+
 def test_a_queue_whose_head_has_gone_falls_back_to_its_next_one() -> None:
     run_queue = RunQueue(group_of(0))
     first, other = queue_of(10), queue_of(20, key="x")
-    first.push(Entry(NO_REQUEST, 0, 1, None, first.key, 30, 0, 30), 30)
+    first.push(Entry(REQUEST, 0, 1, None, first.key, 30, 0, 30), 30)
     for queue in (first, other):
         run_queue.notify(queue)
     first.take(1)

@@ -69,8 +69,8 @@ def test_a_batch_that_is_nearly_as_efficient_gathers_for_a_moment_where_more_cam
     assert step(scheduler, 0, *(arrival(number, S) for number in range(8))) == [dispatch(1, range(8), FULL)]
     assert len(step(scheduler, 140 * MS, completed(1, 0, 140 * MS))) == 8
     assert step(scheduler, 200 * MS, *(arrival(number, S) for number in range(8, 14))) == []
-    # A tenth of what a full batch takes; 140 ms has become a little less by the one that ran.
-    assert scheduler.next_wakeup_ns() == 213_930 * US
+    # A tenth of what a full batch takes.
+    assert scheduler.next_wakeup_ns() == 214 * MS
     arrivals = [arrival(14, S), arrival(15, S)]
     assert step(scheduler, 213 * MS, *arrivals) == [dispatch(2, range(8, 16), FULL)]
 
@@ -131,12 +131,12 @@ def test_another_model_is_served_meanwhile() -> None:
 
 
 def test_what_is_evicted_when_late_is_deferred_and_still_in_time() -> None:
-    """Its place is as late as it can be, and nothing else will be in the way: no time is kept for that."""
+    """As what is served late, it starts when there is time for one row more and for a batch in the way."""
     scheduler = one_model(late=Late.EVICT)
     assert step(scheduler, 0, arrival(1, 20 * MS)) == []
-    assert scheduler.next_wakeup_ns() == 18_850 * US
-    assert step(scheduler, 18_850 * US) == [dispatch(1, [1], DEADLINE)]
-    assert step(scheduler, 19_850 * US, completed(1, 18_850 * US, 19_850 * US)) == [
+    assert scheduler.next_wakeup_ns() == 17_750 * US
+    assert step(scheduler, 17_750 * US) == [dispatch(1, [1], DEADLINE)]
+    assert step(scheduler, 18_750 * US, completed(1, 17_750 * US, 18_750 * US)) == [
         CompleteRequest(1, Outcome.COMPLETED)
     ]
 

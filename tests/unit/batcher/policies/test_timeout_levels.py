@@ -3,13 +3,13 @@
 from sluice.batcher.interface.config import PolicyConfig, PriorityLevels
 from sluice.batcher.interface.decisions import (
     CompleteRequest,
-    DispatchBatch,
+    EvictRequest,
     FailRequest,
     Member,
     RejectRequest,
     ReleaseReason,
 )
-from sluice.batcher.interface.events import BatchFailed, FailureCause, PartitionLost, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import BatchFailed, FailureCause, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -18,6 +18,7 @@ from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling.builders import (
     MS,
     ONE,
+    US,
     S,
     arrival,
     completed,
@@ -43,12 +44,13 @@ def two_partitions(policy: PolicyConfig, max_batch: int = 2) -> Scheduler:
     return serving(spec_of([model("m:1", max_batch, policy)], partitions=("cpu0", "cpu1")), ONE)
 
 
-def test_what_goes_before_others_is_not_refused_for_their_sake() -> None:
+def test_what_is_behind_others_is_refused_for_their_sake_and_what_goes_before_them_is_not() -> None:
     scheduler = serving(spec_of([model("m:1", 1, TWO_LEVELS)]), ONE)
     assert step(scheduler, 0, *(prioritized(number, 2) for number in range(10))) == [dispatch(1, [0], FULL)]
     (refused,) = step(scheduler, 0, prioritized(10, 2, 5 * MS))
     assert isinstance(refused, RejectRequest)
-    assert refused.outcome is Outcome.REJECTED_DEADLINE
+    # One runs and nine wait, whose deadlines are far off, but who came first.
+    assert refused.reason == "predicted to complete in 11.2 ms, 5.0 ms are left"
     assert step(scheduler, 0, prioritized(11, 1, 5 * MS)) == []
     assert step(scheduler, MS, completed(1, 0, MS))[-1] == dispatch(2, [11], FULL)
 
@@ -74,7 +76,8 @@ def test_a_request_without_room_learns_how_many_wait() -> None:
     scheduler = serving(spec_of([model("m:1", 1, bounded)]), ONE)
     step(scheduler, 0, arrival(1, NEVER))
     assert step(scheduler, 0, arrival(2, NEVER)) == []
-    full = RejectRequest(3, Outcome.REJECTED_QUEUE_FULL, "1 request waits for model m:1", 1_150_000)
+    # Its only batch takes 1 ms.
+    full = RejectRequest(3, Outcome.REJECTED_QUEUE_FULL, "1 request waits for model m:1", 1_000_000)
     assert step(scheduler, 0, arrival(3, NEVER)) == [full]
 
 
@@ -101,26 +104,41 @@ def test_an_answer_that_failed_holds_nobody_back() -> None:
     assert settled == [FailRequest(1, Outcome.FAILED_BACKEND, "no"), CompleteRequest(2, Outcome.COMPLETED)]
 
 
-def test_what_has_a_place_reserved_shares_no_batch_with_another_shape() -> None:
+def test_what_has_less_time_than_the_delay_is_admitted_and_may_be_evicted_where_no_other_fills_its_batch() -> None:
+    """It waits for its own shape for as long as any other."""
     pipelines = [single("m:1", keyed=True), single("m:1", Late.EVICT, name="hard:1", keyed=True)]
-    waiting = TimeoutConfig((), 10 * S)
-    scheduler = Scheduler(spec_of([model("m:1", 8, waiting)], pipelines))
-    step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
-    soft = arrival(1, NEVER, key="x=8"), arrival(2, NEVER, key="x=8")
-    assert step(scheduler, 0, *soft) == []
-    decisions = step(scheduler, MS, arrival(3, 100 * MS, "hard:1", key="x=16"))
-    assert [(each.rows, each.members) for each in decisions if isinstance(each, DispatchBatch)] == [
-        (1, (Member(3, 0, 1),))
+    waiting = TimeoutConfig((), 10 * MS)
+    scheduler = serving(spec_of([model("m:1", 8, waiting)], pipelines), ONE)
+    assert step(scheduler, 0, arrival(1, NEVER, key="x=8"), arrival(2, NEVER, key="x=8")) == []
+    # It is no company for the others, which start.
+    assert step(scheduler, MS, arrival(3, 9 * MS, "hard:1", key="x=16")) == [dispatch(1, [1, 2], FULL)]
+    assert step(scheduler, 2 * MS, completed(1, MS, 2 * MS), arrival(4, 14 * MS, "hard:1", key="x=16")) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        CompleteRequest(2, Outcome.COMPLETED),
     ]
-    decisions = step(scheduler, 2 * MS, completed(1, MS, 2 * MS), arrival(4, 100 * MS, "hard:1", key="x=8"))
-    assert [each.rows for each in decisions if isinstance(each, DispatchBatch)] == [3]
+    # Request 3 can no longer be in time, and request 4 still is after the delay.
+    late = EvictRequest(3, Outcome.EVICTED_DEADLINE, "the deadline is out of reach", MS)
+    assert step(scheduler, 7_850 * US) == []
+    assert step(scheduler, 7_850 * US + 1) == [late]
+    assert step(scheduler, 12 * MS) == [dispatch(2, [4], ReleaseReason.DELAY)]
+    assert step(scheduler, 13 * MS, completed(2, 12 * MS, 13 * MS)) == [CompleteRequest(4, Outcome.COMPLETED)]
 
 
-def test_what_was_admitted_with_a_bound_of_cost_waits_on_without_its_place_although_the_queue_is_full() -> None:
-    bounded = TimeoutConfig((), 10 * S, levels=PriorityLevels(policy=QueuePolicy(max_queue_size=1)))
-    scheduler = Scheduler(spec_of([model("m:1", 8, bounded)]))
-    step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}), arrival(1, S, rows=8))
-    placed = [RequestArrived(number, "m:1", 1, 4 * MS, max_cost=1.0) for number in (3, 4)]
-    assert step(scheduler, MS // 2, *placed) == []
-    assert step(scheduler, MS // 2, PartitionLost("cpu0", "killed")) == []
-    assert scheduler.queue_depths() == {"m:1": 2}
+def test_what_joins_a_batch_that_still_waits_is_answered_late_if_no_other_fills_the_batch() -> None:
+    scheduler = serving(spec_of([model("m:1", 8, TimeoutConfig((), 10 * MS))]), ONE)
+    assert step(scheduler, 0, arrival(1, S)) == []
+    assert step(scheduler, MS, arrival(2, 3 * MS)) == []
+    assert step(scheduler, 10 * MS) == [dispatch(1, [1, 2], ReleaseReason.DELAY)]
+    assert step(scheduler, 11 * MS, completed(1, 10 * MS, 11 * MS)) == [
+        CompleteRequest(1, Outcome.COMPLETED),
+        CompleteRequest(2, Outcome.COMPLETED_LATE),
+    ]
+
+
+def test_what_fills_a_batch_is_in_time_without_the_delay() -> None:
+    preferring = TimeoutConfig((4,), 10 * MS)
+    scheduler = serving(spec_of([model("m:1", 8, preferring)]), ONE)
+    assert step(scheduler, 0, arrival(1, S, rows=3)) == []
+    assert step(scheduler, MS, arrival(2, 3 * MS)) == [dispatch(1, [Member(1, 0, 3), 2], FULL)]
+    assert step(scheduler, MS, arrival(3, 4 * MS, rows=4)) == []
+    assert step(scheduler, 1_850 * US) == [dispatch(2, [Member(3, 0, 4)], FULL)]

@@ -90,16 +90,16 @@ def test_a_condition_s_own_verdict_is_asked() -> None:
     scheduler = serving_pipeline(PipelineConfig("p:1", stages), "small:1", "low:1", "high:1")
     step(scheduler, 0, arrival(1, S, "p:1", rows=2))
     both = BatchCompleted(1, 0, MS, ((0.1, 0.9), (0.9, 0.1)))
-    assert step(scheduler, MS, both) == [dispatch(2, [Member(1, 2, 1, (1,))], model="high:1")]
-    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [dispatch(3, [Member(1, 1, 1, (0,))], model="low:1")]
+    assert step(scheduler, MS, both) == [dispatch(2, [Member(1, 1, 1, (0,))], model="low:1")]
+    assert step(scheduler, 2 * MS, completed(2, MS, 2 * MS)) == [dispatch(3, [Member(1, 2, 1, (1,))], model="high:1")]
     assert step(scheduler, 3 * MS, completed(3, 2 * MS, 3 * MS)) == DONE
 
 
 def test_an_ensemble_is_joined_when_its_last_member_is_done() -> None:
     scheduler = serving_pipeline(ensemble("a:1", "b:1"), "a:1", "b:1", partitions=("cpu0", "cpu1"))
     assert step(scheduler, 0, arrival(1, S, "ensemble:1", rows=2)) == [
-        dispatch(1, [Member(1, 1, 2)], model="b:1"),
-        dispatch(2, [Member(1, 0, 2)], model="a:1", partition="cpu1"),
+        dispatch(1, [Member(1, 1, 2)], model="b:1", partition="cpu1"),
+        dispatch(2, [Member(1, 0, 2)], model="a:1"),
     ]
     assert step(scheduler, MS, completed(2, 0, MS)) == []
     assert step(scheduler, 2 * MS, completed(1, 0, 2 * MS)) == [CombineOutputs(Member(1, 2, 2))]
@@ -127,7 +127,7 @@ def test_a_condition_on_a_combiner() -> None:
     step(scheduler, MS, completed(1, 0, MS))
     assert step(scheduler, MS, completed(2, 0, MS)) == [CombineOutputs(Member(1, 2, 3))]
     assert step(scheduler, MS, OutputsCombined(1, 2, ((0.95, 0.1, 0.99),))) == [
-        dispatch(3, [Member(1, 3, 1, (1,))], model="large:1", partition="cpu1")
+        dispatch(3, [Member(1, 3, 1, (1,))], model="large:1")
     ]
     assert step(scheduler, 2 * MS, completed(3, MS, 2 * MS)) == DONE
 

@@ -354,9 +354,9 @@ def test_a_hard_request_is_given_up_when_its_model_is_not_there_in_time() -> Non
 
 def test_a_busy_model_is_loaded_once_more_where_it_could_begin_sooner() -> None:
     scheduler = up(demanded("a", "b", partitions=("cpu0", "cpu1"), memory=1), cpu0="a", cpu1="b")
-    # A batch takes 1.15 ms, so that 26 are done in time.
-    assert len(step(scheduler, 0, *(arrival(request, 30 * MS, "a") for request in range(26)))) == 1
-    rejection, *orders = step(scheduler, MS, arrival(26, 30 * MS, "a"))
+    # A batch takes 1 ms, so that 29 are done in time.
+    assert len(step(scheduler, 0, *(arrival(request, 30 * MS, "a") for request in range(29)))) == 1
+    rejection, *orders = step(scheduler, MS, arrival(29, 30 * MS, "a"))
     assert isinstance(rejection, RejectRequest)
     assert orders == [
         UnloadModel("cpu1", "b"),

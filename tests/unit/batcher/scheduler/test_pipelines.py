@@ -1,5 +1,7 @@
 """The served pipelines change: new models are loaded, old pipelines finish, and models that nobody needs go."""
 
+import gc
+
 import msgspec
 
 from sluice.batcher.drivers.journal import JournalWriter, replay
@@ -30,8 +32,10 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.state import PipelineState, StageState
 from sluice.models.pipelines.pipeline import Late
 from tests.support.scheduling.builders import (
+    GAINING,
     MS,
     ONE,
     US,
@@ -201,35 +205,42 @@ def test_a_plan_does_not_bring_back_a_model_whose_last_batch_runs() -> None:
 
 
 def test_nothing_is_left_of_revisions_that_were_served_before() -> None:
-    scheduler = serving(spec_of([model("m:1", 1)], partitions=[PartitionConfig("cpu0", "cpu1", models=("m:1",))]), ONE)
-    before, now_ns = "m:1", MS
+    before, now_ns = "kept:0", MS
+    partition = PartitionConfig("cpu0", "cpu1", models=(before,))
+    scheduler = serving(spec_of([model(before)], partitions=[partition]), GAINING)
     for revision in range(1, 4):
-        key, now_ns = f"m:1@{revision}", now_ns + 10 * MS
-        step(scheduler, now_ns, ServingChanged((model(key, 1),), (single(key),), residency={"cpu0": (key,)}))
-        step(scheduler, now_ns, ModelLoaded("cpu0", key, ONE), ServingChanged(retired=(before,)))
-        (batch,) = step(scheduler, now_ns, RequestArrived(revision, key, 1, now_ns + S, max_cost=1.0))
-        assert isinstance(batch, DispatchBatch)
-        step(scheduler, now_ns + MS, ModelUnloaded("cpu0", before), completed(batch.batch, now_ns, now_ns + MS))
+        key, now_ns = f"kept:{revision}", now_ns + 10 * MS
+        step(scheduler, now_ns, ServingChanged((model(key),), (single(key),), residency={"cpu0": (key,)}))
+        step(scheduler, now_ns, ModelLoaded("cpu0", key, GAINING), ServingChanged(retired=(before,)))
+        (one,) = step(scheduler, now_ns, RequestArrived(revision, key, 1, now_ns + S, max_cost=1.0))
+        assert isinstance(one, DispatchBatch)
+        assert step(scheduler, now_ns + 100 * US, arrival(10 * revision, now_ns + S, key)) == []
+        step(scheduler, now_ns + MS, ModelUnloaded("cpu0", before), completed(one.batch, now_ns, now_ns + MS))
+        (two,) = step(scheduler, now_ns + 2 * MS)
+        assert isinstance(two, DispatchBatch)
+        step(scheduler, now_ns + 3 * MS, completed(two.batch, now_ns + 2 * MS, now_ns + 3 * MS))
         before = key
-    reserved = scheduler.dispatcher.reserved
-    assert reserved is not None
-    assert scheduler.spec.partitions[0].models == ("m:1@3",)
-    assert list(reserved.timelines["cpu0"].lengths) == ["m:1@3"]
+    assert scheduler.spec.partitions[0].models == ("kept:3",)
+    gc.collect()
+    stages = [each.model.config.key for each in gc.get_objects() if isinstance(each, StageState) and each.model]
+    assert [key for key in stages if key.startswith("kept:")] == ["kept:3"]
 
 
-def test_a_model_that_stays_keeps_no_flows_of_pipelines_that_went() -> None:
+def test_a_model_that_stays_keeps_nothing_of_pipelines_that_went() -> None:
     scheduler = serving(spec_of([model("m:1", 1)]), ONE)
     for number in range(1, 4):
         now_ns, name = number * 10 * MS, f"other:{number}"
         step(scheduler, now_ns, ServingChanged(pipelines=(single("m:1", name=name),)))
         step(scheduler, now_ns, arrival(number, S, name), ServingChanged(retired=(name,)))
         step(scheduler, now_ns + MS, completed(number, now_ns, now_ns + MS))
-    assert scheduler.dispatcher.fleet.queues.by_model["m:1"][""].flows == {}
+    gc.collect()
+    pipelines = [each.config.name for each in gc.get_objects() if isinstance(each, PipelineState)]
+    assert [name for name in pipelines if name.startswith("other:")] == []
     now_ns = 50 * MS
     assert step(scheduler, now_ns, arrival(9, S)) == [dispatch(4, [9], FULL)]
 
 
-def test_places_are_reserved_once_a_pipeline_needs_them() -> None:
+def test_an_added_pipeline_that_evicts_has_places_behind_what_runs_already() -> None:
     scheduler = serving(spec_of([model("m:1", 1)]), ONE)
     assert step(scheduler, MS, arrival(1, S, "m:1")) == [dispatch(1, [1], FULL, model="m:1")]
     added = ServingChanged(pipelines=(single("m:1", Late.EVICT, name="hard:1"),))

@@ -74,7 +74,7 @@ def test_a_kind_that_others_are_of_keeps_what_was_learned() -> None:
     step(scheduler, 0, arrival(1, S))
     step(scheduler, MS, GROWN)
     step(scheduler, 40 * MS, completed(1, 0, 40 * MS))
-    assert corrections(scheduler) == {"cpu1": pytest.approx(1.025), "cpu2": 1.0}
+    assert corrections(scheduler) == {"cpu1": pytest.approx(1.002), "cpu2": 1.0}
 
 
 def test_a_batch_that_the_worker_before_failed_with_runs_on_the_next() -> None:
@@ -117,19 +117,23 @@ def test_a_larger_share_has_places_for_what_a_smaller_one_refuses() -> None:
     assert step(scheduler, 0, arrival(2, 3 * MS)) == [dispatch(1, [2])]
 
 
-def test_places_are_sought_again_on_a_smaller_share_while_running_batches_continue() -> None:
+def test_places_last_longer_on_a_smaller_share_while_running_batches_continue() -> None:
     scheduler = on_one_core(Late.EVICT)
     step(scheduler, 0, GROWN)
     assert step(scheduler, 0, arrival(1, 3 * MS)) == [dispatch(1, [1])]
     assert step(scheduler, 0, arrival(2, 8 * MS, rows=8), arrival(3, 30 * MS)) == []
-    reserved = scheduler.dispatcher.reserved
-    assert reserved is not None
+    partition = scheduler.dispatcher.fleet.partitions["cpu0"]
+    assert partition.planned_ns == 4 * MS + 2 * MS
     step(scheduler, MS, SHRUNK)
-    assert [reserved.slot(request, 0) is None for request in (2, 3)] == [True, False]
+    assert partition.planned_ns == 8 * MS + 4 * MS
+    # Between the two another row would take 4 ms as well, and end at 2 + 8 + 4 ms.
+    (refused,) = step(scheduler, MS, arrival(4, 14 * MS))
+    assert isinstance(refused, RejectRequest)
+    assert refused.reason == "predicted to complete in 13.2 ms, 13.0 ms are left"
     assert step(scheduler, 3 * MS, completed(1, 0, 3 * MS))[0] == CompleteRequest(1, Outcome.COMPLETED)
 
 
-def test_reservations_can_begin_while_a_batch_of_the_worker_before_runs() -> None:
+def test_a_pipeline_that_evicts_can_be_added_while_a_batch_of_the_worker_before_runs() -> None:
     scheduler = on_one_core()
     assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1])]
     step(scheduler, MS, GROWN)

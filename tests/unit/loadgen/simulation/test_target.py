@@ -6,7 +6,7 @@ from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet import fleet
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import Choice
-from sluice.batcher.queues.fair_queue import Queue
+from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import ModelState, PartitionState
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.run.report import run_text

@@ -1,42 +1,36 @@
-"""Flows: the part of a queue that belongs to one pipeline, in the order of the batch policy."""
+"""The entries of a queue in the order of the batch policy."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 
-from sluice.batcher.state import Entry
+from sluice.batcher.state import Entry, QueueKey
 
 Item = tuple[int, int, int, Entry]
 """(order in ns, minus the depth of the stage, sequence number, entry): sorts without ever comparing entries."""
 
 COMPACT_ABOVE = 64
-"""Dead items tolerated before a flow is compacted (when they are also half of it)."""
+"""Dead items that are tolerated before they are removed (when they are also half of all)."""
 
 
-def wait_for_slot(entry: Entry) -> None:
-    """Record that an entry waits outside its queue, for its reserved slot."""
+def requeue(entry: Entry, key: QueueKey) -> None:
+    """Record that an entry, which has left its queue, is to wait in another one."""
+    entry.queue_key = key
     entry.queued = True
+    entry.late = False
 
 
-def leave_slot(entry: Entry) -> None:
-    """Record that an entry no longer waits for its reserved slot."""
-    entry.queued = False
-
-
-class Flow:
-    """Entries of one pipeline, earliest first, and behind them the late entries, which cannot be in time.
+class OrderedEntries:
+    """Entries in order, and behind them the late entries, which cannot be in time.
 
     A settled entry stays as a dead item until it reaches the front or too many items are dead. `last_ns` is not before
-    the order of the last item. `served` is the number of rows taken while flows had to share, divided by the flow's
-    `weight`: flows with equal `served` have had equal shares.
+    the order of the last item.
     """
 
-    __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "number", "rows", "served", "weight")
+    __slots__ = ("_dead", "items", "last_ns", "late", "late_live", "live", "rows")
 
-    def __init__(self, number: int, weight: float) -> None:
-        self.number = number
-        self.weight = weight
-        self.served = 0.0
+    def __init__(self) -> None:
         self.rows = 0
         self.live = 0
         self.last_ns = 0
@@ -93,22 +87,23 @@ class Flow:
             late.popleft()
         return late[0] if late else None
 
-    def expire(self, reachable_ns: int) -> int:
-        """Move entries ordered before `reachable_ns` behind the others, as late; returns their number. O(1) each."""
+    def expire(self, reachable_ns: int) -> list[Entry]:
+        """Move entries ordered before `reachable_ns` behind the others, as late; returns them. O(1) each."""
         items = self.items
         if not items or items[0][0] >= reachable_ns:
-            return 0
-        late_before = self.late_live
+            return []
+        expired = []
         passed = bisect_left(items, (reachable_ns, -(1 << 30)))
         for item in items[:passed]:
             if item[3].queued:
                 item[3].late = True
                 self.late.append(item)
                 self.late_live += 1
+                expired.append(item[3])
             else:
                 self._dead -= 1
         del items[:passed]
-        return self.late_live - late_before
+        return expired
 
     def first_not_before(self, order_ns: int) -> Item | None:
         """The first live item in time whose order is `order_ns` or later."""
@@ -120,9 +115,11 @@ class Flow:
                 return items[index]
         return None
 
-    def behind(self, order_ns: int) -> int:
-        """The number of items behind that order."""
-        return len(self.items) - bisect_right(self.items, (order_ns, 1)) + self.late_live
+    def following(self, order_ns: int) -> Iterator[Entry]:
+        """The entries in time whose order is `order_ns` or later."""
+        items = self.items
+        begin = bisect_left(items, (order_ns, -(1 << 30))) if order_ns else 0
+        return (item[3] for item in islice(items, begin, None) if item[3].queued)
 
     def take(self, max_rows: int, from_ns: int, *, whatever: bool) -> tuple[list[Entry], int]:
         """Remove entries in time with an order of `from_ns` or later, of at most `max_rows` rows.
@@ -145,6 +142,12 @@ class Flow:
         self.rows -= rows
         self.live -= len(taken)
         return taken, rows
+
+    def take_first(self) -> Entry:
+        """Remove the first entry that can still be in time, else the first late one; there must be one."""
+        item = self.first()
+        assert item is not None, "an entry is taken while there is one"
+        return self.take_late() if item[3].late else self.take(1, 0, whatever=True)[0][0]
 
     def _fitting(self, begin: int, max_rows: int, *, whatever: bool) -> tuple[int, int]:
         """The end of the items that `take` removes, and the rows of those that wait."""

@@ -1,0 +1,481 @@
+"""Places: a request is admitted with a place in a planned batch for each of its stages, or refused.
+
+An arrival joins the last batch of its queue that is not full, if all that is planned stays in time. Otherwise it opens
+a batch where it ends first, unless a later arrival could open a larger one (`sluice.batcher.places.price`). What is
+planned is what runs: a batch has at least the rows that were planned for it, and more only where that delays nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.places import planned_batches
+from sluice.batcher.places.costs import affordable_groups, cheapest_groups
+from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
+from sluice.batcher.places.price import Opening, larger_later_ns, opening
+from sluice.batcher.places.search import Groups, Search, TooLateError
+from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
+from sluice.batcher.queues.progress import place_of
+from sluice.batcher.queues.queue import Queue
+from sluice.batcher.state import (
+    Entry,
+    PartitionGroup,
+    PartitionState,
+    PipelineState,
+    Place,
+    PlannedBatch,
+    QueueKey,
+    Request,
+    StageState,
+)
+
+LATE_STEP = 0.01
+"""A request that is answered late raises the share of its time that places of its pipeline keep by this much."""
+LATE_SHARE = 0.5
+"""The share of requests that may be late, in parts of what the percentile of their pipeline allows: half is kept."""
+MOST_KEPT = 0.5
+"""The largest share of a request's time that is kept."""
+GAP_WEIGHT = 0.02
+"""Weight of one request in the smoothed time between two rows."""
+KEY_WEIGHT = 0.1
+"""The same for the requests of one batch key that open a batch."""
+ROUNDING = 1e-6
+"""The rows of a batch are a sum of shares of rows, so this is none."""
+MOST_EXCHANGED = 256
+"""The first entries of a queue among which those are found that wait for a batch."""
+DEMANDS = 1024
+"""Queues whose demand is remembered: the most recently used ones."""
+
+
+class Offer(msgspec.Struct, frozen=True, gc=False):
+    """The places of a request by stage, its planned end, and how long that is from now (0 if it can start at once)."""
+
+    places: list[Place | None]
+    done_ns: int
+    waits_ns: int
+
+
+NO_PLACES = Offer([], 0, 0)
+"""For a request that is admitted without places."""
+
+
+class Refusal(NamedTuple):
+    """Why a request has no place.
+
+    It would be done at `done_ns` at the soonest; or (`wait_ns`) a batch is worth opening only after that time; or
+    (`is_beyond_share`) its pipeline or client would have more than its share; or it costs `cost` at least, which is
+    `hopeless` on an idle machine as well.
+    """
+
+    done_ns: int
+    wait_ns: int = 0
+    is_beyond_share: bool = False
+    cost: float | None = None
+
+
+class Later(NamedTuple):
+    """A group on which it is worth opening batches only after a time (ns)."""
+
+    group: PartitionGroup
+    wait_ns: int
+
+
+class Places:
+    """Finds places for requests, and gives them back when their stages start or will not run."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._hand_off_ns = fleet.hand_off_ns
+        self._open: dict[QueueKey, PlannedBatch] = {}
+        self._gaps: dict[QueueKey, tuple[int, float]] = {}
+        self._shares = FairShares()
+        self._openings: dict[tuple[StageState, tuple[int, ...], PartitionGroup], tuple[int, Opening]] = {}
+
+    # -- requests
+
+    def find(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Offer | Refusal:
+        """Places for all stages of a request, or the reason why there are none. O(stages * (partitions + planned))."""
+        silent_ns = now_ns - pipeline.last_row_ns
+        if silent_ns >= FORGET_NS or not pipeline.last_row_ns:
+            self._shares.add(pipeline)
+        latest_ns = silent_ns / event.rows
+        if gap_ns := pipeline.row_gap_ns:
+            pipeline.row_gap_ns = gap_ns + GAP_WEIGHT * (latest_ns - gap_ns)
+        elif pipeline.last_row_ns:
+            pipeline.row_gap_ns = latest_ns
+        pipeline.last_row_ns = now_ns
+        shares = self._shares
+        share_ns = now_ns
+        if shares.bound or now_ns >= shares.renew_ns or event.client or pipeline.clients:
+            share_ns = shares.start_ns(event, pipeline, now_ns)
+        if pipeline.single and share_ns == now_ns and event.max_cost is None:
+            joined = self._join_last(event, pipeline, now_ns)
+            if joined is not None:
+                return joined
+        if share_ns > now_ns:
+            done_ns = share_ns + pipeline.critical_path_ns
+            done_ns += int(pipeline.drift * (done_ns - now_ns))
+            if done_ns > event.deadline_ns:
+                return Refusal(done_ns, is_beyond_share=True)
+        allowed: Sequence[Groups | None] = [
+            None if stage.model is None else stage.model.groups for stage in pipeline.stages
+        ]
+        if event.max_cost is None:
+            return self._search(event, pipeline, allowed, share_ns, now_ns)
+        cheapest, least = cheapest_groups(event, pipeline)
+        if least > event.max_cost:
+            return Refusal(now_ns, cost=least)
+        offer = self._search(event, pipeline, affordable_groups(event, pipeline), share_ns, now_ns)
+        if isinstance(offer, Refusal):
+            offer = self._search(event, pipeline, cheapest, share_ns, now_ns)
+        return offer
+
+    def _join_last(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Offer | None:
+        """Join the open batch if it is the last of its partition, which is what most requests of one stage do; O(1)."""
+        stage = pipeline.stages[0]
+        model = stage.model
+        if model is None or not model.by_deadline or stage.is_keyed or (batch := model.open_batch) is None:
+            return None
+        partition, rows = batch.partition, event.rows
+        grown = batch.rows + rows
+        planned = partition.planned
+        is_usual = partition.ready and partition.slowdown == 1.0 and not batch.variance
+        if planned[-1] is not batch or grown > batch.full_rows or not is_usual:
+            return None
+        took_ns, tail_ns = batch.length_ns, batch.limit_ns - batch.latest_ns
+        if grown > batch.room:
+            median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(grown))
+            took_ns = median_ns + batch.gap_ns
+            tail_ns = int(batch.caution * batch.depth * (service_ns - median_ns))
+        free_ns = partition.free_at_ns
+        end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
+        end_ns += int(partition.between_ns * len(planned))
+        deadline_ns = event.deadline_ns
+        limit_ns = deadline_ns - partition.hand_off_ns
+        if pipeline.drift:
+            limit_ns -= int(pipeline.drift * (end_ns - now_ns))
+        latest_ns = end_ns + tail_ns
+        if pipeline in self._shares.bound:
+            latest_ns += self._shares.left_ns(event, pipeline, partition.group, now_ns)
+        if latest_ns > limit_ns or latest_ns > batch.limit_ns:
+            return None
+        planned_batches.grow(batch, rows, deadline_ns, limit_ns, took_ns, tail_ns)
+        return Offer([(batch, rows)], end_ns, 0 if end_ns - took_ns <= now_ns else end_ns - now_ns)
+
+    def _search(
+        self,
+        event: RequestArrived,
+        pipeline: PipelineState,
+        allowed: Sequence[Groups | None],
+        share_ns: int,
+        now_ns: int,
+    ) -> Offer | Refusal:
+        # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
+        for opens in (False,) if pipeline.single else (False, True):
+            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, now_ns)
+            try:
+                search.run(allowed, opens=opens)
+                break
+            except TooLateError as error:
+                late = error
+                search.undo()
+        else:
+            return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
+        if search.opened and (later := self._larger_later(pipeline, search, share_ns, now_ns)):
+            search.undo()
+            elsewhere = [
+                None if groups is None else [each for each in groups if each is not later.group] for groups in allowed
+            ]
+            if all(groups is None or groups for groups in elsewhere):
+                offer = self._search(event, pipeline, elsewhere, share_ns, now_ns)
+                if isinstance(offer, Offer):
+                    return offer
+            return Refusal(search.done_ns, later.wait_ns)
+        for opened in search.opened:
+            if opened.batch.merges:
+                continue  # it runs before the batch that others can join
+            if (before := self._open.get(opened.batch.queue_key)) is not None:
+                planned_batches.close(before)
+            self._open[opened.batch.queue_key] = opened.batch
+            if not opened.batch.queue_key[1]:
+                opened.batch.model.open_batch = opened.batch
+        return Offer(search.places, search.done_ns, search.waits_ns)
+
+    def _larger_later(self, pipeline: PipelineState, search: Search, share_ns: int, now_ns: int) -> Later | None:
+        """Where it is worth opening batches only later; None if it is worth it now."""
+        seen: list[PartitionGroup] = []
+        kept_ns = self._shares.left_ns(search.event, pipeline, search.last.partition.group, now_ns)
+        left_ns = search.last.latest_ns - search.done_ns - kept_ns
+        for stage, batch, start_ns, row_gap_ns in search.opened:
+            group, model = batch.partition.group, batch.model
+            if group is None or group in seen:
+                continue
+            seen.append(group)
+            until_ns = max(start_ns, share_ns) - now_ns
+            if until_ns <= 0 or not row_gap_ns:
+                continue
+            mask = tuple(each.stage.index for each in search.opened if each.batch.partition.group is group)
+            table = self._opening(pipeline, stage, mask, group)
+            gap_ns = row_gap_ns * len(group.partitions) / part_of_rows(model, group)
+            part = self._shares.part(group, model.pipelines)
+            is_last = all(each.order_ns <= batch.order_ns or each.members == 1 for each in batch.partition.planned)
+            come, wait_ns = larger_later_ns(table, until_ns, left_ns, search.last.depth, gap_ns, part, is_last=is_last)
+            # Who asks for less than its share while others ask for more pays no price.
+            if wait_ns and not self._shares.is_entitled(pipeline, group):
+                return Later(group, wait_ns)
+            if self._shares.contended(group):
+                for opened, share in search.new_batches(group):
+                    if opened.merges:
+                        continue
+                    keep_room(opened, come * share / pipeline.reach[stage.index], kept_ns, now_ns)
+        return None
+
+    def _opening(
+        self, pipeline: PipelineState, stage: StageState, opened: tuple[int, ...], group: PartitionGroup
+    ) -> Opening:
+        known = self._openings.get((stage, opened, group))
+        if known is None or known[0] != pipeline.predicted_changes:
+            known = (pipeline.predicted_changes, opening(pipeline, stage, opened, group, self._hand_off_ns))
+            self._openings[stage, opened, group] = known
+        return known[1]
+
+    # -- demand
+
+    def _gap_ns(self, key: QueueKey, stage: StageState, event: RequestArrived, now_ns: int) -> float:
+        """The average time between two rows of a queue, 0 if it is not known."""
+        model = stage.model
+        assert model is not None, "a combiner has no queue"
+        if stage.is_keyed and not model.mixes_keys:
+            return self._key_gap_ns(key, event.rows, now_ns)
+        rate = 0.0
+        for pipeline in model.pipelines:
+            if pipeline.row_gap_ns:
+                gap_ns = present_gap_ns(pipeline.row_gap_ns, pipeline.last_row_ns, now_ns)
+                rate += pipeline.expected_runs.get(model, 0.0) / gap_ns
+        return 1 / rate if rate else 0.0
+
+    def _key_gap_ns(self, key: QueueKey, rows: int, now_ns: int) -> float:
+        """As `_gap_ns`, for a batch key: by when its batches were opened before, with all rows since then."""
+        gaps = self._gaps
+        known = gaps.pop(key, None)
+        if known is None and len(gaps) == DEMANDS:
+            del gaps[next(iter(gaps))]
+        if known is None:
+            gaps[key] = (now_ns, 0.0)
+            return 0.0
+        last_ns, gap_ns = known
+        latest_ns = (now_ns - last_ns) / rows
+        gap_ns = gap_ns + KEY_WEIGHT * (latest_ns - gap_ns) if gap_ns else latest_ns
+        gaps[key] = (now_ns, gap_ns)
+        return gap_ns
+
+    # -- progress
+
+    def give(self, request: Request, offer: Offer) -> None:
+        """Record the places of an admitted request."""
+        places = request.places = offer.places
+        request.waits_ns = offer.waits_ns
+        if places:
+            request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
+            self._count(request, request.rows)
+
+    def completed(self, request: Request, now_ns: int) -> None:
+        """Learn from a request that is complete whether the places of its pipeline keep enough time.
+
+        The share of late ones follows what the pipeline's percentile allows: the time that is kept rises with each late
+        one, and falls a little with each that was in time.
+        """
+        if request.waits_ns:
+            pipeline = request.pipeline
+            if now_ns > request.deadline_ns:
+                self.keep_more(pipeline)
+            elif pipeline.drift:
+                allowed = LATE_SHARE * (1 - pipeline.config.percentile / 100)
+                pipeline.drift = max(pipeline.drift - LATE_STEP * allowed / (1 - allowed), 0.0)
+
+    def keep_more(self, pipeline: PipelineState) -> None:
+        """Keep more time in places, since a batch is late."""
+        pipeline.drift = min(pipeline.drift + LATE_STEP, MOST_KEPT)
+
+    def forgive(self, pipeline: PipelineState) -> None:
+        """Let the time that places keep decay, since nothing is learned while it causes refusals."""
+        pipeline.drift /= 2
+
+    def release(self, request: Request, stage: int) -> None:
+        """Give the place of a stage back, if it has one."""
+        places = request.places
+        if places and (place := places[stage]) is not None:
+            places[stage] = None
+            self._leave(request, *place)
+
+    def _leave(self, request: Request, batch: PlannedBatch, rows: float) -> None:
+        request.placed -= 1
+        if not request.placed:
+            self._count(request, -request.rows)
+        self._depart(batch, rows, 1)
+
+    def _forget(self, batch: PlannedBatch) -> None:
+        if self._open.get(batch.queue_key) is batch:
+            del self._open[batch.queue_key]
+            if batch.model.open_batch is batch:
+                batch.model.open_batch = None
+
+    def started(self, partition: PartitionState, queue: Queue, entries: Sequence[Entry]) -> None:
+        """Record that a partition runs entries, whose places may have been in other batches than its next one.
+
+        Then others that have their places in that one get theirs, which are early enough: entries start in the order of
+        their deadlines.
+        """
+        planned = run_together(partition, queue.key)
+        if planned:
+            _exchange(planned, queue, entries)
+        batch: PlannedBatch | None = None
+        rows, members = 0.0, 0
+        for entry in entries:
+            request = entry.request
+            places = request.places
+            if not places or (place := places[entry.stage]) is None:
+                continue
+            places[entry.stage] = None
+            request.placed -= 1
+            if not request.placed:
+                self._count(request, -request.rows)
+            if place[0] is not batch:
+                if batch is not None:
+                    self._depart(batch, rows, members)
+                batch, rows, members = place[0], 0.0, 0
+            rows += place[1]
+            members += 1
+        if batch is not None:
+            self._depart(batch, rows, members)
+        if len(planned) > 1 and planned[-1].members:
+            planned_batches.merge(planned[-1])
+
+    def _count(self, request: Request, rows: int) -> None:
+        """Count the rows of requests that have places, or (`rows` is negative) have none any more."""
+        pipeline = request.pipeline
+        pipeline.planned_rows += rows
+        if pipeline.clients:
+            self._shares.planned(request, rows)
+
+    def _depart(self, batch: PlannedBatch, rows: float, members: int) -> None:
+        planned_batches.leave(batch, rows, members)
+        if not batch.members:
+            self._forget(batch)
+
+    def settle_rows(self, request: Request, stage: int, rows: int) -> None:
+        """Replace the expected rows of a stage by the known ones."""
+        if request.places and (place := request.places[stage]) is not None:
+            batch, expected = place
+            planned_batches.change_rows(batch, rows - expected)
+            request.places[stage] = (batch, rows)
+
+    def affordable_rows(self, partition: PartitionState, queue: Queue, rows: int, from_ns: int, now_ns: int) -> int:
+        """The rows of a batch, at most `rows`, that makes nothing late that is planned behind it.
+
+        It has the rows that were planned in any case. Where those that are planned behind it have no time to spare, it
+        has more only as whole batches: what would be left of one would take the time of a small batch.
+        """
+        if not partition.planned:
+            return rows
+        head = queue.first_not_before(from_ns) or queue.head()
+        place = place_of(head)
+        if place is None:
+            return rows
+        batches = run_together(partition, queue.key) or [place[0]]
+        planned = min(ceil(sum([max(batch.rows, batch.room) for batch in batches])), rows)
+        if rows == planned:
+            return rows
+        estimate = place[0].model.estimates[partition.kind]
+        planned_ns = estimate.median_ns(planned)
+        left_ns, left_of_others_ns = slack_ns(partition, queue.key, batches, now_ns)
+        whole = _whole_rows(queue, from_ns, rows)
+        while rows > planned:
+            added_ns = estimate.median_ns(rows) - planned_ns
+            if added_ns <= left_ns or (rows <= whole and added_ns <= left_of_others_ns):
+                break
+            rows -= 1
+        return rows
+
+    def forget(self, pipeline: PipelineState) -> None:
+        """Forget a pipeline that is gone."""
+        for known in [key for key in self._openings if key[0] in pipeline.stages]:
+            del self._openings[known]
+        self._shares.forget(pipeline)
+
+    # -- partitions
+
+    def is_promised(self, partition: str, model: str) -> bool:
+        """True if a batch of a model is planned for a partition."""
+        return any(batch.model.config.key == model for batch in self._fleet.partitions[partition].planned)
+
+    def sync(self, now_ns: int) -> None:
+        """Move the batches of partitions that were lost, or no longer hold a model, to others that hold it."""
+        for partition in self._fleet.partitions.values():
+            for batch in [each for each in partition.planned if not _can_run(partition, each)]:
+                hosts = [
+                    host
+                    for group in batch.model.groups
+                    for host in group.partitions.values()
+                    if host.ready and host is not partition
+                ]
+                if hosts:
+                    planned_batches.move(batch, min(hosts, key=lambda host: planned_until_ns(host, now_ns)))
+
+    def resized(self, partition: PartitionState) -> None:
+        """Measure what is planned for a partition again, whose kind has changed."""
+        for batch in partition.planned:
+            planned_batches.measure(batch)
+
+
+def _can_run(partition: PartitionState, batch: PlannedBatch) -> bool:
+    return partition.ready and batch.model.config.key in partition.models
+
+
+def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
+    """The rows, at most `most`, of the first entries that leave no part of a planned batch behind."""
+    whole, taken, left = 0, 0, 0.0
+    batch: PlannedBatch | None = None
+    for entry in queue.following(from_ns):
+        taken += entry.rows
+        if taken > most:
+            return whole
+        if (place := place_of(entry)) is not None:
+            if place[0] is not batch:
+                if left > ROUNDING:
+                    return whole  # entries of several batches alternate
+                if entry.request.pipeline.reach[entry.stage] < 1:
+                    return most  # it is not certain how many rows it has
+                batch = place[0]
+                left = batch.rows - place[1]
+            else:
+                left -= place[1]
+        if left <= ROUNDING:
+            whole = taken
+    return most if left <= ROUNDING else whole
+
+
+def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[Entry]) -> None:
+    """Exchange the places of entries that start, but not in `batches`, with those of entries that wait for these."""
+    others = [entry for entry in entries if (place := place_of(entry)) is not None and place[0] not in batches]
+    if not others:
+        return
+    left = sum([batch.members for batch in batches]) - (len(entries) - len(others))
+    for entry in itertools.islice(queue.following(0), MOST_EXCHANGED):
+        if not others or left <= 0:
+            return
+        place = place_of(entry)
+        if place is not None and place[0] in batches:
+            left -= 1
+            other = others.pop()
+            mine, its = entry.request.places, other.request.places
+            if entry.rows == other.rows:
+                mine[entry.stage], its[other.stage] = its[other.stage], mine[entry.stage]

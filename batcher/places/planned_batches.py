@@ -1,0 +1,274 @@
+"""Planned batches: what a partition is to run after its dispatched batches, in the order of deadlines.
+
+All that writes `PlannedBatch` and the planned part of `PartitionState` is here. Times are expected ones (medians); what
+is kept for batches that take longer is in `latest_ns`, the latest expected end of a batch.
+"""
+
+from collections.abc import Sequence
+from math import ceil, hypot, sqrt
+
+from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.state import ModelState, PartitionState, PlannedBatch, QueueKey
+from sluice.models.units import INFINITE_NS
+
+DEVIATIONS = 2.33
+"""Standard deviations that 99 of 100 normal variables do not exceed."""
+SPREAD = 1.2
+"""Standard deviations of a batch's rows for which time is kept: what comes beyond can wait for another batch."""
+
+
+def length_ns(estimate: LatencyEstimate, rows: float) -> int:
+    """The expected time of a batch; less than a row, which may not come to run, takes its share of the time of one.
+
+    More rows than a batch holds take as long as several batches.
+    """
+    if rows < 1:
+        return int(estimate.median_ns(1) * rows)
+    whole, most = ceil(rows), estimate.sizes[-1]
+    if whole <= most:
+        return estimate.median_ns(whole)
+    batches, rest = divmod(whole, most)
+    return batches * estimate.median_ns(most) + (estimate.median_ns(rest) if rest else 0)
+
+
+def batch_ns(batch: PlannedBatch, rows: float) -> int:
+    """The expected time of a planned batch with that many rows.
+
+    Rows that will run with those of the next batch take what they add to full batches.
+    """
+    estimate = batch.model.estimates[batch.partition.kind]
+    if batch.merges:
+        return int(rows * length_ns(estimate, batch.full_rows) / batch.full_rows)
+    return length_ns(estimate, rows)
+
+
+def tail_ns(
+    estimate: LatencyEstimate, rows: float, variance: float, most_rows: float, caution: float, depth: float
+) -> int:
+    """By how much a batch may end later than expected: those before it and it may be slow, and it may have more rows.
+
+    All of these vary independently. `depth` is how many times as much the end varies as the time of the batch itself.
+    """
+    slow = depth * slow_ns(estimate, rows, caution)
+    return int(hypot(slow, spread_ns(estimate, rows, variance, most_rows))) if variance else int(slow)
+
+
+def slow_ns(estimate: LatencyEstimate, rows: float, caution: float) -> float:
+    """By how much a batch may take longer than expected."""
+    most = min(ceil(rows), estimate.sizes[-1]) or 1
+    return caution * (estimate.service_ns(most) - estimate.median_ns(most))
+
+
+def spread_ns(estimate: LatencyEstimate, rows: float, variance: float, most_rows: float) -> int:
+    """By how much a batch may take longer than expected since more rows may come to run."""
+    most = min(rows + SPREAD * sqrt(variance), most_rows)
+    return max(length_ns(estimate, max(most, 1)) - length_ns(estimate, rows), 0)
+
+
+def end_of_new_ns(
+    partition: PartitionState,
+    order_ns: int,
+    added_ns: int,
+    now_ns: int,
+    overtaken: ModelState | None = None,
+) -> int | None:
+    """When a new batch of that order would end; None if a batch behind it would be late. O(batches behind).
+
+    Batches of the model `overtaken` may become late, since its policy lets the new one go first.
+    """
+    end_ns = planned_until_ns(partition, now_ns) + added_ns
+    for behind in reversed(partition.planned):
+        if behind.order_ns <= order_ns:
+            break
+        if end_ns > behind.latest_ns > now_ns and behind.model is not overtaken:
+            return None
+        end_ns -= behind.length_ns
+    return end_ns
+
+
+def end_of_grown_ns(batch: PlannedBatch, added_ns: int, now_ns: int) -> int | None:
+    """When a batch would end if it took longer; None if a batch behind it would be late. O(batches behind)."""
+    end_ns = planned_until_ns(batch.partition, now_ns) + added_ns
+    for behind in reversed(batch.partition.planned):
+        if behind is batch:
+            break
+        if end_ns > behind.latest_ns > now_ns:
+            return None
+        end_ns -= behind.length_ns
+    return end_ns
+
+
+def run_together(partition: PartitionState, queue_key: QueueKey) -> list[PlannedBatch]:
+    """The batches of a queue that a partition is to run as one: those that merge, and the first that does not."""
+    together: list[PlannedBatch] = []
+    rows = 0.0
+    for batch in partition.planned:
+        if batch.queue_key == queue_key:
+            together.append(batch)
+            rows += batch.rows
+            if not batch.merges or rows >= batch.full_rows:
+                break
+    return together
+
+
+def slack_ns(
+    partition: PartitionState, queue_key: QueueKey, without: Sequence[PlannedBatch], now_ns: int
+) -> tuple[int, int]:
+    """By how much planned batches may come later, so that none becomes late: all, and those of other queues.
+
+    The batches in `without` do not count.
+    """
+    end_ns = planned_until_ns(partition, now_ns)
+    least_ns = least_of_others_ns = INFINITE_NS
+    for behind in reversed(partition.planned):
+        if behind not in without and behind.latest_ns > now_ns:
+            left_ns = behind.latest_ns - end_ns
+            least_ns = min(least_ns, left_ns)
+            if behind.queue_key != queue_key:
+                least_of_others_ns = min(least_of_others_ns, left_ns)
+        end_ns -= behind.length_ns
+    return least_ns, least_of_others_ns
+
+
+def insert(batch: PlannedBatch) -> None:
+    """Plan an empty batch for its partition."""
+    batch.partition.last_serial += 1
+    batch.serial = batch.partition.last_serial
+    planned = batch.partition.planned
+    index = len(planned)
+    while index and planned[index - 1].order_ns > batch.order_ns:
+        index -= 1
+    planned.insert(index, batch)
+
+
+def join(batch: PlannedBatch, rows: float, share: float, from_ns: int, limit_ns: int, ready_ns: int) -> None:
+    """Add the rows of a stage that is ready at `ready_ns` and has to end by `limit_ns`; `share` of them come to run.
+
+    `from_ns` is the deadline of the stage, of which `limit_ns` keeps a part.
+    """
+    estimate = batch.model.estimates[batch.partition.kind]
+    batch.rows += rows
+    batch.variance += rows * (1 - share)
+    batch.most += rows / share
+    batch.members += 1
+    if from_ns < batch.from_ns:
+        batch.from_ns = from_ns
+    if limit_ns < batch.limit_ns:
+        batch.limit_ns = limit_ns
+    if ready_ns > batch.ready_ns:
+        batch.ready_ns = ready_ns
+    if batch.rows > batch.room:
+        batch.room = batch.rows
+    batch.latest_ns = batch.limit_ns - _tail_of(batch, estimate, batch.room)
+    _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
+
+
+def grow(batch: PlannedBatch, rows: int, from_ns: int, limit_ns: int, took_ns: int, tail_ns: int) -> None:
+    """As `join`, for rows that are all certain to run, where it is known what the batch then takes and its tail."""
+    grown = batch.rows + rows
+    batch.rows = grown
+    batch.most += rows
+    batch.members += 1
+    if from_ns < batch.from_ns:
+        batch.from_ns = from_ns
+    if limit_ns < batch.limit_ns:
+        batch.limit_ns = limit_ns
+    if grown > batch.room:
+        batch.room = grown
+    batch.latest_ns = batch.limit_ns - tail_ns
+    if took_ns != batch.length_ns:
+        _take(batch, took_ns)
+
+
+def keep_room(batch: PlannedBatch, rows: float, left_ns: int, now_ns: int) -> None:
+    """Keep time for as many as `rows` rows, as far as everything stays in time and `left_ns` is left to others."""
+    estimate = batch.model.estimates[batch.partition.kind]
+    rows = min(rows, batch.model.full_rows(estimate))
+    while rows > batch.room:
+        took_ns = batch_ns(batch, rows) + batch.gap_ns
+        end_ns = end_of_grown_ns(batch, took_ns - batch.length_ns, now_ns)
+        latest_ns = batch.limit_ns - tail_ns(
+            estimate, rows, batch.variance, max(batch.most, rows), batch.caution, batch.depth
+        )
+        if end_ns is not None and max(end_ns, batch.ready_ns + took_ns) <= latest_ns - left_ns:
+            batch.room, batch.latest_ns = rows, latest_ns
+            _take(batch, took_ns)
+            return
+        rows -= 1
+
+
+def close(batch: PlannedBatch) -> None:
+    """Keep no time for rows that could still join a batch."""
+    if batch.room > batch.rows:
+        batch.room = batch.rows
+        measure(batch)
+
+
+def merge(batch: PlannedBatch) -> None:
+    """Let what is left of a batch run with the next one of its queue on its partition, if there is one."""
+    planned = batch.partition.planned
+    behind = planned[planned.index(batch) + 1 :]
+    if not batch.merges and any(each.queue_key == batch.queue_key for each in behind):
+        batch.merges = True
+        measure(batch)
+
+
+def leave(batch: PlannedBatch, rows: float, members: int = 1) -> None:
+    """Remove the rows of stages that start, or do not run; the last one takes the batch with it."""
+    batch.members -= members
+    if not batch.members:
+        batch.rows = 0
+        _take(batch, 0)
+        batch.partition.planned.remove(batch)
+        return
+    batch.variance *= max(1 - rows / batch.rows, 0.0)
+    batch.most *= 1 - rows / batch.rows
+    batch.rows -= rows
+    batch.room = max(batch.rows, batch.room - rows)
+    measure(batch)
+
+
+def change_rows(batch: PlannedBatch, added: float) -> None:
+    """Record that the rows of a member are known, which are `added` more than expected."""
+    batch.variance *= 1 - 1 / batch.members
+    batch.rows += added
+    batch.room = max(batch.rows, batch.room)
+    measure(batch)
+
+
+def restore(batch: PlannedBatch, from_ns: int, limit_ns: int, ready_ns: int, latest_ns: int) -> None:
+    """Give a batch the times back that it had before its last member joined."""
+    batch.from_ns = from_ns
+    batch.limit_ns, batch.ready_ns, batch.latest_ns = limit_ns, ready_ns, latest_ns
+
+
+def move(batch: PlannedBatch, partition: PartitionState) -> None:
+    """Plan a batch for another partition."""
+    length = batch.length_ns
+    _take(batch, 0)
+    batch.partition.planned.remove(batch)
+    batch.partition = partition
+    insert(batch)
+    estimate = batch.model.estimates.get(partition.kind)
+    if estimate is None:
+        _take(batch, length)
+    else:
+        batch.latest_ns = batch.limit_ns - _tail_of(batch, estimate, batch.room)
+        _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
+
+
+def _tail_of(batch: PlannedBatch, estimate: LatencyEstimate, rows: float) -> int:
+    return tail_ns(estimate, rows, batch.variance, max(batch.most, rows), batch.caution, batch.depth)
+
+
+def measure(batch: PlannedBatch) -> None:
+    """Estimate the time of a batch again."""
+    estimate = batch.model.estimates.get(batch.partition.kind)
+    if estimate is not None:
+        _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
+
+
+def _take(batch: PlannedBatch, ns: int) -> None:
+    batch.partition.planned_ns += ns - batch.length_ns
+    batch.length_ns = ns

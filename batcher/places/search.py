@@ -1,0 +1,381 @@
+"""The search for the places of one request: one in a planned batch for each of its stages, or none at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+from sluice.batcher.fleet.partition_group import planned_until_ns
+from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.places import planned_batches
+from sluice.batcher.places.planned_batches import batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
+from sluice.batcher.places.shares import FairShares
+from sluice.batcher.queues.progress import request_batch_key
+from sluice.batcher.queues.queue_table import bound_key
+from sluice.batcher.state import (
+    ModelState,
+    PartitionGroup,
+    PartitionState,
+    PipelineState,
+    Place,
+    PlannedBatch,
+    QueueKey,
+    StageState,
+)
+from sluice.models.units import INFINITE_NS
+
+GATHERED = 3
+"""Where only some rows go on to a stage, its batch gathers those of several batches before it.
+
+It is put behind other batches by the time that a request has beyond this many full batches of the stage.
+"""
+
+Groups = Sequence[PartitionGroup]
+"""The groups on which a stage may have its place."""
+
+
+class TooLateError(Exception):
+    """A request would be complete at `done_ns` at the soonest; or it `stays` with others, with which it is late."""
+
+    def __init__(self, done_ns: int, *, stays: bool = False) -> None:
+        super().__init__()
+        self.done_ns = done_ns
+        self.stays = stays
+
+
+class Opened(NamedTuple):
+    """A batch that a request opens for a stage: its start, and the average time between two rows of its queue."""
+
+    stage: StageState
+    batch: PlannedBatch
+    start_ns: int
+    row_gap_ns: float
+
+
+class _Step(NamedTuple):
+    """A place that was just taken, and the times of its batch before."""
+
+    batch: PlannedBatch
+    rows: float
+    from_ns: int
+    limit_ns: int
+    ready_ns: int
+    latest_ns: int
+
+
+class _Opening(NamedTuple):
+    """A new batch: its partition, its order there, its end, and how long it takes.
+
+    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order.
+    """
+
+    partition: PartitionState
+    order_ns: int
+    end_ns: int
+    took_ns: int
+    merges: bool
+
+
+class Search:
+    """Takes places for the stages of a request, in topological order; `undo` gives all of them back.
+
+    `open_batches` has the batch of each queue that can be joined, `row_gap_ns` tells the average time between the rows
+    of a queue. `done_ns` is the planned end of the request; `waits_ns` is how long that is from now, 0 if it can start
+    at once.
+    """
+
+    __slots__ = (
+        "_ends_ns",
+        "_now_ns",
+        "_open_batches",
+        "_pipeline",
+        "_row_gap_ns",
+        "_shares",
+        "_steps",
+        "done_ns",
+        "event",
+        "opened",
+        "places",
+        "waits_ns",
+    )
+
+    def __init__(
+        self,
+        event: RequestArrived,
+        pipeline: PipelineState,
+        open_batches: dict[QueueKey, PlannedBatch],
+        row_gap_ns: Callable[[QueueKey, StageState, RequestArrived, int], float],
+        shares: FairShares,
+        now_ns: int,
+    ) -> None:
+        self.event = event
+        self._pipeline = pipeline
+        self._open_batches = open_batches
+        self._row_gap_ns = row_gap_ns
+        self._shares = shares
+        self._now_ns = now_ns
+        self._steps: list[_Step] = []
+        self._ends_ns: list[int] = []
+        self.places: list[Place | None] = []
+        self.opened: list[Opened] = []
+        self.done_ns = 0
+        self.waits_ns = 0
+
+    @property
+    def last(self) -> PlannedBatch:
+        """The batch of the last stage."""
+        return self._steps[-1].batch
+
+    def new_batches(self, group: PartitionGroup) -> list[tuple[PlannedBatch, float]]:
+        """The batches that were opened on a group, and the share of the rows that they are for."""
+        reach = self._pipeline.reach
+        return [(each.batch, reach[each.stage.index]) for each in self.opened if each.batch.partition.group is group]
+
+    def run(self, allowed: Sequence[Groups | None], *, opens: bool) -> None:
+        """Take a place for each stage, on one of its `allowed` groups; raises TooLateError if there is none in time.
+
+        With `opens`, the first stages open batches of their own.
+        """
+        joined = False
+        for stage in self._pipeline.stages:
+            ready_ns = 0
+            for source in stage.waits_for:
+                if self._ends_ns[source] > ready_ns:
+                    ready_ns = self._ends_ns[source]
+            model, groups = stage.model, allowed[stage.index]
+            share = self._pipeline.reach[stage.index]
+            if model is None or groups is None or share <= 0:
+                self._ends_ns.append(ready_ns)
+                self.places.append(None)
+                continue
+            rows = self.event.rows if share == 1 else self.event.rows * share
+            key = queue_key(self.event, stage, model)
+            end_ns = 0 if opens and not ready_ns else self._join_open(stage, model, groups, key, rows, ready_ns)
+            if end_ns:
+                joined = True
+            else:
+                row_gap_ns = self._row_gap_ns(key, stage, self.event, self._now_ns)
+                # Where partitions are busy, a request that joined others has to stay with them.
+                if joined and self._stays(key, model, rows):
+                    raise TooLateError(self._now_ns + self._pipeline.critical_path_ns, stays=True)
+                end_ns = self._open_new(stage, model, groups, key, rows, ready_ns, row_gap_ns)
+            step = self._steps[-1]
+            if end_ns >= self.done_ns:
+                self.done_ns = end_ns
+                starts_now = end_ns - step.batch.length_ns <= self._now_ns
+                self.waits_ns = 0 if starts_now else end_ns - self._now_ns
+            self.places.append((step.batch, rows))
+            self._ends_ns.append(end_ns)
+
+    def _stays(self, key: QueueKey, model: ModelState, rows: float) -> bool:
+        """True if a batch of its own would be small while the open one has room, and others need the time."""
+        batch = self._open_batches.get(key)
+        if batch is None or batch.rows + rows > batch.full_rows:
+            return False
+        return any(self._shares.is_busy(group) for group in model.groups)
+
+    def undo(self) -> None:
+        """Give all places back."""
+        for step in reversed(self._steps):
+            planned_batches.leave(step.batch, step.rows)
+            planned_batches.restore(step.batch, step.from_ns, step.limit_ns, step.ready_ns, step.latest_ns)
+
+    def _join_open(
+        self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
+    ) -> int:
+        """Join the open batch of a queue; returns its end, 0 if it cannot be joined.
+
+        Raises TooLateError where the policy of the queue would add the rows to that batch whatever is planned.
+        """
+        if self.event.max_cost is None:
+            batch = self._open_batches.get(key)
+        else:  # it waits in another queue than requests that may run anywhere
+            bound = (self._open_batches.get(bound_key(key, group.kind, group.price)) for group in groups)
+            batch = next((each for each in bound if each is not None), None)
+        if batch is None or batch.partition.group not in groups or batch.level != self._level(model):
+            return 0
+        estimate = model.estimates[batch.partition.kind]
+        grown = batch.rows + rows
+        if grown > model.full_rows(estimate):
+            return 0
+        share = self._pipeline.reach[stage.index]
+        kept = max(grown, batch.room)
+        took_ns = batch_ns(batch, kept) + batch.gap_ns
+        end_ns = end_of_grown_ns(batch, took_ns - batch.length_ns, self._now_ns)
+        if end_ns is not None:
+            start_ns = end_ns - took_ns
+            if ready_ns > start_ns >= batch.ready_ns:
+                return 0
+            end_ns = max(end_ns, ready_ns + took_ns)
+            if batch.merges:
+                end_ns += length_ns(estimate, batch.full_rows) - took_ns
+            limit_ns = self._limit_ns(stage, batch.partition, end_ns)
+            variance = batch.variance + rows * (1 - share)
+            most = max(batch.most + rows / share, kept)
+            kept_ns = tail_ns(estimate, kept, variance, most, batch.caution, batch.depth)
+            others_ns = limit_ns if self._is_late(batch) else batch.limit_ns
+            if end_ns <= min(others_ns, limit_ns) - kept_ns - self._left_ns(batch):
+                self._take(batch, stage, rows, limit_ns, ready_ns)
+                return end_ns
+        if not model.by_deadline:
+            end_ns = planned_until_ns(batch.partition, self._now_ns) + took_ns
+            raise TooLateError(end_ns + batch.partition.hand_off_ns + stage.remaining_path_ns)
+        return 0
+
+    def _open_new(
+        self,
+        stage: StageState,
+        model: ModelState,
+        groups: Groups,
+        key: QueueKey,
+        rows: float,
+        ready_ns: int,
+        row_gap_ns: float,
+    ) -> int:
+        """Open a batch where it ends first; returns its end. Raises TooLateError if that is late."""
+        deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
+        host, order_ns, end_ns, took_ns, merges = self._soonest(stage, model, groups, key, rows, ready_ns)
+        full_rows = model.full_rows(model.estimates[host.kind])
+        gap_ns = 0
+        sources = (self.places[source] for source in stage.waits_for)
+        if any(place is not None and place[0].partition is host for place in sources):
+            gap_ns = host.hand_off_ns
+            end_ns += gap_ns
+        if self.event.max_cost is not None:
+            key = bound_key(key, host.kind, host.price)
+        level = self._level(model)
+        depth = sqrt(1 + len(host.planned))
+        batch = PlannedBatch(
+            host, model, key, order_ns, self._pipeline.caution, depth, gap_ns, full_rows, level, merges
+        )
+        planned_batches.insert(batch)
+        starts_now = end_ns - took_ns <= self._now_ns
+        limit_ns = deadline_ns - host.hand_off_ns if starts_now else self._limit_ns(stage, host, end_ns)
+        self._take(batch, stage, rows, limit_ns, ready_ns)
+        late_ns = end_ns + self._left_ns(batch) - batch.latest_ns
+        if late_ns > 0:
+            raise TooLateError(self.event.deadline_ns + late_ns)
+        self.opened.append(Opened(stage, batch, end_ns - batch.length_ns, row_gap_ns))
+        return end_ns
+
+    def _left_ns(self, batch: PlannedBatch) -> int:
+        return self._shares.left_ns(self.event, self._pipeline, batch.partition.group, self._now_ns)
+
+    def _limit_ns(self, stage: StageState, host: PartitionState, end_ns: int) -> int:
+        """The latest end of a stage that is planned to end at `end_ns`, without what is kept for long batches."""
+        kept_ns = host.hand_off_ns + int(self._pipeline.drift * (end_ns - self._now_ns))
+        return self.event.deadline_ns - stage.remaining_path_ns - kept_ns
+
+    def _take(self, batch: PlannedBatch, stage: StageState, rows: float, limit_ns: int, ready_ns: int) -> None:
+        times = (batch.from_ns, batch.limit_ns, batch.ready_ns, batch.latest_ns)
+        self._steps.append(_Step(batch, rows, *times))
+        if self._is_late(batch):
+            planned_batches.restore(batch, batch.from_ns, INFINITE_NS, batch.ready_ns, INFINITE_NS)
+        share = self._pipeline.reach[stage.index]
+        from_ns = self.event.deadline_ns - stage.remaining_path_ns
+        planned_batches.join(batch, rows, share, from_ns, limit_ns, ready_ns)
+
+    def _is_late(self, batch: PlannedBatch) -> bool:
+        """True if a batch is late in any case: its members are in no other's way, and those that join set its limit."""
+        return batch.latest_ns <= self._now_ns
+
+    def _soonest(
+        self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
+    ) -> _Opening:
+        """Where a new batch ends first."""
+        now_ns, level = self._now_ns, self._level(model)
+        deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
+        few = self._is_escalated(stage)
+        best: _Opening | None = None
+        for group in groups:
+            estimate = model.estimates[group.kind]
+            alone_ns, full = length_ns(estimate, rows), model.full_rows(estimate)
+            wanted_ns = self._order_ns(stage)
+            if few:
+                wanted_ns += max(self.event.deadline_ns - now_ns - GATHERED * length_ns(estimate, full), 0)
+            may_merge = model.by_deadline and not stage.waits_for and rows < full
+            for partition in group.partitions.values():
+                if group.ready_count and not partition.ready:
+                    continue
+                order_ns, merges = self._order_on(partition, model, wanted_ns), False
+                if may_merge:
+                    order_ns, merges = _behind_earlier(partition, key, order_ns, deadline_ns)
+                took_ns = added_ns = alone_ns
+                if merges:
+                    took_ns = length_ns(estimate, full)
+                    added_ns = int(rows * took_ns / full)
+                end_ns = end_of_new_ns(partition, order_ns, added_ns, now_ns, model if level else None)
+                if end_ns is None:
+                    order_ns, merges, took_ns = partition.planned[-1].order_ns, False, alone_ns
+                    end_ns = planned_until_ns(partition, now_ns) + took_ns
+                else:
+                    end_ns += took_ns - added_ns
+                end_ns = max(end_ns, ready_ns + took_ns)
+                if merges and end_ns > deadline_ns - partition.hand_off_ns:
+                    # It would be late with the rows behind it, so it runs without them.
+                    alone_end_ns = end_of_new_ns(partition, order_ns, alone_ns, now_ns, model if level else None)
+                    if alone_end_ns is not None:
+                        merges, took_ns, end_ns = False, alone_ns, max(alone_end_ns, ready_ns + alone_ns)
+                if best is None or end_ns < best.end_ns:
+                    best = _Opening(partition, order_ns, end_ns, took_ns, merges)
+        assert best is not None, "a model without partitions is refused before"
+        return best
+
+    def _order_on(self, partition: PartitionState, model: ModelState, order_ns: int) -> int:
+        """The order on a partition of a new batch of that order, as the policy of its model has it."""
+        level = self._level(model)
+        if not model.by_deadline:
+            # First come, first served: what waits for the model goes first, whatever its deadline is.
+            order_ns = max([order_ns, *(each.order_ns for each in _up_to_level(partition, model, level))])
+        if level:
+            # Less urgent levels of its queue wait for it, whatever their deadlines are.
+            order_ns = min([order_ns, *(each.order_ns - 1 for each in _behind_level(partition, model, level))])
+        return order_ns
+
+    def _order_ns(self, stage: StageState) -> int:
+        """The order of a new batch: by the deadline of its stage, or right behind the batches that it waits for.
+
+        Where all rows go on, the stages of a batch run one after the other, so that batches stay together.
+        """
+        places = [place for source in stage.waits_for if (place := self.places[source]) is not None]
+        if places and not self._is_escalated(stage):
+            return max(batch.order_ns for batch, _ in places) + 1
+        return self.event.deadline_ns - stage.remaining_path_ns
+
+    def _is_escalated(self, stage: StageState) -> bool:
+        """True if only some of the rows of the stages before go on to a stage."""
+        reach = self._pipeline.reach
+        return any(reach[source] > reach[stage.index] for source in stage.waits_for)
+
+    def _level(self, model: ModelState) -> int:
+        return model.config.policy.level_of(self.event.priority)
+
+
+def queue_key(event: RequestArrived, stage: StageState, model: ModelState) -> QueueKey:
+    """The queue of a stage; one of its own if the batch key is not known yet."""
+    if not stage.is_keyed:
+        return (model.config.key, "")
+    if stage.config.source_keyed:
+        return (model.config.key, f"#{event.request}")
+    return (model.config.key, request_batch_key(event, stage.config))
+
+
+def _behind_earlier(partition: PartitionState, key: QueueKey, order_ns: int, deadline_ns: int) -> tuple[int, bool]:
+    """The order of a new batch behind those of its queue with an earlier head, and whether others are behind it."""
+    has_later = False
+    for batch in partition.planned:
+        if batch.queue_key == key and batch.order_ns > order_ns:
+            if batch.from_ns <= deadline_ns:
+                order_ns = batch.order_ns
+            else:
+                has_later = True
+    return order_ns, has_later
+
+
+def _up_to_level(partition: PartitionState, model: ModelState, level: int) -> list[PlannedBatch]:
+    return [batch for batch in partition.planned if batch.model is model and batch.level <= level]
+
+
+def _behind_level(partition: PartitionState, model: ModelState, level: int) -> list[PlannedBatch]:
+    return [batch for batch in partition.planned if batch.model is model and batch.level > level]

@@ -1,0 +1,289 @@
+"""Fair shares: how much of the time of partitions each pipeline, and each of its clients, may count on.
+
+Shares are max-min fair by weight over what is asked for (Bertsekas and Gallager, Data Networks, section 6.5): who asks
+for less than its share gets that, and the others divide what is left. Who asks for more sees partitions that are as
+slow as its share makes them, so that the time between its places is left to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from sluice.batcher.interface.events import RequestArrived
+from sluice.batcher.places.planned_batches import length_ns
+from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, Request
+from sluice.models.units import NS_PER_MS, NS_PER_S
+
+RENEW_NS = 10 * NS_PER_MS
+"""Shares are computed again after this time, when a request arrives."""
+PIPELINES_A_RENEWAL = 50
+"""With requests for more pipelines than this, shares are renewed less often in proportion."""
+FORGET_NS = NS_PER_S
+"""Who had no request for this long asks for nothing."""
+MOST_LEFT = 0.5
+"""The most of the time to its deadline that a pipeline leaves to others, in parts of what is not its share."""
+FILLED = 0.9
+"""The part of its share that a pipeline may fill with places, so that shares bind before the partitions are full."""
+HEADROOM = 1.3
+"""Pipelines that ask for less than their share are left this many times what they ask for."""
+TOLERANCE = 1.1
+"""A pipeline asks for more than its share if it asks for more than this many times its share: rates are estimates."""
+SMOOTHED_NS = 250 * NS_PER_MS
+"""The rates of rows are smoothed over this time."""
+BUSY = 0.7
+"""A group is busy if more than this part of its time is asked for."""
+SILENT = 8
+"""The rate of rows falls once none has come for this many times as long as usual."""
+CLIENTS = 1024
+"""The most clients of a pipeline that are distinguished; all others count as one."""
+OTHERS = ""
+"""The client of requests that name none, and of those that are too many."""
+CLIENT_WEIGHT = 0.05
+"""Weight of one request in the smoothed time between two rows of a client."""
+
+_T = TypeVar("_T", bound=Hashable)
+
+
+class _GroupShares(NamedTuple):
+    """The parts of a group's time by pipeline: `part` includes what nobody asks for, `bound` has who asks for more.
+
+    `asked` is what all ask for together, in full batches; `modest_ns` is the time that a batch of each of the others
+    takes of one partition.
+    """
+
+    part: dict[PipelineState, float]
+    bound: dict[PipelineState, float]
+    asked: float
+    modest_ns: int
+
+
+class FairShares:
+    """The shares of all pipelines in the groups that they use; they are due to be renewed at `renew_ns`.
+
+    `bound` are the pipelines that ask for more than their share of some group.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[PipelineState, float] = {}  # rows per ns
+        self._groups: dict[PartitionGroup, _GroupShares] = {}
+        self.bound: dict[PipelineState, None] = {}
+        self.renew_ns = 0
+        self._renewed_ns = 0
+
+    def add(self, pipeline: PipelineState) -> None:
+        """Count a pipeline that has had no requests for `FORGET_NS` or more."""
+        self._rates[pipeline] = 0.0
+
+    def part(self, group: PartitionGroup, pipelines: Sequence[PipelineState]) -> float:
+        """The share of some pipelines together, with their part of what nobody asks for."""
+        shares = self._shares(group)
+        return sum([shares.part.get(pipeline, 1.0) for pipeline in pipelines])
+
+    def contended(self, group: PartitionGroup) -> bool:
+        """True if several pipelines have had requests lately."""
+        shares = self._groups.get(group)
+        return shares is not None and len(shares.part) > 1
+
+    def start_ns(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> int:
+        """When a request may start, if its pipeline or its client asks for more than its share; else now.
+
+        Who does not share its batches may always have a full one planned.
+        """
+        if now_ns >= self.renew_ns:
+            self._renew_all(now_ns)
+        if not (event.client or pipeline.clients or pipeline in self.bound):
+            return now_ns
+        start_ns = now_ns
+        client = self._client(event, pipeline, now_ns) if event.client or pipeline.clients else None
+        for group in dict.fromkeys(group for model in pipeline.expected_runs for group in model.groups):
+            shares = self._shares(group)
+            row_ns = cost_ns(pipeline, group) / len(group.partitions)
+            begin_ns = min(partition.start_ns(now_ns) for partition in group.partitions.values())
+            own = _own_rows(pipeline, group)
+            part = shares.bound.get(pipeline)
+            if part is not None:
+                ahead = pipeline.planned_rows + event.rows
+                if ahead > own:
+                    start_ns = max(start_ns, begin_ns + int(ahead * row_ns / (FILLED * part)))
+            if client and row_ns:
+                whole = shares.part.get(pipeline, 1.0)
+                demands = {
+                    each: row_ns / present_gap_ns(each.row_gap_ns, each.last_row_ns, now_ns)
+                    for each in pipeline.clients.values()
+                    if each.row_gap_ns and now_ns - each.last_row_ns < FORGET_NS
+                }
+                parts, spare = fair_shares(demands, dict.fromkeys(demands, 1.0), whole)
+                if not spare and len(parts) > 1 and demands.get(client, 0.0) > parts.get(client, whole):
+                    start_ns = max(
+                        start_ns, begin_ns + int((client.planned_rows + event.rows) * row_ns / parts[client])
+                    )
+        return start_ns
+
+    def is_busy(self, group: PartitionGroup) -> bool:
+        """True if little of the time of a group is not asked for."""
+        shares = self._groups.get(group)
+        return shares is not None and shares.asked > BUSY
+
+    def is_entitled(self, pipeline: PipelineState, group: PartitionGroup | None) -> bool:
+        """True if a pipeline asks for less than its share of a group, while others ask for more than theirs."""
+        shares = None if group is None else self._groups.get(group)
+        return shares is not None and bool(shares.bound) and pipeline not in shares.bound
+
+    def left_ns(self, event: RequestArrived, pipeline: PipelineState, group: PartitionGroup | None, now_ns: int) -> int:
+        """The time before its deadline that a pipeline which asks for more than its share leaves to the others.
+
+        Without it, a partition is full up to the deadlines of all who come next.
+        """
+        if pipeline not in self.bound or group is None or (part := self._shares(group).bound.get(pipeline)) is None:
+            return 0
+        return int(min(self._shares(group).modest_ns, MOST_LEFT * (1 - part) * (event.deadline_ns - now_ns)))
+
+    def forget(self, pipeline: PipelineState) -> None:
+        """Forget a pipeline that is gone."""
+        self.bound.pop(pipeline, None)
+        self._rates.pop(pipeline, None)
+        for shares in self._groups.values():
+            shares.part.pop(pipeline, None)
+            shares.bound.pop(pipeline, None)
+
+    def planned(self, request: Request, rows: int) -> None:
+        """Record that rows of a client's request have places, or (`rows` is negative) that they have none any more."""
+        clients = request.pipeline.clients
+        client = clients.get(request.arrival.client) or clients[OTHERS]
+        client.planned_rows = max(client.planned_rows + rows, 0)
+
+    def _client(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> ClientState:
+        """Record rows that a client asks for."""
+        clients = pipeline.clients
+        if not clients:
+            clients[OTHERS] = ClientState()
+        client = clients.get(event.client)
+        if client is None:
+            if len(clients) >= CLIENTS:
+                for name in [
+                    each
+                    for each, known in clients.items()
+                    if each and not known.planned_rows and now_ns - known.last_row_ns > FORGET_NS
+                ]:
+                    del clients[name]
+            client = clients[OTHERS]
+            if len(clients) < CLIENTS:
+                client = clients[event.client] = ClientState()
+        latest_ns = (now_ns - client.last_row_ns) / event.rows
+        if client.row_gap_ns:
+            client.row_gap_ns += CLIENT_WEIGHT * (latest_ns - client.row_gap_ns)
+        elif client.last_row_ns:
+            client.row_gap_ns = latest_ns
+        client.last_row_ns = now_ns
+        return client
+
+    def _shares(self, group: PartitionGroup) -> _GroupShares:
+        shares = self._groups.get(group)
+        if shares is None:
+            shares = self._groups[group] = _GroupShares({}, {}, 0.0, 0)
+        return shares
+
+    def _renew_all(self, now_ns: int) -> None:
+        """Compute all shares again; the more pipelines there are, the less often."""
+        weight = min((now_ns - self._renewed_ns) / SMOOTHED_NS, 1.0)
+        self._renewed_ns = now_ns
+        rates: dict[PipelineState, float] = {}
+        users: dict[PartitionGroup, dict[PipelineState, float]] = {}
+        for pipeline, before in self._rates.items():
+            if now_ns - pipeline.last_row_ns >= FORGET_NS:
+                continue
+            rate = before
+            if pipeline.row_gap_ns:
+                present = 1 / present_gap_ns(pipeline.row_gap_ns, pipeline.last_row_ns, now_ns)
+                rate = before + weight * (present - before) if before else present
+                for model in pipeline.expected_runs:
+                    for group in model.groups:
+                        users.setdefault(group, {})[pipeline] = rate
+            rates[pipeline] = rate
+        self._rates = rates
+        self._groups = {group: _group_shares(group, of_group) for group, of_group in users.items()}
+        self.bound = {pipeline: None for shares in self._groups.values() for pipeline in shares.bound}
+        self.renew_ns = now_ns + RENEW_NS * (1 + len(rates) // PIPELINES_A_RENEWAL)
+
+
+def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float]) -> _GroupShares:
+    """The parts of a group's time, by the rows that come for each pipeline in a ns."""
+    number = len(group.partitions)
+    demands = {pipeline: cost_ns(pipeline, group, usual=True) * rate / number for pipeline, rate in rates.items()}
+    weights = {pipeline: pipeline.config.weight for pipeline in demands}
+    # Requests do not come evenly, so who asks for less than its share is left more than it asks for.
+    parts, spare = fair_shares({pipeline: HEADROOM * demand for pipeline, demand in demands.items()}, weights)
+    whole = sum(weights.values())
+    bound = {pipeline: part for pipeline, part in parts.items() if TOLERANCE * part < demands[pipeline]}
+    return _GroupShares(
+        {pipeline: part + spare * weights[pipeline] / whole for pipeline, part in parts.items()},
+        bound if len(parts) > 1 else {},
+        sum([cost_ns(pipeline, group) * rate for pipeline, rate in rates.items()]) / number,
+        sum([_batch_ns(pipeline, group) for pipeline in demands if pipeline not in bound]) // len(group.partitions),
+    )
+
+
+def _batch_ns(pipeline: PipelineState, group: PartitionGroup) -> int:
+    """The time that the usual batches of a pipeline's models take of a group's partitions."""
+    total = 0
+    for model in pipeline.expected_runs:
+        if group in model.groups:
+            estimate = model.estimates[group.kind]
+            total += length_ns(estimate, min(model.full_rows(estimate), model.usual_rows))
+    return total
+
+
+def present_gap_ns(row_gap_ns: float, last_row_ns: int, now_ns: int) -> float:
+    """The time between two rows: as before, or as long as none has come if that is much longer."""
+    silent_ns = now_ns - last_row_ns
+    return row_gap_ns if silent_ns < SILENT * row_gap_ns else silent_ns
+
+
+def fair_shares(
+    demands: Mapping[_T, float], weights: Mapping[_T, float], whole: float = 1.0
+) -> tuple[dict[_T, float], float]:
+    """The max-min fair share of each demand for a whole, and what is left of it. O(demands^2) at worst."""
+    left, waiting = whole, dict(demands)
+    shares: dict[_T, float] = {}
+    while waiting:
+        unit = left / sum([weights[each] for each in waiting])
+        modest = [each for each, demand in waiting.items() if demand <= unit * weights[each]]
+        if not modest:
+            shares.update((each, unit * weights[each]) for each in waiting)
+            return shares, 0.0
+        for each in modest:
+            shares[each] = waiting.pop(each)
+            left -= shares[each]
+    return shares, max(left, 0.0)
+
+
+def cost_ns(pipeline: PipelineState, group: PartitionGroup, *, usual: bool = False) -> float:
+    """The time that a row of a pipeline takes of a group's partitions, in full batches or in `usual` ones."""
+    total = 0.0
+    for stage in pipeline.stages:
+        model = stage.model
+        if model is not None and group in model.groups and pipeline.reach:
+            estimate = model.estimates[group.kind]
+            rows = model.full_rows(estimate)
+            if usual:
+                rows = min(rows, model.usual_rows)
+            total += pipeline.reach[stage.index] * length_ns(estimate, rows) / rows * part_of_rows(model, group)
+    return total
+
+
+def _own_rows(pipeline: PipelineState, group: PartitionGroup) -> int:
+    """Rows that a pipeline may always have planned: a full batch, where its batches are not shared with others."""
+    models = [model for model in pipeline.expected_runs if group in model.groups]
+    if any(len(model.pipelines) > 1 for model in models):
+        return 0
+    full = max(model.full_rows(model.estimates[group.kind]) for model in models)
+    return full if full > 1 else 0
+
+
+def part_of_rows(model: ModelState, group: PartitionGroup) -> float:
+    """The part of a model's rows that a group runs, if all partitions are equally busy."""
+    if len(model.groups) == 1:
+        return 1.0
+    rates = [len(each.partitions) / max(model.row_ns(each.kind), 1) for each in model.groups]
+    return rates[model.groups.index(group)] / sum(rates)
