@@ -31,8 +31,8 @@ TOLERANCE = 1.1
 """A pipeline asks for more than its share if it asks for more than this many times its share: rates are estimates."""
 SMOOTHED_NS = 250 * NS_PER_MS
 """The rates of rows are smoothed over this time."""
-BUSY = 0.7
-"""A group is busy if more than this part of its time is asked for."""
+BUSY = 1.3
+"""A group is busy if this many times its time is asked for: what a small batch takes is then missing to others."""
 SILENT = 8
 """The rate of rows falls once none has come for this many times as long as usual."""
 CLIENTS = 1024
@@ -121,7 +121,7 @@ class FairShares:
         return start_ns
 
     def is_busy(self, group: PartitionGroup) -> bool:
-        """True if little of the time of a group is not asked for."""
+        """True if clearly more than the time of a group is asked for."""
         shares = self._groups.get(group)
         return shares is not None and shares.asked > BUSY
 
