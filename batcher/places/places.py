@@ -71,8 +71,7 @@ class Refusal(NamedTuple):
     """Why a request has no place.
 
     It would be done at `done_ns` at the soonest; or (`wait_ns`) a batch is worth opening only after that time; or
-    (`is_beyond_share`) its pipeline or client would have more than its share; or it costs `cost` at least, which is
-    `hopeless` on an idle machine as well.
+    (`is_beyond_share`) its pipeline or client would have more than its share; or it costs `cost` at least.
     """
 
     done_ns: int
@@ -419,6 +418,7 @@ class Places:
 
     def sync(self, now_ns: int) -> None:
         """Move the batches of partitions that were lost, or no longer hold a model, to others that hold it."""
+        self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
         for partition in self._fleet.partitions.values():
             for batch in [each for each in partition.planned if not _can_run(partition, each)]:
                 hosts = [
@@ -475,7 +475,9 @@ def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[E
         place = place_of(entry)
         if place is not None and place[0] in batches:
             left -= 1
-            other = others.pop()
+            other = next((each for each in reversed(others) if each.rows == entry.rows), None)
+            if other is None:
+                continue
+            others.remove(other)
             mine, its = entry.request.places, other.request.places
-            if entry.rows == other.rows:
-                mine[entry.stage], its[other.stage] = its[other.stage], mine[entry.stage]
+            mine[entry.stage], its[other.stage] = its[other.stage], mine[entry.stage]

@@ -6,6 +6,7 @@ is kept for batches that take longer is in `latest_ns`, the latest expected end 
 
 from collections.abc import Sequence
 from math import ceil, hypot, sqrt
+from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet.partition_group import planned_until_ns
@@ -16,6 +17,18 @@ DEVIATIONS = 2.33
 """Standard deviations that 99 of 100 normal variables do not exceed."""
 SPREAD = 1.2
 """Standard deviations of a batch's rows for which time is kept: what comes beyond can wait for another batch."""
+
+
+class Before(NamedTuple):
+    """What a member changes of a batch that it joins, as it was before."""
+
+    room: float
+    variance: float
+    most: float
+    from_ns: int
+    limit_ns: int
+    ready_ns: int
+    latest_ns: int
 
 
 def length_ns(estimate: LatencyEstimate, rows: float) -> int:
@@ -77,14 +90,21 @@ def end_of_new_ns(
 
     Batches of the model `overtaken` may become late, since its policy lets the new one go first.
     """
-    end_ns = planned_until_ns(partition, now_ns) + added_ns
+    end_ns = planned_until_ns(partition, now_ns) + _passed_ns(partition, added_ns)
     for behind in reversed(partition.planned):
         if behind.order_ns <= order_ns:
             break
         if end_ns > behind.latest_ns > now_ns and behind.model is not overtaken:
             return None
-        end_ns -= behind.length_ns
+        end_ns -= _passed_ns(partition, behind.length_ns)
     return end_ns
+
+
+def _passed_ns(partition: PartitionState, ns: int) -> int:
+    """The part of `planned_until_ns` that one batch of a length has."""
+    if partition.slowdown == 1.0 and not partition.between_ns:
+        return ns
+    return int((ns + partition.between_ns) * partition.slowdown)
 
 
 def end_of_grown_ns(batch: PlannedBatch, added_ns: int, now_ns: int) -> int | None:
@@ -95,7 +115,7 @@ def end_of_grown_ns(batch: PlannedBatch, added_ns: int, now_ns: int) -> int | No
             break
         if end_ns > behind.latest_ns > now_ns:
             return None
-        end_ns -= behind.length_ns
+        end_ns -= _passed_ns(batch.partition, behind.length_ns)
     return end_ns
 
 
@@ -127,7 +147,7 @@ def slack_ns(
             least_ns = min(least_ns, left_ns)
             if behind.queue_key != queue_key:
                 least_of_others_ns = min(least_of_others_ns, left_ns)
-        end_ns -= behind.length_ns
+        end_ns -= _passed_ns(partition, behind.length_ns)
     return least_ns, least_of_others_ns
 
 
@@ -188,9 +208,7 @@ def keep_room(batch: PlannedBatch, rows: float, left_ns: int, now_ns: int) -> No
     while rows > batch.room:
         took_ns = batch_ns(batch, rows) + batch.gap_ns
         end_ns = end_of_grown_ns(batch, took_ns - batch.length_ns, now_ns)
-        latest_ns = batch.limit_ns - tail_ns(
-            estimate, rows, batch.variance, max(batch.most, rows), batch.caution, batch.depth
-        )
+        latest_ns = batch.limit_ns - _tail_of(batch, estimate, rows)
         if end_ns is not None and max(end_ns, batch.ready_ns + took_ns) <= latest_ns - left_ns:
             batch.room, batch.latest_ns = rows, latest_ns
             _take(batch, took_ns)
@@ -219,8 +237,7 @@ def leave(batch: PlannedBatch, rows: float, members: int = 1) -> None:
     batch.members -= members
     if not batch.members:
         batch.rows = 0
-        _take(batch, 0)
-        batch.partition.planned.remove(batch)
+        _remove(batch)
         return
     batch.variance *= max(1 - rows / batch.rows, 0.0)
     batch.most *= 1 - rows / batch.rows
@@ -237,17 +254,25 @@ def change_rows(batch: PlannedBatch, added: float) -> None:
     measure(batch)
 
 
-def restore(batch: PlannedBatch, from_ns: int, limit_ns: int, ready_ns: int, latest_ns: int) -> None:
-    """Give a batch the times back that it had before its last member joined."""
-    batch.from_ns = from_ns
-    batch.limit_ns, batch.ready_ns, batch.latest_ns = limit_ns, ready_ns, latest_ns
+def undo(batch: PlannedBatch, rows: float, before: Before) -> None:
+    """Remove the last member of a batch, which is as it was before that joined."""
+    leave(batch, rows)
+    batch.room, batch.variance, batch.most = before.room, before.variance, before.most
+    batch.from_ns, batch.ready_ns = before.from_ns, before.ready_ns
+    batch.limit_ns, batch.latest_ns = before.limit_ns, before.latest_ns
+    if batch.members:
+        measure(batch)
+
+
+def forget_limit(batch: PlannedBatch) -> None:
+    """Let those that join a batch set its limit: it is late in any case."""
+    batch.limit_ns = batch.latest_ns = INFINITE_NS
 
 
 def move(batch: PlannedBatch, partition: PartitionState) -> None:
     """Plan a batch for another partition."""
     length = batch.length_ns
-    _take(batch, 0)
-    batch.partition.planned.remove(batch)
+    _remove(batch)
     batch.partition = partition
     insert(batch)
     estimate = batch.model.estimates.get(partition.kind)
@@ -256,6 +281,22 @@ def move(batch: PlannedBatch, partition: PartitionState) -> None:
     else:
         batch.latest_ns = batch.limit_ns - _tail_of(batch, estimate, batch.room)
         _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
+
+
+def _remove(batch: PlannedBatch) -> None:
+    """Remove a batch from its partition; one of its queue that was to run with it runs alone if none is left behind."""
+    planned = batch.partition.planned
+    _take(batch, 0)
+    index = planned.index(batch)
+    del planned[index]
+    if any(each.queue_key == batch.queue_key for each in planned[index:]):
+        return
+    for before in reversed(planned[:index]):
+        if before.queue_key == batch.queue_key:
+            if before.merges:
+                before.merges = False
+                measure(before)
+            return
 
 
 def _tail_of(batch: PlannedBatch, estimate: LatencyEstimate, rows: float) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import sqrt
+from operator import attrgetter
 from typing import NamedTuple
 
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
-from sluice.batcher.places.planned_batches import batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
+from sluice.batcher.places.planned_batches import Before, batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
 from sluice.batcher.places.shares import FairShares
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
@@ -23,7 +26,6 @@ from sluice.batcher.state import (
     QueueKey,
     StageState,
 )
-from sluice.models.units import INFINITE_NS
 
 GATHERED = 3
 """Where only some rows go on to a stage, its batch gathers those of several batches before it.
@@ -54,14 +56,11 @@ class Opened(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A place that was just taken, and the times of its batch before."""
+    """A place that was just taken, and its batch before."""
 
     batch: PlannedBatch
     rows: float
-    from_ns: int
-    limit_ns: int
-    ready_ns: int
-    latest_ns: int
+    before: Before
 
 
 class _Opening(NamedTuple):
@@ -178,8 +177,7 @@ class Search:
     def undo(self) -> None:
         """Give all places back."""
         for step in reversed(self._steps):
-            planned_batches.leave(step.batch, step.rows)
-            planned_batches.restore(step.batch, step.from_ns, step.limit_ns, step.ready_ns, step.latest_ns)
+            planned_batches.undo(step.batch, step.rows, step.before)
 
     def _join_open(
         self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
@@ -195,6 +193,8 @@ class Search:
             batch = next((each for each in bound if each is not None), None)
         if batch is None or batch.partition.group not in groups or batch.level != self._level(model):
             return 0
+        if any(place is not None and place[0] is batch for place in map(self.places.__getitem__, stage.waits_for)):
+            return 0  # it cannot run with the stage that it waits for
         estimate = model.estimates[batch.partition.kind]
         grown = batch.rows + rows
         if grown > model.full_rows(estimate):
@@ -269,9 +269,9 @@ class Search:
 
     def _take(self, batch: PlannedBatch, stage: StageState, rows: float, limit_ns: int, ready_ns: int) -> None:
         times = (batch.from_ns, batch.limit_ns, batch.ready_ns, batch.latest_ns)
-        self._steps.append(_Step(batch, rows, *times))
+        self._steps.append(_Step(batch, rows, Before(batch.room, batch.variance, batch.most, *times)))
         if self._is_late(batch):
-            planned_batches.restore(batch, batch.from_ns, INFINITE_NS, batch.ready_ns, INFINITE_NS)
+            planned_batches.forget_limit(batch)
         share = self._pipeline.reach[stage.index]
         from_ns = self.event.deadline_ns - stage.remaining_path_ns
         planned_batches.join(batch, rows, share, from_ns, limit_ns, ready_ns)
@@ -361,10 +361,14 @@ def queue_key(event: RequestArrived, stage: StageState, model: ModelState) -> Qu
     return (model.config.key, request_batch_key(event, stage.config))
 
 
+_order_of = attrgetter("order_ns")
+
+
 def _behind_earlier(partition: PartitionState, key: QueueKey, order_ns: int, deadline_ns: int) -> tuple[int, bool]:
     """The order of a new batch behind those of its queue with an earlier head, and whether others are behind it."""
     has_later = False
-    for batch in partition.planned:
+    begin = bisect_right(partition.planned, order_ns, key=_order_of)
+    for batch in islice(partition.planned, begin, None):
         if batch.queue_key == key and batch.order_ns > order_ns:
             if batch.from_ns <= deadline_ns:
                 order_ns = batch.order_ns

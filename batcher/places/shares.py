@@ -32,7 +32,7 @@ TOLERANCE = 1.1
 SMOOTHED_NS = 250 * NS_PER_MS
 """The rates of rows are smoothed over this time."""
 BUSY = 1.3
-"""A group is busy if this many times its time is asked for: what a small batch takes is then missing to others."""
+"""A group is busy if this many times its time is asked for. Small batches then take time that others need."""
 SILENT = 8
 """The rate of rows falls once none has come for this many times as long as usual."""
 CLIENTS = 1024

@@ -5,6 +5,7 @@ import pytest
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.places.planned_batches import (
+    Before,
     change_rows,
     end_of_grown_ns,
     end_of_new_ns,
@@ -16,10 +17,10 @@ from sluice.batcher.places.planned_batches import (
     measure,
     merge,
     move,
-    restore,
     run_together,
     slack_ns,
     tail_ns,
+    undo,
 )
 from sluice.batcher.state import ModelState, PartitionState, PlannedBatch
 from sluice.models.profiles.latency_table import LatencyTable
@@ -231,7 +232,7 @@ def test_what_is_planned_takes_longer_on_a_partition_that_is_throttled_now_and_t
     partition = partition_of()
     planned(partition, 40 * MS)
     partition.slowdown = 3.0
-    assert end_of_new_ns(partition, 50 * MS, MS, 0) == FREE_NS + 3 * MS + MS
+    assert end_of_new_ns(partition, 50 * MS, MS, 0) == FREE_NS + 6 * MS
 
 
 # -- slack
@@ -256,6 +257,17 @@ def test_the_slack_is_that_of_the_tightest_other_batch_and_of_the_tightest_of_an
 # -- members
 
 
+def test_a_batch_that_was_to_run_with_the_next_runs_alone_without_it() -> None:
+    partition = partition_of()
+    state = model_of()
+    small = planned(partition, 10 * MS, 1, of=state)
+    behind = planned(partition, 30 * MS, 4, of=state)
+    merge(small)
+    assert small.length_ns == 175 * US, "an eighth of a full batch"
+    leave(behind, 4)
+    assert (small.merges, small.length_ns) == (False, MS)
+
+
 def test_a_batch_knows_the_tightest_times_of_its_members() -> None:
     batch = planned(partition_of(), 30 * MS, limit_ns=29 * MS)
     join(batch, 3, 1.0, 20 * MS, 19 * MS, 5 * MS)
@@ -274,15 +286,16 @@ def test_a_place_that_may_not_run_counts_as_its_share_and_keeps_time_for_all_of_
     assert batch.latest_ns == 30 * MS - (1_200 * US - 1_100 * US)
 
 
+@pytest.mark.parametrize("room", [2, 7])
 @pytest.mark.parametrize("deadline_ns", [20 * MS, 40 * MS])
-def test_what_joins_and_leaves_again_leaves_no_trace(deadline_ns: int) -> None:
+def test_what_joins_and_leaves_again_leaves_no_trace(deadline_ns: int, room: int) -> None:
     partition = partition_of()
     batch = planned(partition, 30 * MS, 2, share=0.5)
+    keep_room(batch, room, 0, 0)
     before = (batch.rows, batch.room, batch.variance, batch.most, batch.members, batch.length_ns, partition.planned_ns)
     times = (batch.from_ns, batch.limit_ns, batch.ready_ns, batch.latest_ns)
     join(batch, 3, 0.5, deadline_ns, 19 * MS, 5 * MS)
-    leave(batch, 3)
-    restore(batch, *times)
+    undo(batch, 3, Before(*before[1:4], *times))
     after = (batch.rows, batch.room, batch.variance, batch.most, batch.members, batch.length_ns, partition.planned_ns)
     assert after == pytest.approx(before)
     assert (batch.from_ns, batch.limit_ns, batch.ready_ns, batch.latest_ns) == times
@@ -363,3 +376,15 @@ def test_a_batch_is_measured_again_by_the_estimates_of_the_moment() -> None:
         estimate.observe(1, 4 * MS)
     measure(batch)
     assert batch.length_ns == partition.planned_ns == pytest.approx(4 * MS, abs=1)
+
+
+def test_what_is_ahead_is_reckoned_with_the_pauses_between_batches_and_with_the_slowness_of_a_partition() -> None:
+    partition = partition_of()
+    for order_ns in (40 * MS, 50 * MS):
+        planned(partition, order_ns)
+    assert end_of_new_ns(partition, 20 * MS, MS, 0) == FREE_NS + MS
+    partition.between_ns = 100.0 * US
+    assert end_of_new_ns(partition, 20 * MS, MS, 0) == FREE_NS + 1_100 * US
+    partition.slowdown = 2.0
+    assert end_of_new_ns(partition, 20 * MS, MS, 0) == FREE_NS + 2_200 * US
+    assert end_of_new_ns(partition, 60 * MS, MS, 0) == FREE_NS + 6_600 * US
