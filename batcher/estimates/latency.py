@@ -35,9 +35,8 @@ class LatencyEstimate:
     size a batch takes at the `QUANTILE`, is one for all sizes, since most sizes are seldom seen. Both are tracked as
     quantiles q by stochastic approximation: up by a gain times q when a batch took longer than estimated, down by the
     gain times (1 - q) when not. Medians move faster after several batches on the same side, and two in a row that are
-    far off set them at once. Both are kept within
-    bounds, and `decay` lets those fall back to the table that no batch confirms any more, so that a bad minute is
-    forgotten. `max_rows` is the largest batch that is to be made.
+    far off set them at once. Both are kept within bounds, and `decay` lets those fall back to the table that no batch
+    confirms any more, so that a bad minute is forgotten. `max_rows` is the largest batch that is to be made.
     """
 
     __slots__ = (

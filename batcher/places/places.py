@@ -40,7 +40,7 @@ from sluice.batcher.state import (
 LATE_STEP = 0.01
 """A request that is answered late raises the share of its time that places of its pipeline keep by this much."""
 LATE_SHARE = 0.5
-"""The share of requests that may be late, in parts of what the percentile of their pipeline allows: half is kept."""
+"""The feedback settles where this part of the late answers is used that the percentile of a pipeline allows."""
 MOST_KEPT = 0.5
 """The largest share of a request's time that is kept."""
 GAP_WEIGHT = 0.02
@@ -48,7 +48,7 @@ GAP_WEIGHT = 0.02
 KEY_WEIGHT = 0.1
 """The same for the requests of one batch key that open a batch."""
 ROUNDING = 1e-6
-"""The rows of a batch are a sum of shares of rows, so this is none."""
+"""Sums of expected rows that are smaller than this are rounding errors."""
 MOST_EXCHANGED = 256
 """The first entries of a queue among which those are found that wait for a batch."""
 DEMANDS = 1024
@@ -101,7 +101,7 @@ class Places:
     # -- requests
 
     def find(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Offer | Refusal:
-        """Places for all stages of a request, or the reason why there are none. O(stages * (partitions + planned))."""
+        """Places for all stages of a request, or the reason why there are none. O(stages * all that is planned)."""
         silent_ns = now_ns - pipeline.last_row_ns
         if silent_ns >= FORGET_NS or not pipeline.last_row_ns:
             self._shares.add(pipeline)

@@ -20,7 +20,7 @@ SPREAD = 1.2
 
 
 class Before(NamedTuple):
-    """What a member changes of a batch that it joins, as it was before."""
+    """A batch before a member joined it."""
 
     room: float
     variance: float

@@ -88,7 +88,7 @@ class FairShares:
     def start_ns(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> int:
         """When a request may start, if its pipeline or its client asks for more than its share; else now.
 
-        Who does not share its batches may always have a full one planned.
+        A pipeline that does not share its batches may always have a full one planned.
         """
         if now_ns >= self.renew_ns:
             self._renew_all(now_ns)
