@@ -1,12 +1,14 @@
 """The simulator: drives a scheduler in virtual time, with batches that take as long as a service model says."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import msgspec
 
+from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -31,6 +33,7 @@ from sluice.batcher.interface.events import (
     PartitionLost,
     PartitionResized,
     PlanBuilt,
+    RequestArrived,
 )
 from sluice.batcher.interface.planner_protocol import BuildPlans
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -43,10 +46,10 @@ class Host(msgspec.Struct, frozen=True):
     The gateway is one event loop. In each of its turns it reads what has come, `receive_ns` a request and `complete_ns`
     a batch that ended; it handles all that at one instant, which keeps it busy for `handle_ns` a request that came or
     has its outcome; it sends batches, `dispatch_ns` each and `dispatch_row_ns` a row; and it writes answers,
-    `answers_ns` where there are any and `answer_ns` each. Events that come meanwhile wait for the next turn. The
-    rest keeps no one busy: a request takes `send_ns` to come and its answer `deliver_ns` to be read, a batch begins
-    `hand_off_ns` after it was sent and its end is known `return_ns` later. A worker takes `between_ns` from one batch
-    to the next.
+    `answers_ns` where there are any and `answer_ns` each. Events that come meanwhile wait for the next turn, and so do
+    arrivals for which a turn has no time. The rest keeps no one busy: a request takes `send_ns` to come and its answer
+    `deliver_ns` to be read, a batch begins `hand_off_ns` after it was sent and its end is known `return_ns` later. A
+    worker takes `between_ns` from one batch to the next.
     """
 
     send_ns: int = 0
@@ -120,6 +123,8 @@ class Simulator:
         self._known_ns: dict[str, int] = {}
         self._started_ns: dict[int, tuple[str, int, int, int]] = {}
         self._answers: list[int] = []
+        self._arrived: deque[AnyEvent] = deque()
+        self._turns = LoopTurns()
         # The loop took what had come by `_turn_ns`, handles it at `now_ns` and is busy until `_idle_ns`.
         self._turn_ns = 0
         self._idle_ns = 0
@@ -146,27 +151,39 @@ class Simulator:
                 due_ns = self._planned[0][0]
             if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
                 due_ns = following[0] + send_ns
+            if self._arrived:
+                due_ns = self._idle_ns
             if due_ns is None or (following is None and due_ns > last_ns + drain_ns):
                 return
             turn_ns = self._turn_ns = max(due_ns, self._idle_ns)
-            arrived: list[AnyEvent] = []
+            read = 0
             while following is not None and following[0] + send_ns <= turn_ns:
-                last_ns = following[0]
-                arrived.append(following[1])
+                last_ns, event = following
+                if self._takes_time and isinstance(event, RequestArrived):
+                    event = msgspec.structs.replace(event, received_ns=turn_ns)
+                self._arrived.append(event)
+                read += 1
                 following = next(upcoming, None)
-            self._turn(arrived)
+            self._turn(read)
 
-    def _turn(self, arrived: list[AnyEvent]) -> None:
-        """One iteration of the loop: all that has come is handled at one instant, and what was decided is done."""
+    def _turn(self, read: int) -> None:
+        """One iteration of the loop: what has come is handled at one instant, and what was decided is done."""
         turn_ns = self._turn_ns
-        self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(len(arrived)) if self._takes_time else 0)
+        self.now_ns = self._idle_ns = turn_ns + (self._intake_ns(read) if self._takes_time else 0)
+        if (delay := self._turns.begin(turn_ns)) is not None:
+            self._handle(delay)
         while self._planned and self._planned[0][0] <= turn_ns:
             event = heappop(self._planned)[3]
             if not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
                 self._handle(event)
-        for event in arrived:
+        arrived = self._arrived
+        while arrived:
+            event = arrived.popleft()
+            is_last = isinstance(event, RequestArrived) and is_spent(event, self.now_ns, self._idle_ns)
             self._handle(event)
-        self._idle_ns += len(arrived) * self._host.handle_ns
+            self._idle_ns += self._host.handle_ns
+            if is_last:
+                break
         wake_ns = self._scheduler.next_wakeup_ns()
         if wake_ns is not None and wake_ns <= self.now_ns:
             decisions = self._scheduler.handle_wakeup(self.now_ns)
@@ -174,6 +191,7 @@ class Simulator:
             self._apply(decisions)
         if self._answers:
             self._answer()
+        self._turns.end(self._idle_ns, len(arrived))
 
     def _intake_ns(self, arrivals: int) -> int:
         """The time that the loop takes to read the events that have come."""

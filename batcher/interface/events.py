@@ -1,7 +1,7 @@
 """Events: facts, in the past tense, that the drivers report to the scheduler.
 
 Each decision that starts work is answered by exactly one event. Events that fall on one instant are handled in the
-order completions, cancellations, arrivals (`PRIORITY`), and the wake-up comes last.
+order completions, cancellations, arrivals (`PRIORITY`), and the wake-up comes last. `LoopDelayed` comes first.
 """
 
 import enum
@@ -41,7 +41,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     differ ("" when all are fixed). `memory_bytes` is the peak size of the tensors it will make. `max_cost` is the most
     that it may cost in all (None: whatever it takes). `priority` and `expires_ns` matter to models of the policy
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
-    `client` tells the clients of a pipeline apart ("" where nothing does).
+    `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
+    (0: at the time of the event): it has waited for the driver since then at least.
     """
 
     request: int
@@ -54,6 +55,17 @@ class RequestArrived(Event, frozen=True, gc=False):
     priority: int = 0
     expires_ns: int = 0
     client: str = ""
+    received_ns: int = 0
+
+
+class LoopDelayed(Event, frozen=True, gc=False):
+    """The driver's loop is behind: its last turn took `lag_ns` and left `waiting` arrivals, which are yet to come.
+
+    Reported at the begin of a turn after one that took long or left some, and once with zeros when that is over.
+    """
+
+    lag_ns: int
+    waiting: int
 
 
 class RequestCancelled(Event, frozen=True, gc=False):
@@ -212,6 +224,7 @@ class DrainStarted(Event, frozen=True):
 
 AnyEvent = (
     RequestArrived
+    | LoopDelayed
     | RequestCancelled
     | BatchCompleted
     | BatchFailed
@@ -232,6 +245,7 @@ AnyEvent = (
 )
 
 PRIORITY: dict[type[Event], int] = {
+    LoopDelayed: 0,
     PartitionReady: 0,
     PartitionLost: 0,
     PartitionResized: 0,

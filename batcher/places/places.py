@@ -100,25 +100,36 @@ class Places:
 
     # -- requests
 
-    def find(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Offer | Refusal:
-        """Places for all stages of a request, or the reason why there are none. O(stages * all that is planned)."""
-        silent_ns = now_ns - pipeline.last_row_ns
-        if silent_ns >= FORGET_NS or not pipeline.last_row_ns:
+    def count(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> None:
+        """Count a request as demand of its pipeline and client; once, whether it is admitted or not."""
+        last_ns = pipeline.last_row_ns
+        silent_ns = now_ns - last_ns
+        if silent_ns >= FORGET_NS or not last_ns:
             self._shares.add(pipeline)
         latest_ns = silent_ns / event.rows
         if gap_ns := pipeline.row_gap_ns:
             pipeline.row_gap_ns = gap_ns + GAP_WEIGHT * (latest_ns - gap_ns)
-        elif pipeline.last_row_ns:
+        elif last_ns:
             pipeline.row_gap_ns = latest_ns
         pipeline.last_row_ns = now_ns
+        if event.client or pipeline.clients:
+            self._shares.count(event, pipeline, now_ns)
+
+    def find(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | Refusal:
+        """Places for all stages of a request, or the reason why there are none. O(stages * all that is planned).
+
+        They are planned to end `kept_ns` sooner than its deadline demands.
+        """
         shares = self._shares
         share_ns = now_ns
-        if shares.bound or now_ns >= shares.renew_ns or event.client or pipeline.clients:
+        if shares.bound or now_ns >= shares.renew_ns or pipeline.clients:
             share_ns = shares.start_ns(event, pipeline, now_ns)
         if pipeline.single and share_ns == now_ns and event.max_cost is None:
-            joined = self._join_last(event, pipeline, now_ns)
+            joined = self._join_last(event, pipeline, now_ns, kept_ns)
             if joined is not None:
                 return joined
+        if kept_ns:
+            event = msgspec.structs.replace(event, deadline_ns=event.deadline_ns - kept_ns)
         if share_ns > now_ns:
             done_ns = share_ns + pipeline.critical_path_ns
             done_ns += int(pipeline.drift * (done_ns - now_ns))
@@ -137,7 +148,7 @@ class Places:
             offer = self._search(event, pipeline, cheapest, share_ns, now_ns)
         return offer
 
-    def _join_last(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> Offer | None:
+    def _join_last(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | None:
         """Join the open batch if it is the last of its partition, which is what most requests of one stage do; O(1)."""
         stage = pipeline.stages[0]
         model = stage.model
@@ -158,7 +169,7 @@ class Places:
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
         end_ns += int(partition.between_ns * len(planned))
         deadline_ns = event.deadline_ns
-        limit_ns = deadline_ns - partition.hand_off_ns
+        limit_ns = deadline_ns - partition.hand_off_ns - kept_ns
         if pipeline.drift:
             limit_ns -= int(pipeline.drift * (end_ns - now_ns))
         latest_ns = end_ns + tail_ns

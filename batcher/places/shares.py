@@ -92,10 +92,10 @@ class FairShares:
         """
         if now_ns >= self.renew_ns:
             self._renew_all(now_ns)
-        if not (event.client or pipeline.clients or pipeline in self.bound):
+        if not (pipeline.clients or pipeline in self.bound):
             return now_ns
         start_ns = now_ns
-        client = self._client(event, pipeline, now_ns) if event.client or pipeline.clients else None
+        client = _client(event, pipeline) if pipeline.clients else None
         for group in dict.fromkeys(group for model in pipeline.expected_runs for group in model.groups):
             shares = self._shares(group)
             row_ns = cost_ns(pipeline, group) / len(group.partitions)
@@ -149,12 +149,11 @@ class FairShares:
 
     def planned(self, request: Request, rows: int) -> None:
         """Record that rows of a client's request have places, or (`rows` is negative) that they have none any more."""
-        clients = request.pipeline.clients
-        client = clients.get(request.arrival.client) or clients[OTHERS]
+        client = _client(request.arrival, request.pipeline)
         client.planned_rows = max(client.planned_rows + rows, 0)
 
-    def _client(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> ClientState:
-        """Record rows that a client asks for."""
+    def count(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> None:
+        """Count a request as demand of its client; clients are distinguished from the first that is named."""
         clients = pipeline.clients
         if not clients:
             clients[OTHERS] = ClientState()
@@ -176,7 +175,6 @@ class FairShares:
         elif client.last_row_ns:
             client.row_gap_ns = latest_ns
         client.last_row_ns = now_ns
-        return client
 
     def _shares(self, group: PartitionGroup) -> _GroupShares:
         shares = self._groups.get(group)
@@ -232,6 +230,10 @@ def _batch_ns(pipeline: PipelineState, group: PartitionGroup) -> int:
             estimate = model.estimates[group.kind]
             total += length_ns(estimate, min(model.full_rows(estimate), model.usual_rows))
     return total
+
+
+def _client(event: RequestArrived, pipeline: PipelineState) -> ClientState:
+    return pipeline.clients.get(event.client) or pipeline.clients[OTHERS]
 
 
 def present_gap_ns(row_gap_ns: float, last_row_ns: int, now_ns: int) -> float:

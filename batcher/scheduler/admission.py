@@ -11,6 +11,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.places.places import NO_PLACES, Offer, Places, Refusal
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
+from sluice.batcher.scheduler.loop_delay import LoopDelay
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
 from sluice.models.units import NS_PER_S, ns_to_ms
@@ -18,6 +19,8 @@ from sluice.models.units import NS_PER_S, ns_to_ms
 
 class Admission:
     """Decides on arrivals by predicted completion, by memory and by the number of requests under way.
+
+    What has waited too long for the driver's loop is refused before (`LoopDelay`).
 
     A wrong estimate does not cause refusals for ever. Before a request is refused for its deadline, corrections of the
     latency tables that no batch confirmed decay, at most once per probe interval. An idle pipeline admits one request
@@ -42,6 +45,7 @@ class Admission:
         self._loader = loader
         self._counts_demand = loader.enabled
         self._memory = memory
+        self.loop_delay = LoopDelay(limits.queue_requests)
         self.draining = False
 
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | Offer:
@@ -50,6 +54,13 @@ class Admission:
             pipeline.demand.add(event.rows, now_ns)
         if self.draining:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
+        wait_ns = 0
+        if not self.loop_delay.is_over:
+            delay = self.loop_delay.judge(event, now_ns)
+            if isinstance(delay, RejectRequest):
+                self._places.count(event, pipeline, now_ns)
+                return delay
+            wait_ns = delay
         limits = self._limits
         if pipeline.outstanding >= limits.queue_requests:
             reason = f"{limits.queue_requests} requests of this pipeline are under way"
@@ -64,10 +75,11 @@ class Admission:
             if (missing := self._unavailable(pipeline, now_ns)) is not None:
                 reason = f"no partition holds model {missing}"
                 return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
-        places = self._places.find(event, pipeline, now_ns)
-        if not isinstance(places, Refusal):
+        self._places.count(event, pipeline, now_ns)
+        places = self._places.find(event, pipeline, now_ns, wait_ns)
+        if isinstance(places, Offer):
             return places
-        return self._judge_late(event, pipeline, now_ns, places)
+        return self._judge_late(event, pipeline, now_ns, places, wait_ns)
 
     def _judge_cold(
         self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int
@@ -109,7 +121,7 @@ class Admission:
         return True
 
     def _judge_late(
-        self, event: RequestArrived, pipeline: PipelineState, now_ns: int, refusal: Refusal
+        self, event: RequestArrived, pipeline: PipelineState, now_ns: int, refusal: Refusal, wait_ns: int
     ) -> RejectRequest | Offer:
         limits = self._limits
         if self._forgive(pipeline, now_ns):
@@ -118,12 +130,13 @@ class Admission:
             if may_probe and now_ns + hopeful_ns <= event.deadline_ns and self._has_idle(pipeline):
                 return NO_PLACES
             predict(pipeline, limits.hand_off_ns)
-            offer = self._places.find(event, pipeline, now_ns)
+            offer = self._places.find(event, pipeline, now_ns, wait_ns)
             if isinstance(offer, Offer):
                 return offer
             refusal = offer
+        done_ns = refusal.done_ns + wait_ns
         left_ns = max(event.deadline_ns - now_ns, 0)
-        left_ms, soonest_ms = ns_to_ms(left_ns), ns_to_ms(refusal.done_ns - now_ns)
+        left_ms, soonest_ms = ns_to_ms(left_ns), ns_to_ms(done_ns - now_ns)
         if refusal.cost is not None:
             reason = f"costs {refusal.cost:.4g} at least, max_cost is {event.max_cost:.4g}"
             return RejectRequest(event.request, Outcome.REJECTED_COST, reason, None)
@@ -135,7 +148,7 @@ class Admission:
             reason = f"could be complete in {soonest_ms:.1f} ms with its fair share, {left_ms:.1f} ms are left"
         else:
             reason = f"predicted to complete in {soonest_ms:.1f} ms, {left_ms:.1f} ms are left"
-        return self._reject(event, Outcome.REJECTED_DEADLINE, reason, refusal.done_ns - event.deadline_ns)
+        return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
 
     @staticmethod
     def _has_idle(pipeline: PipelineState) -> bool:

@@ -29,12 +29,14 @@ from sluice.batcher.interface.events import (
     CacheMiss,
     CombinationFailed,
     DrainStarted,
+    LoopDelayed,
     OutputsCombined,
     RequestArrived,
     RequestCancelled,
 )
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
+from sluice.batcher.places.places import Offer
 from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
@@ -79,6 +81,7 @@ class Scheduler:
         failures = Failures(self.dispatcher, self._fail, self._ended)
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
             RequestArrived: self._arrived,
+            LoopDelayed: self._loop_delayed,
             RequestCancelled: self._cancelled,
             BatchCompleted: self._completed,
             BatchFailed: failures.failed,
@@ -164,7 +167,7 @@ class Scheduler:
         if pipeline.changes != pipeline.predicted_changes:
             predict(pipeline, self._limits.hand_off_ns)
         places = self.admission.judge(event, pipeline, now_ns)
-        if isinstance(places, RejectRequest):
+        if not isinstance(places, Offer):
             decisions.append(places)
             if places.outcome is Outcome.REJECTED_UNAVAILABLE:
                 self._replanner.refused(event.pipeline)
@@ -187,6 +190,9 @@ class Scheduler:
             self._settle(request, decisions)
             backlog_ns = self.admission.backlog_ns(pipeline)
             decisions.append(RejectRequest(event.request, refused.outcome, str(refused), backlog_ns))
+
+    def _loop_delayed(self, event: LoopDelayed, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self.admission.loop_delay.delayed(event, now_ns)
 
     def _cancelled(self, event: RequestCancelled, now_ns: int, decisions: list[AnyDecision]) -> None:
         request = self.requests.get(event.request)

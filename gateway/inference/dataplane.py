@@ -135,10 +135,9 @@ class DataPlane:
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> Submission:
         """Submit a checked request of a client. Raises RejectedError when the runtime is closed."""
-        now_ns = self._clock()
         if self._cache is not None and signature.pipeline.response_cache and not self._registry.draining:
-            return self._cached(self._cache, signature, inputs, options, client, now_ns)
-        return self._runtime.submit(signature.key, inputs, options, now_ns, client)
+            return self._cached(self._cache, signature, inputs, options, client)
+        return self._runtime.submit(signature.key, inputs, options, client)
 
     def _cached(
         self,
@@ -147,14 +146,14 @@ class DataPlane:
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
         client: str,
-        now_ns: int,
     ) -> Submission:
+        now_ns = self._clock()
         key = request_key(signature.key, inputs)
         outputs = cache.look_up(key, now_ns)
         if outputs is not None:
             return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
         lookup_ns = self._clock() - now_ns
-        submission = self._runtime.submit(signature.key, inputs, options, now_ns, client)
+        submission = self._runtime.submit(signature.key, inputs, options, client)
         # The first callback of the future: it runs while the outputs are still valid.
         submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
         return submission

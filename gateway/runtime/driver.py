@@ -8,6 +8,7 @@ from concurrent.futures import Executor as PlanExecutor
 from contextlib import suppress
 from typing import Any, Protocol, cast, get_args
 
+from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
@@ -45,19 +46,19 @@ from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
-from sluice.gateway.runtime import turn_budget
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import PlanBuilding
 from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import PartitionError, RejectedError, RequestError
-from sluice.models.pipelines.pipeline import Late
 from sluice.models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
 
 MAX_ROUNDS = 1000
 """Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
+MOST_WAITING = 2
+"""Arrivals that may wait for their turn, in multiples of the requests that may be under way."""
 _FROM_CACHE = "it was answered from the cache"
 _PARTITION_EVENTS = frozenset(get_args(PartitionEvent))
 
@@ -86,8 +87,9 @@ class Runtime:
     """Drives a scheduler on the running asyncio loop.
 
     Events of one loop iteration are handled together at one instant, so requests that arrive together share a batch.
-    Requests of pipelines that evict are handled for as long as `turn_budget` allows. The rest follow after the other
-    callbacks of the loop. If some are left again, the ones that have waited too long are refused.
+    Arrivals are handled for as long as a turn may last. The rest follow after the other callbacks of the loop, and the
+    scheduler hears of the delay. An arrival is refused here only where MOST_WAITING times as many wait as may be under
+    way.
 
     Any error while a decision is carried out is reported to the scheduler as a failed batch or combination. When the
     scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe` raises
@@ -124,7 +126,6 @@ class Runtime:
         self._open: dict[int, Submission] = {}
         self._runs = BatchLog(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
-        self._evicting = {pipeline.name for pipeline in scheduler.spec.pipelines if pipeline.late is Late.EVICT}
         self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self._enqueue)
         self._memory = scheduler.memory
@@ -132,8 +133,12 @@ class Runtime:
         self._last_arrived = 0
         # One queue for each priority: within an instant, completions are handled first and arrivals last.
         self._queues: tuple[deque[AnyEvent], ...] = tuple(deque() for _ in range(max(PRIORITY.values()) + 1))
+        self._arrivals = self._queues[PRIORITY[RequestArrived]]
         self._flush_due = False
-        self._behind = False
+        self._most_waiting = MOST_WAITING * scheduler.spec.limits.queue_requests
+        self._turns = LoopTurns()
+        self._received_ns = 0  # the arrivals that are read in this turn had come by then; 0 before the first
+        self._draining = False
         self._armed_ns: int | None = None
         self._now_ns = 0
         self._closed = False
@@ -167,16 +172,22 @@ class Runtime:
         self._executor.start(self.report)
 
     def submit(
-        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int, client: str = ""
+        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> Submission:
-        """Start a checked request that arrived at `now_ns`; its tensors belong to the runtime until the future is done.
+        """Start a checked request; its tensors belong to the runtime until the future is done.
 
         `pipeline` is `name:version`, `client` as in `RequestArrived`. The size of the stages' outputs is added to
-        `options.memory_bytes`. Raises RejectedError once the runtime is closed, and RequestError when the tensors alone
-        exceed the memory that a pipeline may have.
+        `options.memory_bytes`. The request's time counts from the first `submit` since events were last handled: what
+        is read before they are handled again had come by then. Raises RejectedError once the runtime is closed, and
+        RequestError when the tensors alone exceed the memory that a pipeline may have.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
+        received_ns = self._received_ns or self._clock()
+        if len(self._arrivals) >= self._most_waiting:
+            reason = f"the server is overloaded: {self._most_waiting} requests wait for their turn"
+            full = Answer(Outcome.REJECTED_QUEUE_FULL, reason, retry_after_s=1)
+            return self._answer_at_once(pipeline, options, full, received_ns)
         request = self._next_request = self._next_request + 1
         input_bytes = options.memory_bytes
         memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes)
@@ -190,15 +201,17 @@ class Runtime:
             request,
             pipeline,
             options.rows,
-            now_ns + options.budget_ns,
+            received_ns + options.budget_ns,
             options.batch_key,
             memory_bytes,
             options.max_cost,
             options.priority,
-            now_ns + options.timeout_ns if options.timeout_ns else 0,
+            received_ns + options.timeout_ns if options.timeout_ns else 0,
             client,
+            received_ns,
         )
-        submission = self._opened(arrival, options.id, self._clock())
+        submission = self._opened(arrival, options.id, received_ns)
+        self._received_ns = received_ns
         self._enqueue(arrival)
         return submission
 
@@ -206,12 +219,18 @@ class Runtime:
         self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
     ) -> Submission:
         """Answer a request that arrived at `now_ns` with cached outputs; the scheduler does not see it."""
-        request = self._next_request = self._next_request + 1
-        arrival = RequestArrived(request, pipeline, options.rows, now_ns + options.budget_ns)
-        submission = self._opened(arrival, options.id, now_ns)
-        self._now_ns = self._clock()
         cached = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
-        self._settle(request, cached, counted=True)
+        return self._answer_at_once(pipeline, options, cached, now_ns, counted=True)
+
+    def _answer_at_once(
+        self, pipeline: str, options: RequestOptions, answer: Answer, arrived_ns: int, *, counted: bool = False
+    ) -> Submission:
+        """Answer a request that the scheduler does not see."""
+        request = self._next_request = self._next_request + 1
+        arrival = RequestArrived(request, pipeline, options.rows, arrived_ns + options.budget_ns)
+        submission = self._opened(arrival, options.id, arrived_ns)
+        self._now_ns = self._clock()
+        self._settle(request, answer, counted=counted)
         return submission
 
     def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
@@ -226,12 +245,9 @@ class Runtime:
         """Change what is served, with models that the executor knows; nothing is submitted to retired pipelines."""
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
-            if pipeline.late is Late.EVICT:
-                self._evicting.add(pipeline.name)
             self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
             del self._stages[name]
-            self._evicting.discard(name)
             self._metrics.forget(name)
         self._enqueue(change)
 
@@ -251,7 +267,7 @@ class Runtime:
         cancellation = RequestCancelled(request)
         if request > self._last_arrived:
             # The scheduler does not know it yet: it follows its arrival, for which a flush is due.
-            self._queues[PRIORITY[RequestArrived]].append(cancellation)
+            self._arrivals.append(cancellation)
         else:
             self._enqueue(cancellation)
 
@@ -273,7 +289,7 @@ class Runtime:
 
     async def drain(self, timeout_s: float) -> None:
         """Reject new requests, and return when the open ones have ended or the time is over."""
-        self._evicting.clear()  # all are refused from now on, which takes no time
+        self._draining = True
         self._enqueue(DrainStarted())
         if self._open:
             self._idle.clear()
@@ -311,6 +327,9 @@ class Runtime:
 
     def _drive(self) -> None:
         now_ns = self._now_ns = self._clock()
+        began_ns, self._received_ns = self._received_ns or now_ns, 0
+        if (delay := self._turns.begin(began_ns)) is not None:
+            self._carry_out(delay, self._scheduler.handle(delay, now_ns))
         behind = False
         for _ in range(MAX_ROUNDS):
             if self._take_events(now_ns, behind) and not behind:
@@ -321,15 +340,13 @@ class Runtime:
                 break
             self._carry_out(None, self._scheduler.handle_wakeup(now_ns))
         if behind:
-            if self._behind:  # for the second time in a row
-                self._refuse_overdue(now_ns)
             self._loop.call_soon(self._flush)
         # Only now: the events that these decisions led to have been handled as well.
         self._flush_due = behind
-        self._behind = behind
         if due_ns != self._armed_ns:
             self._armed_ns = due_ns
             self._timer.arm(due_ns)
+        self._turns.end(self._clock(), len(self._arrivals))
         if self._leaving:
             self._note_forgotten()
 
@@ -353,26 +370,14 @@ class Runtime:
                 event = cancellations.popleft()
             elif arrivals and not behind:
                 event = arrivals.popleft()
-                if arrivals and isinstance(event, RequestArrived) and event.pipeline in self._evicting:
+                if arrivals and isinstance(event, RequestArrived) and not self._draining:
                     self._last_arrived = event.request
-                    behind = turn_budget.is_spent(event, now_ns, self._clock())
+                    behind = is_spent(event, now_ns, self._clock())
             else:
                 if not arrivals:
                     self._last_arrived = self._next_request
                 return behind
             carry_out(event, handle(event, now_ns))
-
-    def _refuse_overdue(self, now_ns: int) -> None:
-        """Refuse arrivals that have waited for too long; otherwise all those behind them would as well."""
-        arrivals, most = self._queues[PRIORITY[RequestArrived]], self._scheduler.spec.limits.queue_requests
-        while arrivals and isinstance(event := arrivals[0], RequestArrived) and event.pipeline in self._evicting:
-            arrived_ns = self._open[event.request].trace.arrived_ns
-            rejection = turn_budget.refusal(event, arrived_ns, now_ns, len(arrivals), most)
-            if rejection is None:
-                return
-            arrivals.popleft()
-            self._last_arrived = event.request
-            self._refuse(rejection)
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:

@@ -35,6 +35,7 @@ from sluice.batcher.interface.events import (
     CacheMiss,
     CombinationFailed,
     FailureCause,
+    LoopDelayed,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -70,6 +71,7 @@ class SchedulerMachine(DrainingMachine):
         self.running: dict[str, list[DispatchBatch]] = {name: [] for name in KINDS}
         self.started_ns: dict[int, int] = {}
         self.revoked: set[int] = set()
+        self.waited_ns = 0
         self.combining: list[Member] = []
         self.asked: list[Member] = []
         self.building: BuildPlan | None = None
@@ -228,6 +230,12 @@ class SchedulerMachine(DrainingMachine):
         for name in KINDS:
             self.restore(name)
 
+    @rule(lag_ns=st.integers(0, 3 * MS), waiting=st.integers(0, LIMITS.queue_requests + 2))
+    def fall_behind(self, lag_ns: int, waiting: int) -> None:
+        """From now on, requests wait for the loop as long as its turn took."""
+        self.waited_ns = lag_ns
+        self.tell(LoopDelayed(lag_ns, waiting))
+
     @rule(
         pipeline=st.sampled_from([pipeline.name for pipeline in PIPELINES]),
         rows=st.integers(1, 4),
@@ -257,6 +265,7 @@ class SchedulerMachine(DrainingMachine):
             deadline_ns = self.now_ns + slo_ns
             event = RequestArrived(request, pipeline, rows, deadline_ns, key, memory_bytes, max_cost=max_cost)
             event = msgspec.structs.replace(event, priority=priority, expires_ns=expires_ns)
+            event = msgspec.structs.replace(event, received_ns=self.now_ns - self.waited_ns)
             self.arrived[request] = event
             self.tell(event)
 

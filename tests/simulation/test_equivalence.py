@@ -177,7 +177,8 @@ def traffic(seed: int, count: int = 400, longest_gap_us: int = 900) -> tuple[lis
     for request, time_ns in enumerate(accumulate(gaps), start=1):
         pipeline = source.choice(["cascade:1", "ensemble:1", "twin:1"])
         deadline_ns = time_ns + source.choice([3, 8, 40]) * NS_PER_MS
-        arrivals.append((time_ns, RequestArrived(request, pipeline, source.randrange(1, 5), deadline_ns)))
+        rows = source.randrange(1, 5)
+        arrivals.append((time_ns, RequestArrived(request, pipeline, rows, deadline_ns, received_ns=time_ns)))
         if source.random() < 0.15:
             cancellations.append((time_ns + source.randrange(0, 6000) * NS_PER_US, request))
     return arrivals, cancellations
@@ -244,8 +245,8 @@ def run_live(run: Run) -> list[Step]:
 
         def arrive(together: list[RequestArrived]) -> None:
             for event in together:
-                options = RequestOptions((), event.rows, "", event.memory_bytes, event.deadline_ns)
-                submission = runtime.submit(event.pipeline, {}, options, 0)
+                options = RequestOptions((), event.rows, "", event.memory_bytes, event.deadline_ns - loop.now_ns)
+                submission = runtime.submit(event.pipeline, {}, options)
                 assert submission.request == event.request
                 answers.append(submission.future)
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
-from sluice.batcher.interface.decisions import AnyDecision
+from sluice.batcher.interface.decisions import AnyDecision, RejectRequest
 from sluice.batcher.interface.events import AnyEvent, BatchCompleted, OutputsCombined, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
@@ -32,32 +32,35 @@ STAGES = (
     *(StageConfig(model, model, (0,)) for model in MODELS[1:]),
     StageConfig("vote", None, (1, 2, 3)),
 )
-SPEC = SchedulerSpec(
-    tuple(ScheduledModel(model, 64, DeadlineSettings()) for model in MODELS),
-    (PipelineConfig("ensemble:1", STAGES, late=Late.EVICT),),
-    (PartitionConfig("cpu0", "cpu1"),),
-)
 READ_NS, ANSWER_NS = 120 * NS_PER_US, 60 * NS_PER_US
 STEP_NS = {RequestArrived: 280 * NS_PER_US, BatchCompleted: 150 * NS_PER_US, OutputsCombined: 60 * NS_PER_US}
-WAKE_NS = 200 * NS_PER_US
-"""The gateway's time for a request, and for a step of the scheduler, about as measured on one core."""
+WAKE_NS, OVERDUE_NS = 200 * NS_PER_US, 20 * NS_PER_US
+"""The gateway's time for a request, and for a step of the scheduler, about as measured on one core.
+
+An arrival that has waited too long takes a 14th of the time of one that gets places.
+"""
 
 
 class Busy:
     """A runtime whose work advances the virtual clock; `good` counts the requests that are answered in time."""
 
-    def __init__(self, loop: VirtualLoop, requests: int) -> None:
+    def __init__(self, loop: VirtualLoop, requests: int, late: Late = Late.EVICT) -> None:
         self.loop = loop
         self.outcomes: Counter[Outcome] = Counter()
         self.good = 0
         self.over = asyncio.Event()
         self._left = requests
+        spec = SchedulerSpec(
+            tuple(ScheduledModel(model, 64, DeadlineSettings()) for model in MODELS),
+            (PipelineConfig("ensemble:1", STAGES, late=late),),
+            (PartitionConfig("cpu0", "cpu1"),),
+        )
         tables = dict.fromkeys(MODELS, TABLE)
         metrics = ServerMetrics(
             {"ensemble:1": [stage.name for stage in STAGES]}, ["cpu0"], queue_depths=dict, arena_bytes=int
         )
         self.runtime = Runtime(
-            Scheduler(SPEC),
+            Scheduler(spec),
             TimedExecutor(TableService(TABLE), loop.clock, [PartitionReady("cpu0", tables)]),
             clock=loop.clock,
             timer=VirtualAlarm(loop),
@@ -72,7 +75,7 @@ class Busy:
         self.loop.now_ns += READ_NS
         deadline_ns = self.loop.now_ns + SLO_NS
         options = RequestOptions((), 1, "", 0, SLO_NS)
-        submission = self.runtime.submit("ensemble:1", {}, options, self.loop.now_ns)
+        submission = self.runtime.submit("ensemble:1", {}, options)
         submission.future.add_done_callback(partial(self._answered, deadline_ns))
         return submission.request
 
@@ -86,15 +89,19 @@ class Busy:
             self.over.set()
 
     def _work(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
-        self.loop.now_ns += WAKE_NS if event is None else STEP_NS.get(type(event), 0)
+        is_overdue = any(
+            isinstance(each, RejectRequest) and each.reason.startswith("the server is overloaded") for each in decisions
+        )
+        self.loop.now_ns += WAKE_NS if event is None else OVERDUE_NS if is_overdue else STEP_NS.get(type(event), 0)
 
 
-@pytest.mark.parametrize(("rate", "least"), [(1000, 495), (2000, 700), (3000, 330)])
-def test_an_overloaded_gateway_goes_on_answering_in_time(rate: int, least: int) -> None:
+@pytest.mark.parametrize("late", list(Late))
+@pytest.mark.parametrize(("rate", "least"), [(1000, 495), (2000, 740), (3000, 390)])
+def test_an_overloaded_gateway_goes_on_answering_in_time(rate: int, least: int, late: Late) -> None:
     requests = rate // 2  # half a second under full load; the capacity is 1400 a second
 
     async def main(loop: VirtualLoop) -> Busy:
-        busy = Busy(loop, requests)
+        busy = Busy(loop, requests, late)
         for number in range(requests):
             loop.at((number + 1) * NS_PER_S // rate, busy.ask)
         await busy.over.wait()
@@ -104,7 +111,7 @@ def test_an_overloaded_gateway_goes_on_answering_in_time(rate: int, least: int) 
     busy = run_virtual(main)
     assert busy.outcomes.total() == requests
     assert busy.good >= least
-    assert busy.outcomes[Outcome.EVICTED_DEADLINE] <= requests // 10
+    assert busy.outcomes[Outcome.EVICTED_DEADLINE] + busy.outcomes[Outcome.COMPLETED_LATE] <= requests // 100
 
 
 def test_requests_that_wait_for_their_turn_when_the_server_stops_are_refused() -> None:

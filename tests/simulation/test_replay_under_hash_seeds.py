@@ -66,13 +66,15 @@ def recorded(seed: int) -> list[bytes]:
 
 def _take_step(machine: SchedulerMachine, source: random.Random) -> None:
     busy, waiting = machine.busy(), machine.answerable()
-    match source.randrange(8):
+    match source.randrange(9):
         case 0 if busy:
             machine.complete(source.choice(busy), [source.random() for _ in range(4)])
         case 1 if waiting:
             machine.answer_order(source.choice(waiting), fails=source.random() < 0.2)
         case 2:
             machine.advance_to(machine.now_ns + source.randrange(3 * MS))
+        case 3:
+            machine.fall_behind(source.randrange(3 * MS), source.choice((0, 1, 5)))
         case _:
             machine.arrive(
                 pipeline=source.choice(PIPELINES).name,

@@ -136,7 +136,7 @@ class Bench:
         self, rows: int = 1, slo_ms: int = 1000, pipeline: str = "mlp:1", memory_bytes: int = 0
     ) -> tuple[int, asyncio.Future[Answer]]:
         options = RequestOptions((), rows, "", memory_bytes, slo_ms * NS_PER_MS)
-        submission = self.runtime.submit(pipeline, {}, options, self.loop.now_ns)
+        submission = self.runtime.submit(pipeline, {}, options)
         return submission.request, submission.future
 
 

@@ -61,9 +61,9 @@ class InstantRuntime:
         self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
 
     def submit(
-        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, now_ns: int, client: str = ""
+        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> Submission:
-        deadline_ns = now_ns + options.budget_ns
+        deadline_ns = ARRIVED_NS + options.budget_ns
         self.submitted.append(
             {
                 "pipeline": pipeline,
@@ -76,7 +76,7 @@ class InstantRuntime:
                 "max_cost": options.max_cost,
                 "priority": options.priority,
                 "client": client,
-                "expires_ns": now_ns + options.timeout_ns if options.timeout_ns else 0,
+                "expires_ns": ARRIVED_NS + options.timeout_ns if options.timeout_ns else 0,
             }
         )
         self.arrived.set()

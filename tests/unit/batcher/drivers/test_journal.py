@@ -20,11 +20,14 @@ from sluice.batcher.interface.events import (
     BatchRevoked,
     DrainStarted,
     FailureCause,
+    LoopDelayed,
     OutputsCombined,
     PartitionLost,
     PartitionReady,
+    RequestArrived,
     RequestCancelled,
 )
+from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.dynamic_batching import QueuePolicy
@@ -60,6 +63,9 @@ STEPS: list[tuple[int, AnyEvent | None]] = [
     (2 * MS, BatchFailed(2, FailureCause.BACKEND, "no")),
     (2 * MS, arrival(3, 3 * MS)),
     (2 * MS, RequestCancelled(3)),
+    (2 * MS, LoopDelayed(2 * MS, 4)),
+    (2 * MS, arrival(5, S)),
+    (3 * MS, RequestArrived(6, "m:1", 1, 5 * MS, received_ns=MS)),
     (3 * MS, DrainStarted()),
     (3 * MS, arrival(4, S)),
     (4 * MS, PartitionLost("cpu0", "killed")),
@@ -100,6 +106,24 @@ def test_a_replay_comes_to_the_identical_decisions() -> None:
     assert replay(journal()) is None
 
 
+def test_a_replay_refuses_what_had_waited_too_long_for_the_loop() -> None:
+    steps = [decode_step(line) for line in journal()[1:]]
+    full, overdue = (
+        decision
+        for step in steps
+        for decision in step.decisions
+        if isinstance(decision, RejectRequest) and decision.reason.startswith("the server is overloaded")
+    )
+    assert (full.request, full.outcome) == (5, Outcome.REJECTED_QUEUE_FULL)
+    assert (overdue.request, overdue.outcome) == (6, Outcome.REJECTED_DEADLINE)
+
+
+def test_an_arrival_from_before_its_wait_was_recorded_is_read() -> None:
+    line = b'{"now_ns": 1, "event": {"type": "RequestArrived", "request": 1, "pipeline": "m:1", "rows": 1, '
+    line += b'"deadline_ns": 9}, "decisions": []}'
+    assert decode_step(line).event == RequestArrived(1, "m:1", 1, 9, received_ns=0)
+
+
 def test_a_step_that_is_decided_otherwise_is_found() -> None:
     lines = journal()
     step = decode_step(lines[5])
@@ -133,7 +157,7 @@ def test_a_changed_event_is_found_where_it_is_first_decided_otherwise() -> None:
         (3, b""),
         (3, b'{"now_ns": "soon", "event": null, "decisions": []}\n'),
         (3, b'{"now_ns": 1, "event": {"type": "RequestVanished"}, "decisions": []}\n'),
-        (17, b'{"now_ns": 9, "event": nu'),
+        (20, b'{"now_ns": 9, "event": nu'),
     ],
 )
 def test_a_line_that_is_none_of_a_journal_is_named(number: int, line: bytes) -> None:

@@ -6,7 +6,14 @@ from itertools import repeat
 
 from sluice.batcher.drivers.simulator import Host, Simulator
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch
-from sluice.batcher.interface.events import AnyEvent, BatchCompleted, PartitionReady, RequestArrived, RequestCancelled
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    LoopDelayed,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
 from sluice.batcher.policies.no_batching import NoBatchingSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from tests.support.scheduling.builders import MS, ONE, US, S, arrival, model, spec_of
@@ -42,6 +49,8 @@ class Run:
         self.answered_ns: dict[int, int] = {}
         self.handled_ns: list[tuple[str, int]] = []
         self.batches: list[BatchCompleted] = []
+        self.delays: list[tuple[int, LoopDelayed]] = []
+        self.received_ns: list[int] = []
         spec = spec_of([model("m:1", policy=NoBatchingSettings())])
         answered, stray_ns = self.answered_ns.__setitem__, partial(next, iter(strays_ns))
         simulator = Simulator(Scheduler(spec), OneMillisecond(), self.observe, host, answered, stray_ns=stray_ns)
@@ -53,6 +62,10 @@ class Run:
             self.handled_ns.append((type(event).__name__, now_ns))
         if isinstance(event, BatchCompleted):
             self.batches.append(event)
+        elif isinstance(event, LoopDelayed):
+            self.delays.append((now_ns, event))
+        elif isinstance(event, RequestArrived):
+            self.received_ns.append(event.received_ns)
 
 
 def test_an_ideal_host_takes_no_time() -> None:
@@ -76,6 +89,23 @@ def test_what_comes_while_the_loop_is_busy_is_handled_together_when_it_is_free()
     run = Run(Host(receive_ns=4 * US, handle_ns=2 * US, dispatch_ns=24 * US), [5 * MS, 5 * MS + US, 5 * MS + 20 * US])
     arrivals = [now_ns - 5 * MS for name, now_ns in run.handled_ns if name == "RequestArrived"]
     assert arrivals == [4 * US, 38 * US, 38 * US]
+
+
+def test_what_is_read_in_one_turn_had_come_at_its_begin() -> None:
+    run = Run(Host(receive_ns=4 * US, handle_ns=2 * US, dispatch_ns=24 * US), [5 * MS, 5 * MS + US, 5 * MS + 20 * US])
+    assert run.received_ns == [5 * MS, 5 * MS + 30 * US, 5 * MS + 30 * US]
+    assert run.delays == []
+
+
+def test_arrivals_for_which_a_turn_has_no_time_wait_for_the_next_and_the_scheduler_hears_of_it() -> None:
+    # With so much time left, a turn takes arrivals for 10 ms.
+    run = Run(Host(handle_ns=6 * MS), [5 * MS] * 5)
+    arrivals = [now_ns for name, now_ns in run.handled_ns if name == "RequestArrived"]
+    assert arrivals == [5 * MS, 5 * MS, 5 * MS, 23 * MS, 23 * MS]
+    assert run.received_ns == [5 * MS] * 5
+    assert run.delays[0] == (23 * MS, LoopDelayed(18 * MS, 2))
+    assert [delay.waiting for _, delay in run.delays[1:]] == [0] * (len(run.delays) - 1)
+    assert run.answered_ns.keys() == set(range(5))
 
 
 def test_answers_leave_one_after_the_other_and_after_the_next_batch() -> None:

@@ -32,8 +32,7 @@ async def busy(gateway: Served) -> Submission:
     await gateway.deployer.load("m")
     await gateway.settle()
     gateway.executor.hold = True
-    now_ns = round(asyncio.get_running_loop().time() * 1e9)
-    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10), now_ns)
+    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10))
     await gateway.settle()
     return submission
 
@@ -114,8 +113,7 @@ async def test_a_model_that_was_unloaded_is_known_until_the_requests_that_wait_f
     await gateway.settle()
     report = gateway.runtime.report
     report(PartitionLost("cpu0", "killed by SIGKILL"))
-    now_ns = round(asyncio.get_running_loop().time() * 1e9)
-    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10), now_ns)
+    submission = gateway.runtime.submit("m:1@1", {}, RequestOptions((), 1, "", 0, 10**10))
     await gateway.deployer.unload("m")
     await gateway.settle()
     assert not submission.future.done()

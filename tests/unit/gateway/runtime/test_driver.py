@@ -279,7 +279,7 @@ def test_the_most_that_a_request_may_cost_reaches_the_scheduler() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         options = RequestOptions((), 1, "", 0, NS_PER_S, "r", 0.5)
-        await bench.runtime.submit("mlp:1", {}, options, 0).future
+        await bench.runtime.submit("mlp:1", {}, options).future
         arrivals = [event for _, event, _ in bench.steps.steps if isinstance(event, RequestArrived)]
         assert [arrival.max_cost for arrival in arrivals] == [0.5]
 
