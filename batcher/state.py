@@ -34,7 +34,7 @@ Request         scheduler/scheduler.py        open_stages settled running entrie
 PipelineState   places/places.py              row_gap_ns last_row_ns drift planned_rows
 PipelineState   places/shares.py              clients
 ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
-Request         places/places.py              places placed waits_ns
+Request         places/places.py              places placed waits_ns client
 PlannedBatch    places/planned_batches.py     partition rows room variance most members
 PlannedBatch    places/planned_batches.py     merges length_ns from_ns limit_ns latest_ns ready_ns serial
 StageRun        scheduler/scheduler.py        confidences batch_key
@@ -227,6 +227,7 @@ class PipelineState:
     stage_count: int
     missing: list[int]  # by stage, how many stages it waits for
     roots: list[StageState]  # stages that wait for none
+    is_keyed: bool  # inputs of some stage have dimensions that may differ
     single: bool  # its only stage runs a model and does not use the response cache
     has_parallel_stages: bool  # two model stages may be there at the same time
     evicts: bool  # its requests are given up rather than answered late
@@ -290,6 +291,7 @@ class Request(msgspec.Struct, eq=False):
     runs: list[StageRun | None] = []  # by stage, None until its rows are known; empty if the pipeline has one stage
     ran_on: PartitionState | None = None  # where its last batch ran
     waits_ns: int = 0  # ns; its planned end at admission less the time then; 0 if it could start at once
+    client: ClientState | None = None  # whose rows its places count for; None where clients are not distinguished
     placed: int = 0  # how many places it still has
     places: list[Place | None] = []  # by stage, its place in a planned batch until it starts; empty without places
 

@@ -21,7 +21,7 @@ from sluice.batcher.places import planned_batches
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
-from sluice.batcher.places.search import Groups, Search, TooLateError
+from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
 from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
 from sluice.batcher.queues.progress import place_of
 from sluice.batcher.queues.queue import Queue
@@ -46,7 +46,7 @@ MOST_KEPT = 0.5
 GAP_WEIGHT = 0.02
 """Weight of one request in the smoothed time between two rows."""
 KEY_WEIGHT = 0.1
-"""The same for the requests of one batch key that open a batch."""
+"""The same for one batch key."""
 ROUNDING = 1e-6
 """Sums of expected rows that are smaller than this are rounding errors."""
 MOST_EXCHANGED = 256
@@ -106,14 +106,20 @@ class Places:
         silent_ns = now_ns - last_ns
         if silent_ns >= FORGET_NS or not last_ns:
             self._shares.add(pipeline)
-        latest_ns = silent_ns / event.rows
-        if gap_ns := pipeline.row_gap_ns:
-            pipeline.row_gap_ns = gap_ns + GAP_WEIGHT * (latest_ns - gap_ns)
+        if silent_ns >= FORGET_NS:
+            pipeline.row_gap_ns = 0.0  # what was before says nothing
+        elif gap_ns := pipeline.row_gap_ns:
+            pipeline.row_gap_ns = gap_ns + GAP_WEIGHT * (silent_ns / event.rows - gap_ns)
         elif last_ns:
-            pipeline.row_gap_ns = latest_ns
+            pipeline.row_gap_ns = silent_ns / event.rows
         pipeline.last_row_ns = now_ns
         if event.client or pipeline.clients:
             self._shares.count(event, pipeline, now_ns)
+        if pipeline.is_keyed:
+            for stage in pipeline.stages:
+                model = stage.model
+                if stage.is_keyed and not stage.config.source_keyed and model is not None and not model.mixes_keys:
+                    self._count_key(queue_key(event, stage, model), event.rows, now_ns)
 
     def find(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | Refusal:
         """Places for all stages of a request, or the reason why there are none. O(stages * all that is planned).
@@ -259,12 +265,13 @@ class Places:
 
     # -- demand
 
-    def _gap_ns(self, key: QueueKey, stage: StageState, event: RequestArrived, now_ns: int) -> float:
+    def _gap_ns(self, key: QueueKey, stage: StageState, now_ns: int) -> float:
         """The average time between two rows of a queue, 0 if it is not known."""
         model = stage.model
         assert model is not None, "a combiner has no queue"
         if stage.is_keyed and not model.mixes_keys:
-            return self._key_gap_ns(key, event.rows, now_ns)
+            last_ns, gap_ns = self._gaps.get(key, (0, 0.0))
+            return present_gap_ns(gap_ns, last_ns, now_ns) if gap_ns else 0.0
         rate = 0.0
         for pipeline in model.pipelines:
             if pipeline.row_gap_ns:
@@ -272,20 +279,20 @@ class Places:
                 rate += pipeline.expected_runs.get(model, 0.0) / gap_ns
         return 1 / rate if rate else 0.0
 
-    def _key_gap_ns(self, key: QueueKey, rows: int, now_ns: int) -> float:
-        """As `_gap_ns`, for a batch key: by when its batches were opened before, with all rows since then."""
+    def _count_key(self, key: QueueKey, rows: int, now_ns: int) -> None:
+        """Record rows of a batch key, whose time between two rows is smoothed as that of a pipeline."""
         gaps = self._gaps
-        known = gaps.pop(key, None)
-        if known is None and len(gaps) == DEMANDS:
+        last_ns, gap_ns = gaps.pop(key, (0, 0.0))
+        if len(gaps) == DEMANDS:
             del gaps[next(iter(gaps))]
-        if known is None:
-            gaps[key] = (now_ns, 0.0)
-            return 0.0
-        last_ns, gap_ns = known
-        latest_ns = (now_ns - last_ns) / rows
-        gap_ns = gap_ns + KEY_WEIGHT * (latest_ns - gap_ns) if gap_ns else latest_ns
+        silent_ns = now_ns - last_ns
+        if silent_ns >= FORGET_NS or not last_ns:
+            gap_ns = 0.0
+        elif gap_ns:
+            gap_ns += KEY_WEIGHT * (silent_ns / rows - gap_ns)
+        else:
+            gap_ns = silent_ns / rows
         gaps[key] = (now_ns, gap_ns)
-        return gap_ns
 
     # -- progress
 
@@ -294,6 +301,7 @@ class Places:
         places = request.places = offer.places
         request.waits_ns = offer.waits_ns
         if places:
+            request.client = self._shares.client(request.arrival, request.pipeline)
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
             self._count(request, request.rows)
 
@@ -373,8 +381,8 @@ class Places:
         """Count the rows of requests that have places, or (`rows` is negative) have none any more."""
         pipeline = request.pipeline
         pipeline.planned_rows += rows
-        if pipeline.clients:
-            self._shares.planned(request, rows)
+        if request.client is not None:
+            self._shares.planned(request.client, rows)
 
     def _depart(self, batch: PlannedBatch, rows: float, members: int) -> None:
         planned_batches.leave(batch, rows, members)

@@ -104,7 +104,7 @@ class Search:
         event: RequestArrived,
         pipeline: PipelineState,
         open_batches: dict[QueueKey, PlannedBatch],
-        row_gap_ns: Callable[[QueueKey, StageState, RequestArrived, int], float],
+        row_gap_ns: Callable[[QueueKey, StageState, int], float],
         shares: FairShares,
         now_ns: int,
     ) -> None:
@@ -154,7 +154,7 @@ class Search:
             if end_ns:
                 joined = True
             else:
-                row_gap_ns = self._row_gap_ns(key, stage, self.event, self._now_ns)
+                row_gap_ns = self._row_gap_ns(key, stage, self._now_ns)
                 # Where partitions are busy, a request that joined others has to stay with them.
                 if joined and self._stays(key, model, rows):
                     raise TooLateError(self._now_ns + self._pipeline.critical_path_ns, stays=True)

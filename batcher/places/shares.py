@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places.planned_batches import length_ns
-from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, Request
+from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 RENEW_NS = 10 * NS_PER_MS
@@ -70,6 +70,8 @@ class FairShares:
         self.bound: dict[PipelineState, None] = {}
         self.renew_ns = 0
         self._renewed_ns = 0
+        self._clear_ns = 0
+        self._of_clients: dict[tuple[PipelineState, PartitionGroup], dict[ClientState, float]] = {}
 
     def add(self, pipeline: PipelineState) -> None:
         """Count a pipeline that has had no requests for `FORGET_NS` or more."""
@@ -95,7 +97,7 @@ class FairShares:
         if not (pipeline.clients or pipeline in self.bound):
             return now_ns
         start_ns = now_ns
-        client = _client(event, pipeline) if pipeline.clients else None
+        client = self.client(event, pipeline)
         for group in dict.fromkeys(group for model in pipeline.expected_runs for group in model.groups):
             shares = self._shares(group)
             row_ns = cost_ns(pipeline, group) / len(group.partitions)
@@ -108,17 +110,26 @@ class FairShares:
                     start_ns = max(start_ns, begin_ns + int(ahead * row_ns / (FILLED * part)))
             if client and row_ns:
                 whole = shares.part.get(pipeline, 1.0)
-                demands = {
-                    each: row_ns / present_gap_ns(each.row_gap_ns, each.last_row_ns, now_ns)
-                    for each in pipeline.clients.values()
-                    if each.row_gap_ns and now_ns - each.last_row_ns < FORGET_NS
-                }
-                parts, spare = fair_shares(demands, dict.fromkeys(demands, 1.0), whole)
-                if not spare and len(parts) > 1 and demands.get(client, 0.0) > parts.get(client, whole):
-                    start_ns = max(
-                        start_ns, begin_ns + int((client.planned_rows + event.rows) * row_ns / parts[client])
-                    )
+                own_part = self._bound_clients(pipeline, group, row_ns, whole, now_ns).get(client)
+                if own_part is not None:
+                    start_ns = max(start_ns, begin_ns + int((client.planned_rows + event.rows) * row_ns / own_part))
         return start_ns
+
+    def _bound_clients(
+        self, pipeline: PipelineState, group: PartitionGroup, row_ns: float, whole: float, now_ns: int
+    ) -> dict[ClientState, float]:
+        """The parts of the clients that ask for more than theirs of a pipeline, computed again with the shares."""
+        known = self._of_clients.get((pipeline, group))
+        if known is None:
+            demands = {
+                each: row_ns / present_gap_ns(each.row_gap_ns, each.last_row_ns, now_ns)
+                for each in pipeline.clients.values()
+                if each.row_gap_ns and now_ns - each.last_row_ns < FORGET_NS
+            }
+            parts, spare = fair_shares(demands, dict.fromkeys(demands, 1.0), whole)
+            bound = {each: part for each, part in parts.items() if demands[each] > part}
+            known = self._of_clients[pipeline, group] = {} if spare or len(parts) < 2 else bound
+        return known
 
     def is_busy(self, group: PartitionGroup) -> bool:
         """True if clearly more than the time of a group is asked for."""
@@ -147,10 +158,16 @@ class FairShares:
             shares.part.pop(pipeline, None)
             shares.bound.pop(pipeline, None)
 
-    def planned(self, request: Request, rows: int) -> None:
-        """Record that rows of a client's request have places, or (`rows` is negative) that they have none any more."""
-        client = _client(request.arrival, request.pipeline)
-        client.planned_rows = max(client.planned_rows + rows, 0)
+    @staticmethod
+    def client(event: RequestArrived, pipeline: PipelineState) -> ClientState | None:
+        """The account of a request's client; None where clients are not distinguished."""
+        clients = pipeline.clients
+        return (clients.get(event.client) or clients[OTHERS]) if clients else None
+
+    @staticmethod
+    def planned(client: ClientState, rows: int) -> None:
+        """Record that rows of a client have places, or (`rows` is negative) that they have none any more."""
+        client.planned_rows += rows
 
     def count(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> None:
         """Count a request as demand of its client; clients are distinguished from the first that is named."""
@@ -159,7 +176,8 @@ class FairShares:
             clients[OTHERS] = ClientState()
         client = clients.get(event.client)
         if client is None:
-            if len(clients) >= CLIENTS:
+            if len(clients) >= CLIENTS and now_ns >= self._clear_ns:
+                self._clear_ns = now_ns + RENEW_NS
                 for name in [
                     each
                     for each, known in clients.items()
@@ -169,11 +187,13 @@ class FairShares:
             client = clients[OTHERS]
             if len(clients) < CLIENTS:
                 client = clients[event.client] = ClientState()
-        latest_ns = (now_ns - client.last_row_ns) / event.rows
-        if client.row_gap_ns:
-            client.row_gap_ns += CLIENT_WEIGHT * (latest_ns - client.row_gap_ns)
-        elif client.last_row_ns:
-            client.row_gap_ns = latest_ns
+        silent_ns = now_ns - client.last_row_ns
+        if silent_ns >= FORGET_NS or not client.last_row_ns:
+            client.row_gap_ns = 0.0
+        elif client.row_gap_ns:
+            client.row_gap_ns += CLIENT_WEIGHT * (silent_ns / event.rows - client.row_gap_ns)
+        else:
+            client.row_gap_ns = silent_ns / event.rows
         client.last_row_ns = now_ns
 
     def _shares(self, group: PartitionGroup) -> _GroupShares:
@@ -200,6 +220,7 @@ class FairShares:
                         users.setdefault(group, {})[pipeline] = rate
             rates[pipeline] = rate
         self._rates = rates
+        self._of_clients.clear()
         self._groups = {group: _group_shares(group, of_group) for group, of_group in users.items()}
         self.bound = {pipeline: None for shares in self._groups.values() for pipeline in shares.bound}
         self.renew_ns = now_ns + RENEW_NS * (1 + len(rates) // PIPELINES_A_RENEWAL)
@@ -230,10 +251,6 @@ def _batch_ns(pipeline: PipelineState, group: PartitionGroup) -> int:
             estimate = model.estimates[group.kind]
             total += length_ns(estimate, min(model.full_rows(estimate), model.usual_rows))
     return total
-
-
-def _client(event: RequestArrived, pipeline: PipelineState) -> ClientState:
-    return pipeline.clients.get(event.client) or pipeline.clients[OTHERS]
 
 
 def present_gap_ns(row_gap_ns: float, last_row_ns: int, now_ns: int) -> float:

@@ -182,6 +182,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         stage_count=len(stages),
         missing=[len(sources) for sources in waits_for],
         roots=[stage for stage in stages if not stage.waits_for],
+        is_keyed=any(stage.is_keyed for stage in stages),
         single=len(stages) == 1 and not stages[0].config.uses_cache,
         has_parallel_stages=_has_parallel_stages(stages),
         evicts=config.late is Late.EVICT,
