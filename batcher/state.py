@@ -50,6 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 
 import msgspec
 
@@ -312,6 +313,28 @@ class Entry(msgspec.Struct, eq=False):
     lost_once: bool = False  # its worker was lost while it may have been the cause
     batch: Batch | None = None  # the batch that it runs in
     retry_group: list[Entry] | None = None  # the entries that it is to be retried with
+
+    @property
+    def deadline_ns(self) -> int:
+        """The deadline of its request (ns)."""
+        return self.request.deadline_ns
+
+    @property
+    def place(self) -> Place | None:
+        """Its place in a planned batch."""
+        places = self.request.places
+        return places[self.stage] if places else None
+
+    @property
+    def planned_rows(self) -> int:
+        """The rows of the planned batch in which it has its place; 0 without one."""
+        place = self.place
+        return 0 if place is None else ceil(place[0].rows)
+
+    @property
+    def follows(self) -> bool:
+        """True if its stage waited for other stages."""
+        return bool(self.request.pipeline.stages[self.stage].waits_for)
 
 
 class PlannedBatch(msgspec.Struct, eq=False):

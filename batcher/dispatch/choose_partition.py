@@ -11,7 +11,6 @@ from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption, Planner, Ranker
 from sluice.batcher.places.planned_batches import run_together, slack_ns
 from sluice.batcher.policies.base import Choice
-from sluice.batcher.queues.progress import place_of
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import Entry, ModelState, PartitionGroup, PartitionState, StageState
 from sluice.models.units import INFINITE_NS, NS_PER_S
@@ -139,7 +138,7 @@ class PartitionChooser:
         and would be late here, or what is planned for this one would be late behind them.
         """
         estimate = model.estimates[partition.kind]
-        place = place_of(head)
+        place = head.place
         batches = run_together(partition, queue.key)
         planned = min(ceil(sum([batch.rows for batch in batches])), estimate.max_rows)
         if place is None or place[0] in batches:

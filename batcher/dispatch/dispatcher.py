@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
+from sluice.batcher.dispatch.closing import Closing
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
@@ -22,7 +23,7 @@ from sluice.batcher.policies.base import Choice
 from sluice.batcher.policies.registry import policy_name
 from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
-from sluice.batcher.queues.progress import batch_key_for, place_of
+from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.queues.response_order import FinishedEntries
 from sluice.batcher.state import (
@@ -74,6 +75,7 @@ class Dispatcher:
         self.places = Places(fleet)
         self.timeouts = RequestTimeouts(fleet)
         self._queues = fleet.queues
+        self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
         self._evict = evict
@@ -346,10 +348,9 @@ class Dispatcher:
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
-            policy = self.fleet.policies[queue.model]
             host = _planned_host(head, partition)
             estimate = model.estimates[host.kind]
-            choice = policy.choose(queue, model, host, estimate, now_ns)
+            choice = self._closing.choose(queue, model, host, now_ns)
             rows = choice.rows
             if rows:
                 if type(rows) is not int or not 0 < rows <= estimate.max_rows:
@@ -375,9 +376,8 @@ class Dispatcher:
         return None
 
     def _takes(self, queue: Queue, model: ModelState, now_ns: int, partition: PartitionState) -> bool:
-        """True if the policy of a queue has a partition take a batch now."""
-        policy, estimate = self.fleet.policies[queue.model], model.estimates[partition.kind]
-        return policy.choose(queue, model, partition, estimate, now_ns).rows > 0
+        """True if a partition would take a batch of a queue now."""
+        return self._closing.choose(queue, model, partition, now_ns).rows > 0
 
     def _leave_to_others(self, run_queue: RunQueue, queue: Queue, now_ns: int) -> None:
         """Leave the first batch of a queue to other kinds, since this one has no memory for it.
@@ -476,7 +476,7 @@ class Dispatcher:
 
 def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:
     """The partition that an entry has its place on, if that is as free as its equal `partition`."""
-    if (place := place_of(head)) is None:
+    if (place := head.place) is None:
         return partition
     host = place[0].partition
     is_free = host.group is partition.group and host.ready and not host.batches and not host.throttled

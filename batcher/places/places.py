@@ -23,7 +23,6 @@ from sluice.batcher.places.planned_batches import keep_room, run_together, slack
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
 from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
 from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
-from sluice.batcher.queues.progress import place_of
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.state import (
     Entry,
@@ -405,7 +404,7 @@ class Places:
         if not partition.planned:
             return rows
         head = queue.first_not_before(from_ns) or queue.head()
-        place = place_of(head)
+        place = head.place
         if place is None:
             return rows
         batches = run_together(partition, queue.key) or [place[0]]
@@ -467,7 +466,7 @@ def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
         taken += entry.rows
         if taken > most:
             return whole
-        if (place := place_of(entry)) is not None:
+        if (place := entry.place) is not None:
             if place[0] is not batch:
                 if left > ROUNDING:
                     return whole  # entries of several batches alternate
@@ -484,14 +483,14 @@ def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
 
 def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[Entry]) -> None:
     """Exchange the places of entries that start, but not in `batches`, with those of entries that wait for these."""
-    others = [entry for entry in entries if (place := place_of(entry)) is not None and place[0] not in batches]
+    others = [entry for entry in entries if (place := entry.place) is not None and place[0] not in batches]
     if not others:
         return
     left = sum([batch.members for batch in batches]) - (len(entries) - len(others))
     for entry in itertools.islice(queue.following(0), MOST_EXCHANGED):
         if not others or left <= 0:
             return
-        place = place_of(entry)
+        place = entry.place
         if place is not None and place[0] in batches:
             left -= 1
             other = next((each for each in reversed(others) if each.rows == entry.rows), None)

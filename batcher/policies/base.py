@@ -1,6 +1,6 @@
-"""The protocol of batch policies, and the base of their settings."""
+"""The protocol of batch policies, what they see of the core, and the base of their settings."""
 
-from math import ceil
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -8,16 +8,15 @@ import msgspec
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import PolicyConfig
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.queues.progress import place_of
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import Entry, ModelState, PartitionState
 
 
 class Choice(NamedTuple):
     """Close a batch of up to `rows` rows now, or (`rows` is 0) ask again at `until_ns` at the latest.
 
     That is later than now. The policy is asked earlier when the queue has another head or holds `wanted_rows` rows,
-    and, unless it is None, when a partition has been idle for `after_idle_ns`.
+    and, unless it is None, when a partition has been idle for `after_idle_ns`. If the queue is ordered by deadline and
+    the choice `yields`, it counts only while the partition is not kept for rows that are planned before.
     """
 
     rows: int
@@ -25,6 +24,91 @@ class Choice(NamedTuple):
     until_ns: int = 0
     wanted_rows: int = 0
     after_idle_ns: int | None = None
+    yields: bool = True
+
+
+class EntryView(Protocol):
+    """The rows of one request that wait in a queue."""
+
+    @property
+    def rows(self) -> int:
+        """Their number; they are never split."""
+        ...
+
+    @property
+    def enqueued_ns(self) -> int:
+        """Since when they wait."""
+        ...
+
+    @property
+    def stage_deadline_ns(self) -> int:
+        """When their stage has to end: the request's deadline less the stages after this one."""
+        ...
+
+    @property
+    def deadline_ns(self) -> int:
+        """The request's deadline."""
+        ...
+
+    @property
+    def planned_rows(self) -> int:
+        """The rows of the planned batch in which they have their place; 0 without one."""
+        ...
+
+    @property
+    def follows(self) -> bool:
+        """True if their stage waited for other stages."""
+        ...
+
+
+class QueueView(Protocol):
+    """The queue that a batch is taken from; it holds at least one entry."""
+
+    @property
+    def rows(self) -> int:
+        """All rows that wait."""
+        ...
+
+    @property
+    def live(self) -> int:
+        """All entries that wait."""
+        ...
+
+    def head(self) -> EntryView:
+        """The first entry."""
+        ...
+
+    def companions(self) -> Iterator[EntryView]:
+        """The entries, in order, that may share a batch with the first one."""
+        ...
+
+    def first_not_before(self, order_ns: int) -> EntryView | None:
+        """The first entry with a stage deadline of `order_ns` or later, where queues are ordered by deadline."""
+        ...
+
+
+class BatchContext(NamedTuple):
+    """The facts for a choice besides the queue: of its model, and of the partition that a batch would close for."""
+
+    now_ns: int
+    start_ns: int
+    """When a batch that closes now starts; later than now if the partition is expected to be busy until then."""
+    idle_since_ns: int
+    """When the last batch of the partition ended."""
+    is_busy: bool
+    """The partition runs a batch."""
+    runs_own: bool
+    """The partition runs a batch of this queue."""
+    has_more_planned: bool
+    """More than one batch is planned for the partition."""
+    estimate: LatencyEstimate
+    """Latencies of the model on the partition."""
+    quickest_ns: int
+    """Least time of a row by itself on any partition."""
+    expected_rows: int
+    """Rows that are expected to come together, at least 1: the decayed peak of the rows that were queued or running."""
+    typical_rows: float
+    """Smoothed rows of a batch."""
 
 
 class BatchPolicy(Protocol):
@@ -43,17 +127,14 @@ class BatchPolicy(Protocol):
         """Rows of a batch under full load, from which the cost of a row is predicted."""
         ...
 
-    def choose(
-        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
-    ) -> Choice:
+    def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Decide on a queue that is not empty, for a partition that is idle or about to be."""
         ...
 
 
-def planned_rows(entry: Entry) -> int:
-    """The rows of the planned batch in which an entry has its place; 0 without one."""
-    place = place_of(entry)
-    return 0 if place is None else ceil(place[0].rows)
+def worthwhile_rows(head: EntryView, estimate: LatencyEstimate) -> int:
+    """The rows of a batch that is worth closing: the efficient size, or what is planned with `head` if that is more."""
+    return max(estimate.efficient_rows, min(head.planned_rows, estimate.max_rows))
 
 
 class AnyPolicySettings:

@@ -11,12 +11,17 @@ from msgspec import Meta
 from sluice.batcher.estimates.latency import DEEP, FULL_ENOUGH, LatencyEstimate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import BatchPolicy, Choice, PolicySettings, planned_rows
+from sluice.batcher.policies.base import (
+    BatchContext,
+    BatchPolicy,
+    Choice,
+    EntryView,
+    PolicySettings,
+    QueueView,
+    worthwhile_rows,
+)
 from sluice.batcher.policies.registry import batch_policy
-from sluice.batcher.queues.progress import place_of, planned_order
-from sluice.batcher.queues.queue import NO_WAITERS, Queue
-from sluice.batcher.state import Entry, ModelState, PartitionState
-from sluice.models.units import INFINITE_NS
+from sluice.batcher.queues.queue import Queue
 
 # Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
 FULL, IDLE = ReleaseReason.FULL, ReleaseReason.IDLE
@@ -60,11 +65,6 @@ class DeadlinePolicy:
     of additive increase. With two efficient batches queued or more, batches stay efficient even if the head is then
     late: a small batch for the head would lower the rate, and the next heads would be as tight. (Nexus, SOSP'19, drops
     early for the same reason.)
-
-    While a batch runs whose rows go on to a more urgent stage on the same partition, nothing else is closed before it
-    ends, because those rows would have to wait behind it. This holds only if the partition is not idle for more than
-    `gather_fraction` of the batch's time. A partition is also kept for a batch that is planned before the head and
-    waits for rows of the stage before, if that would be late behind the head's.
     """
 
     by_deadline = True
@@ -83,69 +83,35 @@ class DeadlinePolicy:
         """The efficient batch size."""
         return estimate.efficient_rows
 
-    def choose(
-        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
-    ) -> Choice:
+    def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Decide by the rows queued, the rows expected, and the slack of the first deadline that can be met."""
-        pending = queue.rows
-        planned = planned_rows(queue.head())
-        worthwhile = max(estimate.efficient_rows, min(planned, estimate.max_rows))
-        if partition.batches and self._yields(queue, partition):
-            until_ns = now_ns + partition.batches[0].median_ns
-            return Choice(0, IDLE, until_ns, NO_WAITERS, after_idle_ns=0)
-        if len(partition.planned) > 1 and (
-            until_ns := _kept_until_ns(queue, partition, estimate.median_ns(min(pending, worthwhile)), now_ns)
-        ):
-            return Choice(0, DEADLINE, until_ns, NO_WAITERS, after_idle_ns=0)
-        if pending >= DEEP * worthwhile and not planned:
+        now_ns, start_ns, estimate = context.now_ns, context.start_ns, context.estimate
+        pending, head = queue.rows, queue.head()
+        worthwhile = worthwhile_rows(head, estimate)
+        if pending >= DEEP * worthwhile and not head.planned_rows:
             return Choice(worthwhile, FULL)
-        expected = min(worthwhile, max(int(model.peak_rows), 1))
+        expected = min(worthwhile, context.expected_rows)
         service_ns = estimate.service_ns(expected)
         gather_ns = int(self._gather_fraction * service_ns)
-        start_ns = partition.start_ns(now_ns)
         if pending >= expected or gather_ns < self._gather_floor_ns:
             reason = FULL if pending >= worthwhile else IDLE
             return Choice(self._size(queue, estimate, min(pending, worthwhile), start_ns), reason)
-        head = queue.head()
-        if len(partition.planned) > 1 or head.request.pipeline.stages[head.stage].waits_for:
+        if context.has_more_planned or head.follows:
             return Choice(self._size(queue, estimate, pending, start_ns), IDLE)
-        if partition.batches:
+        if context.is_busy:
             # Other models may keep the partition busy forever, so an urgent head does not wait until it is idle.
             urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
             if start_ns < urgent_ns:
                 return Choice(0, DEADLINE, now_ns + urgent_ns - start_ns, expected, gather_ns)
             return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE)
-        gathered_ns = max(partition.idle_since_ns, head.enqueued_ns) + gather_ns
+        gathered_ns = max(context.idle_since_ns, head.enqueued_ns) + gather_ns
         latest_ns = head.stage_deadline_ns - self._hand_off_ns - service_ns
         if now_ns >= min(gathered_ns, latest_ns):
             reason = DELAY if now_ns >= gathered_ns else DEADLINE
             return Choice(self._size(queue, estimate, pending, start_ns), reason)
         return Choice(0, DELAY, min(gathered_ns, latest_ns), expected)
 
-    def _yields(self, queue: Queue, partition: PartitionState) -> bool:
-        """True if the queue waits until the running batch has ended, for the stage that its rows go on to."""
-        batch = partition.batches[0]
-        entry = batch.entries[0]
-        request = entry.request
-        if request.settled or partition.hand_off_ns > self._gather_fraction * batch.median_ns:
-            return False
-        head = queue.head()
-        before = planned_order(head)
-        incomplete = queue.rows < planned_rows(head)
-        stages = request.pipeline.stages
-        for index in stages[entry.stage].dependents:
-            following = stages[index]
-            model = following.model
-            if request.missing[index] == 1 and model is not None and model.config.key in partition.models:
-                place = request.places[index] if request.places else None
-                deadline_ns = request.deadline_ns - following.remaining_path_ns
-                if ((deadline_ns, 0) if place is None else (place[0].order_ns, place[0].serial)) < before:
-                    return True
-                if incomplete and model.config.key == queue.model:
-                    return True
-        return False
-
-    def _size(self, queue: Queue, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
+    def _size(self, queue: QueueView, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
         """Rows to take: `limit`, or fewer if the first deadline that can be met needs that; late heads set no limit.
 
         With more than a full batch queued, the size keeps most of the best rate (`LatencyEstimate.enough_rows`).
@@ -158,35 +124,9 @@ class DeadlinePolicy:
             return limit
         left_ns = first.stage_deadline_ns - ready_ns
         rows = estimate.rows_within(left_ns, limit) or 1
-        if planned := min(planned_rows(first), limit):
+        if planned := min(first.planned_rows, limit):
             return max(rows, planned)
         return max(rows, estimate.enough_rows) if queue.rows > estimate.efficient_rows else rows
-
-
-def _kept_until_ns(queue: Queue, partition: PartitionState, took_ns: int, now_ns: int) -> int:
-    """Until when a partition is kept for what is planned before the head, and would be late behind it; 0 if nothing is.
-
-    Such a batch waits for rows of the stage before. It is waited for until its latest start, on an idle partition only
-    until its rows should have come if none has, unless the head is planned for this partition and would be late then.
-    """
-    is_own = any(planned.queue_key == queue.key for planned in partition.planned)
-    head = queue.head()
-    order = planned_order(head)
-    place = place_of(head)
-    latest_end_ns = head.stage_deadline_ns if place is None or place[0].partition is partition else INFINITE_NS
-    end_ns = partition.start_ns(now_ns) + took_ns
-    before_ns = 0
-    for planned in partition.planned:
-        if planned.queue_key == queue.key or (not is_own and (planned.order_ns, planned.serial) >= order):
-            return 0
-        latest_ns = planned.latest_ns - planned.length_ns
-        waits = partition.batches or planned.model.outstanding
-        until_ns = latest_ns if waits else min(latest_ns, planned.ready_ns or latest_ns)
-        before_ns += planned.length_ns
-        if latest_ns < end_ns and now_ns <= until_ns and until_ns + before_ns + took_ns <= latest_end_ns:
-            return until_ns + 1
-        end_ns += planned.length_ns
-    return 0
 
 
 class DeferringPolicy(DeadlinePolicy):
@@ -203,32 +143,32 @@ class DeferringPolicy(DeadlinePolicy):
     stages still ahead (the slack of Llama, SoCC'21). Early stages leave enough for later ones.
     """
 
-    def choose(
-        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
-    ) -> Choice:
+    def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Decide by the rows queued and the latest time at which they can safely start."""
+        start_ns, estimate = context.start_ns, context.estimate
         pending = queue.rows
         worthwhile = estimate.efficient_rows
         size = min(pending, worthwhile)
         # Rates compared by cross-multiplication.
         best_ns, batch_ns = estimate.service_ns(worthwhile), estimate.service_ns(size)
         if size * (best_ns + self._hand_off_ns) >= FULL_ENOUGH * worthwhile * (batch_ns + self._hand_off_ns):
-            return super().choose(queue, model, partition, estimate, now_ns)
-        start_ns = partition.start_ns(now_ns)
+            return super().choose(queue, context)
         reserve_ns = estimate.service_ns(pending + 1) + batch_ns
-        latest_ns = self._stage_end_ns(queue.head(), model, estimate) - self._hand_off_ns - reserve_ns
+        latest_ns = self._stage_end_ns(queue.head(), context) - self._hand_off_ns - reserve_ns
+        # It yields to nothing: it has left others their turn until now, and has no time left for them from then on.
         if start_ns >= latest_ns:
-            return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE)
+            return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE, yields=False)
         # Other models may keep the partition busy forever, so ask again when a start would just be in time.
-        return Choice(0, DEADLINE, now_ns + latest_ns - start_ns)
+        return Choice(0, DEADLINE, context.now_ns + latest_ns - start_ns, yields=False)
 
-    def _stage_end_ns(self, entry: Entry, model: ModelState, estimate: LatencyEstimate) -> int:
+    def _stage_end_ns(self, entry: EntryView, context: BatchContext) -> int:
         """The time by which the entry's stage should end, so that later stages have their shares of the time left."""
-        deadline_ns = entry.request.deadline_ns
+        deadline_ns = entry.deadline_ns
         rest_ns = deadline_ns - entry.stage_deadline_ns
         if not rest_ns:
             return deadline_ns
-        own_ns = estimate.service_ns(min(int(model.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
+        estimate = context.estimate
+        own_ns = estimate.service_ns(min(int(context.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
         allowed_ns = (deadline_ns - entry.enqueued_ns) * own_ns // (own_ns + rest_ns)
         return min(entry.enqueued_ns + allowed_ns, entry.stage_deadline_ns)
 

@@ -3,10 +3,9 @@
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice, PolicySettings
+from sluice.batcher.policies.base import BatchContext, Choice, PolicySettings, QueueView
 from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import ModelState, PartitionState
 
 
 class NoBatchingSettings(PolicySettings, frozen=True, tag="none"):
@@ -36,8 +35,6 @@ class NoBatching:
         """One: most requests have one row."""
         return 1
 
-    def choose(
-        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
-    ) -> Choice:
+    def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Close a batch of the first request alone."""
         return Choice(queue.head().rows, ReleaseReason.IDLE)

@@ -8,11 +8,10 @@ from msgspec import Meta
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import Limits, PriorityLevels
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice, PolicySettings
+from sluice.batcher.policies.base import BatchContext, Choice, PolicySettings, QueueView
 from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.priority_queue import PriorityQueue
-from sluice.batcher.queues.queue import NO_WAITERS, Queue
-from sluice.batcher.state import ModelState, PartitionState
+from sluice.batcher.queues.queue import NO_WAITERS
 from sluice.models.dynamic_batching import DynamicBatching
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
@@ -102,16 +101,15 @@ class TimeoutPolicy:
         """The largest preferred size, or the maximum."""
         return min(self._largest, estimate.max_rows) or estimate.max_rows
 
-    def choose(
-        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
-    ) -> Choice:
+    def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         """Decide by the sizes of the requests in the queue and the age of the oldest."""
-        if not self._ahead and partition.batches and partition.batches[0].queue_key == queue.key:
+        now_ns = context.now_ns
+        if not self._ahead and context.runs_own:
             # Other models may never leave the partition idle, so the end of this batch is enough.
-            over_ns = partition.free_at_ns
-            until_ns = over_ns if over_ns > now_ns else now_ns + model.quickest_ns
+            over_ns = context.start_ns
+            until_ns = over_ns if over_ns > now_ns else now_ns + context.quickest_ns
             return Choice(0, ReleaseReason.IDLE, until_ns, NO_WAITERS, 0)
-        maximum = estimate.max_rows
+        maximum = context.estimate.max_rows
         largest = min(self._largest or maximum, maximum)
         oldest_ns = now_ns
         pending = best = count = 0

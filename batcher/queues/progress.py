@@ -2,7 +2,7 @@
 
 from sluice.batcher.interface.config import StageConfig, WhenConfig
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.state import Entry, Place, Request, StageRun, StageState
+from sluice.batcher.state import Entry, Request, StageRun, StageState
 
 PROBABILITY_WEIGHT = 0.005
 """Weight of one request in the smoothed share of rows that a conditional stage runs for."""
@@ -50,15 +50,9 @@ def observe_share(stage: StageState, run: StageRun, request: Request) -> None:
         stage.run_probability += PROBABILITY_WEIGHT * (run.rows / asked.rows - stage.run_probability)
 
 
-def place_of(entry: Entry) -> Place | None:
-    """The place that an entry has in a planned batch."""
-    places = entry.request.places
-    return places[entry.stage] if places else None
-
-
 def planned_order(entry: Entry) -> tuple[int, int]:
     """The order of an entry among those of other queues: that of its planned batch, else its deadline (ns)."""
-    place = place_of(entry)
+    place = entry.place
     return (entry.stage_deadline_ns, 0) if place is None else (place[0].order_ns, place[0].serial)
 
 

@@ -3,11 +3,9 @@ import pytest
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.policies.base import Choice, planned_rows
+from sluice.batcher.policies.base import Choice
 from sluice.batcher.policies.deadline import DeadlinePolicy
-from sluice.batcher.queues.queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state import Entry, PlannedBatch, Request
 from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import (
     GAINING,
@@ -26,6 +24,7 @@ from tests.support.scheduling.builders import (
     spec_of,
     step,
 )
+from tests.unit.batcher.policies.views import Waiting, WaitingQueue, idle
 
 IDLE, FULL, DELAY, DEADLINE = (
     ReleaseReason.IDLE,
@@ -216,59 +215,6 @@ def test_an_idle_partition_is_used_before_one_that_has_a_batch_running() -> None
     assert step(scheduler, 900 * US, arrival(2, S)) == [dispatch(2, [2], FULL, partition="cpu1")]
 
 
-# -- batches whose rows go on
-
-
-def one_of_a_chain(took_ms: float, deadline_ns: int) -> Scheduler:
-    """A batch of the first of two stages began at 0, and 1 us later the first stage is asked for again."""
-    spec = spec_of([model("a:1", 1), model("b:1", 1)], [chain("a:1", "b:1"), single("a:1")])
-    scheduler = serving(spec, LatencyTable.from_ms({1: took_ms}))
-    assert step(scheduler, 0, arrival(1, S, "chain:1")) == [dispatch(1, [1], FULL, model="a:1")]
-    assert step(scheduler, US, arrival(2, deadline_ns, "a:1")) == []
-    return scheduler
-
-
-def test_nothing_is_closed_ahead_of_rows_that_go_on_to_something_more_urgent() -> None:
-    scheduler = one_of_a_chain(10, 2 * S)
-    assert step(scheduler, 9850 * US) == []
-    assert step(scheduler, 10 * MS, completed(1, 0, 10 * MS)) == [dispatch(2, [Member(1, 1, 1)], FULL, model="b:1")]
-    assert step(scheduler, 19_850 * US) == [dispatch(3, [2], FULL, model="a:1")]
-
-
-def test_what_is_more_urgent_than_rows_that_go_on_is_closed_ahead_of_them() -> None:
-    scheduler = one_of_a_chain(10, S // 2)
-    assert step(scheduler, 9850 * US) == [dispatch(2, [2], FULL, model="a:1")]
-
-
-def test_a_partition_is_not_left_idle_for_more_than_a_tenth_of_a_batch_for_rows_that_go_on() -> None:
-    scheduler = one_of_a_chain(1.4, 2 * S)
-    assert step(scheduler, 1250 * US) == [dispatch(2, [2], FULL, model="a:1")]
-
-
-def test_rows_that_go_on_are_waited_for_also_where_they_make_a_small_batch() -> None:
-    """Their batch is planned before the others; that it could have four rows changes nothing."""
-    spec = spec_of([model("a:1", 1), model("b:1", 4)], [chain("a:1", "b:1"), single("a:1")])
-    scheduler = serving(spec, LatencyTable.from_ms({1: 10}))
-    step(scheduler, 0, arrival(1, S, "chain:1"))
-    step(scheduler, US, arrival(2, 2 * S, "a:1"))
-    assert step(scheduler, 9850 * US) == []
-    assert step(scheduler, 10 * MS, completed(1, 0, 10 * MS)) == [dispatch(2, [Member(1, 1, 1)], IDLE, model="b:1")]
-
-
-def test_a_batch_that_lacks_rows_of_its_plan_waits_for_those_that_the_running_batch_brings() -> None:
-    """Both requests have their places in one batch of b; the one that is there first would run alone."""
-    spec = spec_of([model("a:1", 1), model("b:1", 4)], [chain("a:1", "b:1")])
-    scheduler = serving(spec, LatencyTable.from_ms({1: 10}))
-    both = arrival(1, S, "chain:1"), arrival(2, S, "chain:1")
-    assert step(scheduler, 0, *both) == [dispatch(1, [1], FULL, model="a:1")]
-    assert step(scheduler, 9_850 * US) == [dispatch(2, [2], FULL, model="a:1")]
-    assert step(scheduler, 10 * MS, completed(1, 0, 10 * MS)) == []
-    assert step(scheduler, 19_850 * US) == []
-    assert step(scheduler, 20 * MS, completed(2, 10 * MS, 20 * MS)) == [
-        dispatch(3, [Member(1, 1, 1), Member(2, 1, 1)], IDLE, model="b:1")
-    ]
-
-
 # -- batches as they were planned
 
 
@@ -306,15 +252,8 @@ def test_a_later_stage_is_not_gathered_for() -> None:
 
 def of_queue(rows: int, *, deadline_ns: int) -> Choice:
     """The choice of the policy for single rows without places, the first of which is due at `deadline_ns`."""
-    scheduler = serving(spec_of([model("m:1")]), LatencyTable.from_ms({1: 1, 2: 2, 4: 3, 8: 4}))
-    fleet = scheduler.dispatcher.fleet
-    state, partition = fleet.models["m:1"], fleet.partitions["cpu0"]
-    queue = Queue("m:1", "")
-    for number in range(rows):
-        due_ns = S if number else deadline_ns
-        request = Request(number, scheduler.pipelines["m:1"], 1, due_ns, arrival(number, due_ns), 1)
-        queue.push(Entry(request, 0, 1, None, queue.key, due_ns, 0, number), due_ns)
-    return DeadlinePolicy(Limits()).choose(queue, state, partition, state.estimates["cpu1"], 0)
+    queue = WaitingQueue(Waiting(deadline_ns), *[Waiting()] * (rows - 1))
+    return DeadlinePolicy(Limits()).choose(queue, idle(LatencyTable.from_ms({1: 1, 2: 2, 4: 3, 8: 4})))
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(8, 1), (9, 8), (15, 8), (16, 8)])
@@ -326,12 +265,10 @@ def test_without_a_place_a_tight_head_counts_less_the_more_rows_wait(rows: int, 
     assert of_queue(rows, deadline_ns=1_500 * US).rows == expected
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(0, 0), (1, 1), (2.2, 3)])
-def test_what_is_planned_counts_in_whole_rows(rows: float, expected: int) -> None:
-    scheduler = serving(spec_of([model("m:1")]), GAINING)
-    fleet = scheduler.dispatcher.fleet
-    request = Request(1, scheduler.pipelines["m:1"], 1, S, arrival(1, S), 1)
-    if rows:
-        batch = PlannedBatch(fleet.partitions["cpu0"], fleet.models["m:1"], ("m:1", ""), S, 1.0, 1.0, rows=rows)
-        request.places = [(batch, rows)]
-    assert planned_rows(Entry(request, 0, 1, None, ("m:1", ""), S, 0, 1)) == expected
+def test_rows_are_gathered_unless_more_is_planned_or_their_stage_follows_others() -> None:
+    """Four rows are expected, and take 30 ms: they are waited for 3 ms."""
+    policy, context = DeadlinePolicy(Limits()), idle(LatencyTable.from_ms({1: 10, 2: 20, 4: 30, 8: 40}))
+    context = context._replace(expected_rows=4)
+    assert policy.choose(WaitingQueue(Waiting()), context) == Choice(0, DELAY, 3 * MS, 4)
+    assert policy.choose(WaitingQueue(Waiting(follows=True)), context) == Choice(1, IDLE)
+    assert policy.choose(WaitingQueue(Waiting()), context._replace(has_more_planned=True)) == Choice(1, IDLE)

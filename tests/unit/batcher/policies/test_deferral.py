@@ -3,7 +3,8 @@
 from sluice.batcher.interface.config import Limits, ScheduledModel
 from sluice.batcher.interface.decisions import CompleteRequest, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.policies.deadline import DeadlineSettings, Objective
+from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.deadline import DeadlineSettings, DeferringPolicy, Objective
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
@@ -24,6 +25,7 @@ from tests.support.scheduling.builders import (
     spec_of,
     step,
 )
+from tests.unit.batcher.policies.views import Waiting, WaitingQueue, idle
 
 FULL, IDLE, DEADLINE = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DEADLINE
 
@@ -154,3 +156,10 @@ def test_a_stage_uses_its_share_of_the_time_and_leaves_the_rest_to_those_after_i
     # The last stage may use all that is left, less twice 3 ms.
     assert scheduler.next_wakeup_ns() == 34 * MS
     assert step(scheduler, 34 * MS) == [dispatch(2, [Member(1, 1, 1)], DEADLINE, model="n:1")]
+
+
+def test_only_what_is_not_deferred_yields_to_what_is_planned_before_it() -> None:
+    policy, context = DeferringPolicy(Limits()), idle(GAINING)
+    assert policy.choose(WaitingQueue(Waiting(20 * MS)), context) == Choice(0, DEADLINE, 17_750 * US, yields=False)
+    assert policy.choose(WaitingQueue(Waiting(2 * MS)), context) == Choice(1, DEADLINE, yields=False)
+    assert policy.choose(WaitingQueue(*[Waiting()] * 6), context) == Choice(6, IDLE)

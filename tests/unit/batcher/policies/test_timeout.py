@@ -4,10 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from sluice.batcher.interface.config import Limits, PriorityLevels
 from sluice.batcher.interface.decisions import CompleteRequest, DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
-from sluice.batcher.policies.timeout import TimeoutConfig
+from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutPolicy
+from sluice.batcher.queues.queue import NO_WAITERS
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.dynamic_batching import QueuePolicy
 from tests.support.scheduling.builders import (
     MS,
     ONE,
@@ -21,9 +25,10 @@ from tests.support.scheduling.builders import (
     spec_of,
     step,
 )
+from tests.unit.batcher.policies.views import Waiting, WaitingQueue, idle
 
 NEVER = 3600 * S
-FULL, DELAY = ReleaseReason.FULL, ReleaseReason.DELAY
+FULL, IDLE, DELAY = ReleaseReason.FULL, ReleaseReason.IDLE, ReleaseReason.DELAY
 
 
 def scheduler_with(preferred: tuple[int, ...] = (2, 6), delay_ns: int = 10 * S, max_batch: int = 8) -> Scheduler:
@@ -146,3 +151,14 @@ def test_a_request_that_arrives_later_completes_a_preferred_size_at_once() -> No
     assert step(scheduler, 0, arrival(1, NEVER)) == []
     assert scheduler.next_wakeup_ns() == 10 * S
     assert step(scheduler, 4 * S, arrival(2, NEVER)) == [dispatch(1, [1, 2], FULL)]
+
+
+def test_with_bounded_queues_a_batch_waits_for_the_end_of_the_one_of_its_queue() -> None:
+    policy = TimeoutPolicy(TimeoutConfig(levels=PriorityLevels(policy=QueuePolicy(max_queue_size=1))), Limits())
+    queue, running = WaitingQueue(Waiting()), idle(ONE)._replace(is_busy=True, runs_own=True)
+    until_its_end = Choice(0, IDLE, 900_000, NO_WAITERS, after_idle_ns=0)
+    assert policy.choose(queue, running._replace(now_ns=100_000, start_ns=900_000)) == until_its_end
+    # It has not ended when it was expected to: 1 ms more.
+    overrun = running._replace(now_ns=2 * MS, start_ns=2 * MS)
+    assert policy.choose(queue, overrun) == Choice(0, IDLE, 3 * MS, NO_WAITERS, after_idle_ns=0)
+    assert policy.choose(queue, overrun._replace(runs_own=False)) == Choice(1, IDLE)

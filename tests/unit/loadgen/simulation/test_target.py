@@ -5,9 +5,8 @@ import pytest
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet import fleet
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import Choice
+from sluice.batcher.policies.base import BatchContext, Choice, QueueView
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import ModelState, PartitionState
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.run.report import run_text
 from sluice.loadgen.run.result import RunConfig
@@ -227,11 +226,9 @@ class Fixed:
     def full_rows(self, estimate: LatencyEstimate) -> int:
         return 1
 
-    def choose(
-        self, queue: Queue, model: ModelState, partition: PartitionState, estimate: LatencyEstimate, now_ns: int
-    ) -> Choice:
+    def choose(self, queue: QueueView, context: BatchContext) -> Choice:
         choice = self._choice
-        return choice._replace(until_ns=now_ns + choice.until_ns)
+        return choice._replace(until_ns=context.now_ns + choice.until_ns)
 
 
 def fix(monkeypatch: pytest.MonkeyPatch, choice: Choice) -> None:
