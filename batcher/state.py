@@ -12,6 +12,7 @@ PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
 PartitionState  fleet/speed.py                hand_off_ns last_end_ns between_ns
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches free_at_ns idle_since_ns
+PartitionState  dispatch/stragglers.py        overdue
 PartitionState  places/planned_batches.py     planned planned_ns last_serial
 PartitionGroup  fleet/fleet.py                models hosted partitions
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
@@ -41,7 +42,9 @@ StageRun        scheduler/scheduler.py        confidences batch_key
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
 Entry           dispatch/retries.py           lost_once
+Entry           dispatch/stragglers.py        copies
 Batch           dispatch/dispatcher.py        live suspect revoking
+Batch           dispatch/stragglers.py        copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
 """
@@ -97,6 +100,7 @@ class PartitionState:
     batches: list[Batch] = field(default_factory=list)  # dispatched and not over; the first one runs
     free_at_ns: int = 0  # ns; when all its batches are expected to be over
     idle_since_ns: int = 0  # ns; when its last batch ended, or its worker came up
+    overdue: bool = False  # its running batch takes far longer than predicted: it gets no other until that has ended
     last_end_ns: int = 0  # ns; when its worker says the last batch ended
     between_ns: float = 0.0  # ns from the end of a batch to the start of the next one that is there already
     opening_ns: int = 0  # ns; when it may be given a second batch; infinite if it is idle or full
@@ -286,7 +290,7 @@ class Request(msgspec.Struct, eq=False):
     arrival: RequestArrived
     open_stages: int  # stages that are not over
     settled: bool = False  # it has its outcome
-    running: int = 0  # once it is settled: batches, combiners and held answers that still use its tensors
+    running: int = 0  # batches, combiners and held answers that use its tensors for nothing, as once it is settled
     entries: list[Entry] = []  # all that it has waiting or running, or had
     missing: list[int] = []  # by stage, how many stages it still waits for; empty if the pipeline has one stage
     runs: list[StageRun | None] = []  # by stage, None until its rows are known; empty if the pipeline has one stage
@@ -313,6 +317,7 @@ class Entry(msgspec.Struct, eq=False):
     lost_once: bool = False  # its worker was lost while it may have been the cause
     batch: Batch | None = None  # the batch that it runs in
     retry_group: list[Entry] | None = None  # the entries that it is to be retried with
+    copies: list[Entry] | None = None  # those that may be answered, with itself; None if it has no other
 
     @property
     def deadline_ns(self) -> int:
@@ -381,3 +386,4 @@ class Batch(msgspec.Struct, eq=False):
     live: int  # entries whose requests have no outcome
     suspect: bool = False  # it was running when its worker was lost, and may be the cause
     revoking: bool = False  # its worker was asked to take it back
+    copied: bool = False  # some of its entries may have copies

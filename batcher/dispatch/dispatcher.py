@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
 from sluice.batcher.dispatch.closing import Closing
+from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
@@ -49,6 +50,7 @@ PEAK_DECAY = 0.9
 """The peak of outstanding rows falls by this factor with every batch."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
+RETRY = ReleaseReason.RETRY  # members of enums are found slowly
 
 
 class Dispatcher:
@@ -78,6 +80,7 @@ class Dispatcher:
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
         self._sharing = DeviceSharing(spec.partitions, fleet.partitions, self.wakeups, _set_free)
+        self._stragglers = Stragglers(fleet)
         self._evict = evict
         self._resume = resume
         self._changed: dict[PriorityQueue, None] = {}
@@ -255,8 +258,12 @@ class Dispatcher:
         partition = batch.partition
         was_running = partition.batches[0] is batch
         partition.batches.remove(batch)
+        if was_running:
+            partition.idle_since_ns = now_ns
+            if partition.overdue:
+                self._stragglers.trust(partition)
         if not partition.batches:
-            partition.free_at_ns = partition.idle_since_ns = now_ns
+            partition.free_at_ns = now_ns
         elif was_running:
             partition.free_at_ns = now_ns + sum(waiting.median_ns for waiting in partition.batches)
         else:
@@ -293,6 +300,7 @@ class Dispatcher:
         wakeups, sharing = self.wakeups, self._sharing
         if wakeups.check_ns is not None and wakeups.check_ns <= now_ns:
             self._reoffer_changed(now_ns, decisions)
+            self._check_overdue(now_ns)
         items = wakeups.items
         while items and items[0][0] <= now_ns:
             due = wakeups.due(now_ns)
@@ -308,6 +316,25 @@ class Dispatcher:
             if sharing.accounts:
                 self._revoke_unstarted(decisions)
                 sharing.wake_throttled(due, now_ns)
+
+    def _check_overdue(self, now_ns: int) -> None:
+        """Give overdue partitions no more batches, and run elsewhere what can be in time there."""
+        stragglers = self._stragglers
+        for partition in stragglers.find(now_ns):
+            partition.free_at_ns = now_ns + RESTART_NS
+            assert partition.group is not None, "a partition that has a batch has a group"
+            self.wakeups.run_queues[partition.group].partition_changed(partition)
+            new = [batch for batch in partition.batches if not batch.copied]
+            for batch in new:
+                if copies := stragglers.copies(batch, now_ns):
+                    self.retry(batch.queue_key, copies, now_ns)
+                for copy in copies:
+                    if copy.request.pipeline.evicts:
+                        self.timeouts.plan(copy, now_ns + 1)
+            if new:
+                self.reconsider(partition.name, now_ns)
+        if stragglers.next_ns is not None:
+            self.check_by(stragglers.next_ns)
 
     def _revoke_unstarted(self, decisions: list[AnyDecision]) -> None:
         """Revoke the batches that have not started on throttled partitions."""
@@ -327,7 +354,7 @@ class Dispatcher:
             if chosen is None:
                 return
             partition, queue, entries, reason = chosen
-            if reason is not ReleaseReason.RETRY:
+            if reason is not RETRY:
                 entries = self._on_time(partition, queue, entries, now_ns, decisions)
             if entries:
                 decisions.append(self._close(partition, queue, entries, reason, now_ns))
@@ -342,7 +369,7 @@ class Dispatcher:
             if queue.retries:
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
-                return partition, queue, entries, ReleaseReason.RETRY
+                return partition, queue, entries, RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
@@ -442,6 +469,8 @@ class Dispatcher:
         median_ns = model.estimates[partition.kind].median_ns(rows)
         kind, identity = partition.kind, self._next_batch
         batch = Batch(identity, queue.key, partition, kind, entries, rows, median_ns, now_ns, len(entries))
+        if reason is RETRY:
+            mark_copied(batch)
         self._next_batch += 1
         self.batches[identity] = batch
         for entry in entries:
@@ -451,6 +480,8 @@ class Dispatcher:
         partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + median_ns
         partition.batches.append(batch)
         assert partition.group is not None, "a partition that takes a batch has a group"
+        if self._stragglers.is_idle and (partition.group.only is None or len(model.groups) > 1):
+            self.check_by(self._stragglers.watch(now_ns))
         self.wakeups.run_queues[partition.group].partition_changed(partition)
         if self._sharing.accounts:
             self._sharing.started(partition, now_ns)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
+from sluice.batcher.dispatch.stragglers import leaves_it_to_copies, live_copies
 from sluice.batcher.fleet.speed import fits_elsewhere, ran_out_of_memory
 from sluice.batcher.interface.decisions import AnyDecision
 from sluice.batcher.interface.events import BatchFailed, BatchRevoked, FailureCause
@@ -28,15 +29,15 @@ class Failures:
     (`BatchLimit`). A request that does not fit by itself goes to a partition of another kind, if one may have memory
     for it.
 
-    `fail` settles a request. `ended` records that a piece of its work is over; it returns True if the request was
-    settled before.
+    `fail` settles a request. `ended` records that the batch of an entry is over; it returns True if the answer of the
+    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         fail: Callable[[Request, Outcome, str, list[AnyDecision]], None],
-        ended: Callable[[Request], bool],
+        ended: Callable[[Entry], bool],
     ) -> None:
         self._dispatcher = dispatcher
         self._fail = fail
@@ -91,7 +92,12 @@ class Failures:
         alive = []
         for entry in batch.entries:
             leave_batch(entry)
-            if not self._ended(entry.request):
+            if self._ended(entry):
+                continue
+            if leaves_it_to_copies(entry):
+                for copy in live_copies(entry):
+                    copy.lost_once = copy.lost_once or batch.suspect
+            else:
                 alive.append(entry)
         return alive
 

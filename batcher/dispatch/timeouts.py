@@ -35,7 +35,7 @@ class RequestTimeouts:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._compact_above = COMPACT
-        self.planned: list[tuple[int, int, Entry, TimeoutCause]] = []
+        self.planned: list[tuple[int, int, int, Entry, TimeoutCause]] = []
 
     def plan(self, entry: Entry, now_ns: int) -> None:
         """Evict the entry's request when it can no longer be in time."""
@@ -53,15 +53,16 @@ class RequestTimeouts:
     def _add(self, entry: Entry, at_ns: int, cause: TimeoutCause) -> None:
         planned = self.planned
         if len(planned) > self._compact_above:
-            planned[:] = [item for item in planned if _waits(item[2])]
+            planned[:] = [item for item in planned if _waits(item[3])]
             heapify(planned)
             self._compact_above = max(COMPACT, 2 * len(planned))
-        heappush(planned, (at_ns, entry.sequence, entry, cause))
+        # Copies of an entry have its sequence number, and were queued later.
+        heappush(planned, (at_ns, entry.sequence, entry.enqueued_ns, entry, cause))
 
     def next_ns(self) -> int | None:
         """When the first entry times out; drops timeouts of entries that were dispatched in time."""
         planned = self.planned
-        while planned and planned[0][3] and not planned[0][2].queued:
+        while planned and planned[0][4] and not planned[0][3].queued:
             heappop(planned)
         return planned[0][0] if planned else None
 
@@ -69,7 +70,7 @@ class RequestTimeouts:
         """The entries that time out now."""
         planned = self.planned
         while planned and planned[0][0] <= now_ns:
-            _, _, entry, cause = heappop(planned)
+            *_, entry, cause = heappop(planned)
             if entry.request.settled or not (entry.queued if cause else _waits(entry)):
                 continue
             if cause is TimeoutCause.DELAYED:

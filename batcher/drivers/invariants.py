@@ -1,5 +1,6 @@
 """The invariants of the scheduler, asserted by tests after every step."""
 
+from sluice.batcher.dispatch.stragglers import is_superseded, live_copies
 from sluice.batcher.fleet.partition_group import first_idle
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.queues.priority_queue import PriorityQueue
@@ -28,10 +29,13 @@ def _check_requests(scheduler: Scheduler) -> None:
         mine = [request for request in scheduler.requests.values() if request.pipeline is pipeline]
         assert pipeline.outstanding == len(mine) > 0, f"{pipeline.config.name} is retired and has nothing to wait for"
     for request in scheduler.requests.values():
+        most = max((len(live_copies(entry)) for entry in request.entries), default=0)
+        assert most <= len(scheduler.spec.partitions), f"request {request.identity} has {most} copies"
         assert not request.settled, f"settled request {request.identity} is still known"
         assert request.open_stages > 0, f"request {request.identity} has nothing left to do and no outcome"
         combined = any(identity == request.identity for identity, _ in scheduler._combining)
-        waiting = combined or any(_waits(scheduler, entry) for entry in request.entries)
+        copies = [copy for entry in request.entries for copy in live_copies(entry)]
+        waiting = combined or any(_waits(scheduler, copy) for copy in copies)
         assert waiting, f"request {request.identity} is neither queued nor running"
     held = {id(request): request for request in scheduler.requests.values()}
     for batch in scheduler.dispatcher.batches.values():
@@ -79,6 +83,7 @@ def _check_batches(scheduler: Scheduler) -> None:
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
     for partition in dispatcher.fleet.partitions.values():
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
+        assert partition.batches or not partition.overdue, f"{partition.name} is overdue and runs nothing"
         if partition.throttled:
             assert partition.group is not None, f"{partition.name} is throttled and was never ready"
             assert first_idle(partition.group) is not partition, f"{partition.name} is throttled and may be chosen"
@@ -100,7 +105,8 @@ def _check_batches(scheduler: Scheduler) -> None:
             for entry in batch.entries
         }
         assert len(keys) == 1, f"a batch mixes the keys {sorted(keys)}"
-        assert batch.live == sum(not entry.request.settled for entry in batch.entries), "live members do not add up"
+        live = sum(not entry.request.settled and not is_superseded(entry) for entry in batch.entries)
+        assert batch.live == live, "live members do not add up"
         assert not any(entry.queued for entry in batch.entries), "an entry is queued and running"
 
 

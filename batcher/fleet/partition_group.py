@@ -18,7 +18,7 @@ def partition_changed(group: PartitionGroup, partition: PartitionState) -> None:
     if not partition.ready:
         return
     batches = len(partition.batches)
-    opens = batches == 1 and not partition.throttled
+    opens = batches == 1 and not partition.throttled and not partition.overdue
     partition.opening_ns = partition.free_at_ns - partition.hand_off_ns if opens else INFINITE_NS
     if not batches:
         if not partition.is_listed_idle and not partition.throttled:
@@ -60,7 +60,7 @@ def _compact(group: PartitionGroup) -> None:
     """Rebuild the heaps without outdated items."""
     busy = [partition for partition in group.partitions.values() if partition.ready and partition.batches]
     group.busy = sorted((each.free_at_ns, each.number, each) for each in busy)
-    opens = [each for each in busy if len(each.batches) == 1 and not each.throttled]
+    opens = [each for each in busy if len(each.batches) == 1 and not each.throttled and not each.overdue]
     group.opening = sorted((each.opening_ns, each.number, each) for each in opens)
 
 

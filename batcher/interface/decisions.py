@@ -20,7 +20,7 @@ class ReleaseReason(enum.StrEnum):
     DEADLINE = "deadline"
     """Waiting longer would have missed the head's deadline."""
     RETRY = "retry"
-    """It repeats (part of) a batch that failed."""
+    """It repeats (part of) a batch that failed, or that takes far too long."""
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):

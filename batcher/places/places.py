@@ -435,15 +435,12 @@ class Places:
         return any(batch.model.config.key == model for batch in self._fleet.partitions[partition].planned)
 
     def sync(self, now_ns: int) -> None:
-        """Move the batches of partitions that were lost, or no longer hold a model, to others that hold it."""
+        """Move the batches of partitions that are lost or overdue, or do not hold a model any more, to others."""
         self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
         for partition in self._fleet.partitions.values():
             for batch in [each for each in partition.planned if not _can_run(partition, each)]:
                 hosts = [
-                    host
-                    for group in batch.model.groups
-                    for host in group.partitions.values()
-                    if host.ready and host is not partition
+                    host for group in batch.model.groups for host in group.partitions.values() if _can_run(host, batch)
                 ]
                 if hosts:
                     planned_batches.move(batch, min(hosts, key=lambda host: planned_until_ns(host, now_ns)))
@@ -455,7 +452,7 @@ class Places:
 
 
 def _can_run(partition: PartitionState, batch: PlannedBatch) -> bool:
-    return partition.ready and batch.model.config.key in partition.models
+    return partition.ready and not partition.overdue and batch.model.config.key in partition.models
 
 
 def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:

@@ -44,7 +44,7 @@ class QueueTable:
         queue = queues.get(batch_key)
         if queue is None:
             queue = queues[batch_key] = self._new[model](model, batch_key)
-            queue.only = self._bounds.get(batch_key.rpartition("@")[2]) if "@" in batch_key else None
+            queue.only = self.only(key)
             if queue.only is not None:
                 self._bound[queue] = None
         return queue
@@ -54,6 +54,10 @@ class QueueTable:
         key = bound_key(key, kind, price)
         self._bounds[key[1].rpartition("@")[2]] = (kind, price)
         return self.get(key)
+
+    def only(self, key: QueueKey) -> tuple[str, float] | None:
+        """The (kind, price) of the partitions that entries of a key may run on; None for all."""
+        return self._bounds.get(key[1].rpartition("@")[2]) if "@" in key[1] else None
 
     def bound_queues(self) -> list[Queue]:
         """All queues whose entries may run only on some partitions."""

@@ -12,6 +12,18 @@ FinishedEntries = tuple[Sequence[Entry], BatchCompleted, PartitionState]
 """(entries that have run, the report on exactly their rows, their partition)."""
 
 
+def one_by_one(batch: Batch, event: BatchCompleted) -> list[FinishedEntries]:
+    """The entries of a batch that has run, each by itself."""
+    finished: list[FinishedEntries] = []
+    first = 0
+    for entry in batch.entries:
+        last = first + entry.rows
+        confidences = tuple(values[first:last] for values in event.confidences)
+        finished.append(((entry,), msgspec.structs.replace(event, confidences=confidences), batch.partition))
+        first = last
+    return finished
+
+
 class ResponseOrder:
     """Dispatched and retried entries in the order of their first dispatch, until they may continue.
 
@@ -31,26 +43,23 @@ class ResponseOrder:
 
     def holds(self, entry: Entry) -> bool:
         """True if an entry has run and may not continue yet."""
-        return entry.sequence in self._done
+        done = self._done.get(entry.sequence)
+        return done is not None and done[0][0] is entry  # and not a copy of it
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries that are dispatched for the first time."""
         for entry in entries:
             self._order[entry.sequence] = entry
 
-    def completed(self, batch: Batch, event: BatchCompleted) -> list[FinishedEntries]:
-        """Record that a batch has run; returns the entries of this and earlier batches that may continue now."""
+    def completed(self, finished: Iterable[FinishedEntries]) -> list[FinishedEntries]:
+        """Record single entries that have run; returns those, and earlier ones, that may continue now."""
         free: list[FinishedEntries] = []
-        first = 0
-        for entry in batch.entries:
-            last = first + entry.rows
-            confidences = tuple(values[first:last] for values in event.confidences)
-            done = ((entry,), msgspec.structs.replace(event, confidences=confidences), batch.partition)
-            if entry.sequence in self._order:
-                self._done[entry.sequence] = done
+        for done in finished:
+            sequence = done[0][0].sequence
+            if sequence in self._order:
+                self._done[sequence] = done
             else:  # it is settled
                 free.append(done)
-            first = last
         return free + self.release()
 
     def release(self) -> list[FinishedEntries]:

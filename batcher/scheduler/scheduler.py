@@ -5,6 +5,7 @@ from typing import Any
 
 from sluice.batcher.dispatch.dispatcher import Dispatcher, leave_batch
 from sluice.batcher.dispatch.retries import Failures
+from sluice.batcher.dispatch.stragglers import is_superseded, live_copies, supersede
 from sluice.batcher.dispatch.timeouts import REASONS, TimeoutCause
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import observe_batch, observe_hand_off
@@ -40,13 +41,13 @@ from sluice.batcher.places.places import Offer
 from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.queues.priority_queue import EntryRefusedError
 from sluice.batcher.queues.progress import observe_share, rows_for
-from sluice.batcher.queues.response_order import FinishedEntries
+from sluice.batcher.queues.response_order import FinishedEntries, one_by_one
 from sluice.batcher.scheduler.admission import Admission
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
 from sluice.batcher.scheduler.unserved import hopeless_entries
-from sluice.batcher.state import PipelineState, Request, StageRun, StageState
+from sluice.batcher.state import Entry, PipelineState, Request, StageRun, StageState
 
 # Enum members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
 COMPLETED, COMPLETED_LATE = Outcome.COMPLETED, Outcome.COMPLETED_LATE
@@ -78,7 +79,7 @@ class Scheduler:
         self.admission = Admission(spec.limits, self.memory, self.dispatcher.fleet, self._places, self._loader)
         # Work of the driver itself: a request that is settled meanwhile is no longer in `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
-        failures = Failures(self.dispatcher, self._fail, self._ended)
+        failures = Failures(self.dispatcher, self._fail, self._run_ended)
         self._handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
             RequestArrived: self._arrived,
             LoopDelayed: self._loop_delayed,
@@ -218,12 +219,13 @@ class Scheduler:
         identity = request.identity
         outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
         decisions.append(CompleteRequest(identity, outcome))
-        # No entry waits or runs any more, so there is less to do than in `_settle`.
+        # No entry waits or runs any more but superseded ones, so there is less to do than in `_settle`.
         request.settled = True
         del self.requests[identity]
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: this breaks the cycle for the garbage collector
-        self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
+        if not request.running:
+            self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
         """Release everything that a settled request holds, and withdraw its work that has not started."""
@@ -233,7 +235,7 @@ class Scheduler:
         for stage in range(request.pipeline.stage_count):
             self._places.release(request, stage)
             request.running += (request.identity, stage) in self._combining
-        for entry in request.entries:
+        for entry in [copy for original in request.entries for copy in live_copies(original)]:
             if entry.queued or entry.retry_group is not None:
                 self.dispatcher.withdraw(entry)
             elif entry.batch is not None:
@@ -248,10 +250,20 @@ class Scheduler:
     def _ended(self, request: Request) -> bool:
         """Record that one running piece of a request ended; True if the request was settled meanwhile."""
         if request.settled:
-            request.running -= 1
-            if not request.running:
-                self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
+            self._end_piece(request)
         return request.settled
+
+    def _run_ended(self, entry: Entry) -> bool:
+        """Record that the batch of an entry ended; True if its answer is not wanted any more."""
+        if not is_superseded(entry):
+            return self._ended(entry.request)
+        self._end_piece(entry.request)
+        return True
+
+    def _end_piece(self, request: Request) -> None:
+        request.running -= 1
+        if request.settled and not request.running:
+            self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
 
     # -- progress
 
@@ -333,14 +345,32 @@ class Scheduler:
         model = self.dispatcher.models[batch.queue_key[0]]
         observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)
-        if queue is None or queue.response_order is None:
+        order = None if queue is None else queue.response_order
+        if order is None and not batch.copied:
             self._progress((batch.entries, event, partition), now_ns, decisions)
             batch.entries.clear()
-        else:
-            for entry in batch.entries:
-                leave_batch(entry)
-            for done in queue.response_order.completed(batch, event):
-                self._progress(done, now_ns, decisions)
+            return
+        for entry in batch.entries:
+            leave_batch(entry)
+        finished = one_by_one(batch, event)
+        if batch.copied:
+            finished = [done for done in finished if self._is_first(done[0][0], decisions)]
+        for done in finished if order is None else order.completed(finished):
+            self._progress(done, now_ns, decisions)
+
+    def _is_first(self, entry: Entry, decisions: list[AnyDecision]) -> bool:
+        """Drop the other copies of an entry that has run; False if it is itself superseded."""
+        if is_superseded(entry):
+            self._run_ended(entry)
+            return False
+        request = entry.request
+        for copy in () if request.settled else supersede(entry):
+            if copy.retry_group is not None:
+                self.dispatcher.withdraw(copy)
+            elif copy.batch is not None:
+                request.running += 1
+                self.dispatcher.drop_member(copy, copy.batch, decisions)
+        return True
 
     def _progress(self, done: FinishedEntries, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Continue or complete the requests of entries that have run."""

@@ -13,7 +13,7 @@ from sluice.gateway.config.restricted import RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
-from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S, TritonSettings
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.models.measuring.model_loading import ModelLoadingSettings
 from sluice.models.pipelines.pipeline import check_client_key
@@ -75,6 +75,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     strict: bool = False
     strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
+    batch_timeout_s: float = BATCH_TIMEOUT_S
     quarantine: QuarantineSettings = QuarantineSettings()
     spare_worker: bool = True
     model_loading: ModelLoadingSettings = ModelLoadingSettings()
@@ -100,8 +101,6 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"max_body_bytes: expected at least 1, got {self.max_body_bytes}")
         if self.load_models and self.control is not ModelControlMode.EXPLICIT:
             raise ValueError(f"load_models requires control explicit, got control {self.control}")
-        if not 0 < self.poll_s < math.inf:
-            raise ValueError(f"poll_s: expected a finite number above 0, got {self.poll_s:g}")
         if self.cache_bytes < 0:
             raise ValueError(f"cache_bytes: expected at least 0, got {self.cache_bytes}")
         if isinstance(self.partitions, tuple):
@@ -111,13 +110,12 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         Restrictions(self.restricted)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
+        _check_seconds(self)
         if self.client_key is not None:
             try:
                 check_client_key(self.client_key)
             except ValueError as error:
                 raise ValueError(f"client_key: {error}") from error
-        if not 0 <= self.drain_timeout_s < math.inf:
-            raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {self.drain_timeout_s:g}")
 
     @property
     def balance(self) -> BalanceSettings | None:
@@ -172,6 +170,15 @@ def _partition(document: Any, path: str) -> Any:
     if kind not in _KINDS:
         raise ConfigError(f"{path}: kind: expected one of {', '.join(_KINDS)}, got '{kind}'")
     return convert_settings(document, _KINDS[kind], path)
+
+
+def _check_seconds(config: ServerConfig) -> None:
+    """Raise ValueError for times that are out of range."""
+    for name in ("poll_s", "batch_timeout_s"):
+        if not 0 < (seconds := getattr(config, name)) < math.inf:
+            raise ValueError(f"{name}: expected a finite number above 0, got {seconds:g}")
+    if not 0 <= config.drain_timeout_s < math.inf:
+        raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {config.drain_timeout_s:g}")
 
 
 def _check_devices(partitions: tuple[Partition, ...]) -> None:

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-BATCH_TIMEOUT_S = 10.0
+BATCH_TIMEOUT_S: float = 10
 """Time that every batch has, on workers as on Triton servers, however short its latency is."""
 
 

@@ -286,6 +286,7 @@ def _build_execution(
         _pipeline_wirings(core.pipelines, spec, core.specs),
         core.specs,
         config.limits.input_arena_mb * _MIB,
+        config.batch_timeout_s,
         quarantine=config.quarantine,
         controls=mps,
         cache=None if cache is None else StageCache(cache),

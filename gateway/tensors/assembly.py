@@ -138,7 +138,10 @@ class Assembly:
         return inputs
 
     def complete(self, batch: int, outputs: BatchOutputs) -> None:
-        """Store a batch's outputs for the members that are still open, and free its inputs."""
+        """Store a batch's outputs for the members that are still open, and free its inputs.
+
+        Of a stage that ran twice, since its first worker did not answer, the first outputs are kept.
+        """
         running = self._end(batch)
         spec = self._models[running.batch.model]
         if not spec.batchable:
@@ -147,7 +150,7 @@ class Assembly:
         outputs.references += 1
         for member in running.batch.members:
             request_tensors = self._requests.get(member.request)
-            if request_tensors is not None:
+            if request_tensors is not None and request_tensors.stage_outputs[member.stage] is None:
                 request_tensors.stage_outputs[member.stage] = StageOutput(outputs, first, member.rows, member.row_index)
                 outputs.references += 1
                 if request_tensors.cache_misses and self._cache is not None:

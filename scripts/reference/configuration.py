@@ -53,6 +53,8 @@ SERVER = Section(
         "strict_readiness": "Be ready only while all models and pipelines are ready, as in Triton. Otherwise "
         "the server "
         "is ready while any of them is.",
+        "batch_timeout_s": "A worker that does not end a batch within this time, or within 20 times its measured "
+        "latency if that is more, [hangs](../operate/faults.md) and is replaced.",
         "quarantine": "When a partition is suspended after repeated faults, and for how long. See "
         "[below](#quarantine).",
         "spare_worker": "Keep a process of about 54 MB ready to become the next worker, so that a lost worker is back "
@@ -426,6 +428,7 @@ partitions:                   # or a number of equal ones: `partitions: 2`
   - {name: large, cores: [1, 2, 3]}
 strict: true                  # refuse partitions whose limits do not hold
 strict_readiness: true        # not ready while a model is broken
+batch_timeout_s: 5            # replace a worker after 5 s without an answer
 quarantine: {faults: 3}       # suspend a partition after 3 lost workers
 spare_worker: false           # no process waits to become the next worker
 model_loading: {run_ms: 1000} # a loaded model is run for about a second

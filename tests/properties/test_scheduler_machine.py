@@ -158,6 +158,7 @@ class SchedulerMachine(DrainingMachine):
 
     def start(self, batch: DispatchBatch) -> None:
         assert batch.partition in self.up
+        assert batch.partition not in self.overdue, "an overdue partition gets a batch"
         assert batch.model in self.holds[batch.partition], f"{batch.partition} does not hold {batch.model}"
         running = self.running[batch.partition]
         running.append(batch)
@@ -198,6 +199,11 @@ class SchedulerMachine(DrainingMachine):
         reported = (tuple(confidences[row % len(confidences)] for row in range(batch.rows)),)
         started_ns = self.started_ns.pop(batch.batch)
         self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, reported))
+
+    @property
+    def overdue(self) -> list[str]:
+        partitions = self.scheduler.dispatcher.fleet.partitions
+        return [name for name, state in partitions.items() if state.overdue]
 
     def busy(self) -> list[str]:
         return [name for name in KINDS if self.running[name]]
@@ -301,6 +307,22 @@ class SchedulerMachine(DrainingMachine):
         ended_ns = self.started_ns[batch.batch] + predicted_ns * percent // 100
         self.advance_to(max(ended_ns, self.now_ns))
         self.complete(name, [confidence, 0.4])
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), ends=st.sampled_from(["late", "lost", "not yet"]), confidence=st.floats(0, 1))
+    def let_one_be_overdue(self, data: st.DataObject, ends: str, confidence: float) -> None:
+        """A worker stands still while the others run what they have, or stand still as well."""
+        self.wake_if_due()
+        name = data.draw(st.sampled_from(self.busy()))
+        others = data.draw(st.sets(st.sampled_from(sorted(KINDS))))
+        self.advance_to(max(self.now_ns, self.started_ns[self.running[name][0].batch] + 101 * MS))
+        for other in sorted(others - {name}):
+            if self.running[other]:
+                self.complete(other, [confidence, 0.4])
+        if ends == "late":
+            self.complete(name, [confidence, 0.4])
+        elif ends == "lost" and name in self.up:
+            self.lose(name)
 
     @precondition(lambda self: self.busy())
     @rule(

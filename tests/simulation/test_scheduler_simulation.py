@@ -67,16 +67,27 @@ class Machine:
         return ()
 
 
+class StoppedMachine(Machine):
+    """As `Machine`, with a worker that stands still for 1.5 s every two seconds: the one and the other in turn."""
+
+    simulator: FaultySimulator
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        turn, since_ns = divmod(self.simulator.now_ns, 2 * S)
+        still_ns = 1_500 * MS - since_ns if batch.partition == f"cpu{turn % 2}" else 0
+        return max(still_ns, 0) + super().batch_ns(batch)
+
+
 class Run:
     """One simulation and its results."""
 
-    def __init__(self, spec: SchedulerSpec, seed: int) -> None:
+    def __init__(self, spec: SchedulerSpec, seed: int, machine: Machine | None = None) -> None:
         self.scheduler = Scheduler(spec)
         self.journal: list[bytes] = []
         self.outcomes: dict[int, Outcome] = {}
         self.settled_ns: dict[int, int] = {}
         self._writer = JournalWriter(self.journal.append, spec)
-        self.simulator = FaultySimulator(self.scheduler, Machine(seed), self._observe)
+        self.simulator = FaultySimulator(self.scheduler, machine or Machine(seed), self._observe)
         for partition in spec.partitions:
             self.simulator.at(
                 0, PartitionReady(partition.name, {model.key: TABLES[model.key] for model in spec.models})
@@ -156,6 +167,23 @@ def test_a_run_replays_identically_and_another_run_of_the_seed_is_the_same(kind:
     assert replay(run.journal) is None
     assert simulate(PIPELINES[kind], 5_000, seed=7, faults=True, count=400).journal == run.journal
     assert simulate(PIPELINES[kind], 5_000, seed=8, faults=True, count=400).journal != run.journal
+
+
+@pytest.mark.parametrize(("slo_ns", "most_late"), [(60 * MS, 6), (500 * MS, 0)])
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_thirty_stopped_workers_cost_hardly_a_request_its_deadline(kind: str, slo_ns: int, most_late: int) -> None:
+    pipeline = PIPELINES[kind]
+    machine = StoppedMachine(seed=1)
+    run = Run(spec_of(MODELS, [pipeline], partitions=("cpu0", "cpu1")), 1, machine)
+    machine.simulator = run.simulator
+    run.simulator.run(arrivals(1, pipeline.name, 100, 6_000, slo_ns))
+    assert run.simulator.now_ns > 59 * S
+    counts = Counter(run.outcomes.values())
+    assert counts.total() == 6_000
+    assert counts[Outcome.COMPLETED] >= 6_000 - most_late
+    assert run.scheduler.memory.used_bytes == 0
+    assert run.scheduler.dispatcher.batches == {}
+    assert replay(run.journal) is None
 
 
 def rates_at(requests_per_s: int, policy: PolicyConfig) -> tuple[float, float]:

@@ -141,9 +141,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
             "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
-            "quarantine, spare_worker, model_loading, triton, max_body_bytes, allow_client_shm, cache_bytes, "
-            "statuses, tls, restricted, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, "
-            "models, default_slo_ms, late, percentile, residency, prices",
+            "batch_timeout_s, quarantine, spare_worker, model_loading, triton, max_body_bytes, allow_client_shm, "
+            "cache_bytes, statuses, tls, restricted, trace, trace_requests, client_key, drain_timeout_s, policy, "
+            "max_batch_size, models, default_slo_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -275,6 +275,10 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("trace_requests: -1", "trace_requests: expected 0 to 1000000, got -1"),
         ("prices: {core_hour: -3}", "prices: core_hour: expected a finite price of at least 0, got -3"),
         ("prices: {gpu_hour: .inf}", "prices: gpu_hour: expected a finite price of at least 0, got inf"),
+        (
+            "batch_timeout_s: 0",
+            "batch_timeout_s: expected a finite number above 0, got 0",
+        ),
         (
             "drain_timeout_s: -1",
             "drain_timeout_s: expected a finite number of at least 0, got -1",

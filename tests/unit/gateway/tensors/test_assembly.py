@@ -154,6 +154,23 @@ def test_an_abandoned_batch_gives_its_slot_back_and_can_be_repeated() -> None:
     np.testing.assert_array_equal(bench.regions.array(tensor), rows(1))
 
 
+def test_of_a_stage_that_ran_twice_the_first_outputs_are_kept_and_the_others_freed() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1))
+    bench.begin(10, "small:1", Member(1, 0, 1))
+    bench.begin(11, "small:1", Member(1, 0, 1))
+    bench.complete(11, "probs", rows(20))
+    assert bench.slots.used_bytes > 0, "the first worker may still read what it was given"
+    bench.complete(10, "probs", rows(10))
+    assert bench.freed == [10]
+    assert bench.slots.used_bytes == 0
+    _, referred = bench.begin(12, "chained:1", Member(1, 1, 1))
+    np.testing.assert_array_equal(bench.regions.array(referred), rows(20))
+    bench.complete(12, "probs", rows(200))
+    bench.assembly.discard(1)
+    assert sorted(bench.freed) == [10, 11, 12]
+
+
 def test_an_ensemble_is_joined_from_members_of_different_batches() -> None:
     bench = Bench()
     bench.admit(1, "ensemble:1", x=rows(1, 2))
