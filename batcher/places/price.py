@@ -44,7 +44,7 @@ class Opening(NamedTuple):
         return self.cost_ns[index] + int(hypot(depth * self.slow_ns[index], self.spread_ns[index]))
 
 
-class _Later(NamedTuple):
+class _Following(NamedTuple):
     """A later stage on the same group: the share of the rows that go on to it, and whether it opens a batch, too."""
 
     model: ModelState
@@ -66,7 +66,7 @@ def opening(
     full = model.full_rows(estimate)
     reach = pipeline.reach[first.index] or 1.0
     beside = [
-        _Later(each.model, pipeline.reach[each.index] / reach, each.index in opened)
+        _Following(each.model, pipeline.reach[each.index] / reach, each.index in opened)
         for each in pipeline.stages
         if each is not first and each.model is not None and group in each.model.groups
     ]
@@ -76,13 +76,13 @@ def opening(
         most = min(each.model.config.max_batch / each.share for each in shared)
         sizes += [full * batches for batches in range(2, min(int(most / full), MOST_GATHERED) + 1)]
     costs = [_cost_ns(model, beside, group, rows, full, hand_off_ns) for rows in sizes]
-    last = beside[-1] if beside else _Later(model, 1.0, True)
+    last = beside[-1] if beside else _Following(model, 1.0, True)
     tails = [_tails_ns(last, rows, group, pipeline.caution) for rows in sizes]
     return Opening(sizes, costs, [slow_ns for slow_ns, _ in tails], [spread_ns for _, spread_ns in tails])
 
 
 def _cost_ns(
-    model: ModelState, beside: Sequence[_Later], group: PartitionGroup, rows: int, full: int, hand_off_ns: int
+    model: ModelState, beside: Sequence[_Following], group: PartitionGroup, rows: int, full: int, hand_off_ns: int
 ) -> int:
     """The time that `rows` rows take of a partition, in batches of `full` rows at most."""
     batches = -(-rows // full)
@@ -97,7 +97,7 @@ def _cost_ns(
     return cost_ns
 
 
-def _tails_ns(last: _Later, rows: int, group: PartitionGroup, caution: float) -> tuple[float, int]:
+def _tails_ns(last: _Following, rows: int, group: PartitionGroup, caution: float) -> tuple[float, int]:
     own = min(rows * last.share, last.model.config.max_batch)
     variance = own * (1 - last.share) if last.share < 1 else 0.0
     estimate = last.model.estimates[group.kind]
