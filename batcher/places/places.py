@@ -38,7 +38,7 @@ from sluice.batcher.state import (
 
 LATE_STEP = 0.01
 """A request that is answered late raises the share of its time that places of its pipeline keep by this much."""
-LATE_SHARE = 0.5
+LATE_PART = 0.5
 """The feedback settles where this part of the late answers is used that the percentile of a pipeline allows."""
 MOST_KEPT = 0.5
 """The largest share of a request's time that is kept."""
@@ -79,7 +79,7 @@ class Refusal(NamedTuple):
     cost: float | None = None
 
 
-class Later(NamedTuple):
+class Postponed(NamedTuple):
     """A group on which it is worth opening batches only after a time (ns)."""
 
     group: PartitionGroup
@@ -169,6 +169,8 @@ class Places:
         if grown > batch.room:
             median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(grown))
             took_ns = median_ns + batch.gap_ns
+            if self._shares.is_cheaper_alone(batch, rows, took_ns - batch.length_ns):
+                return None
             tail_ns = int(batch.caution * batch.depth * (service_ns - median_ns))
         free_ns = partition.free_at_ns
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
@@ -204,16 +206,17 @@ class Places:
                 search.undo()
         else:
             return Refusal(max(late.done_ns, event.deadline_ns + 1), pipeline.critical_path_ns if late.stays else 0)
-        if search.opened and (later := self._larger_later(pipeline, search, share_ns, now_ns)):
+        if search.opened and (postponed := self._larger_later(pipeline, search, share_ns, now_ns)):
             search.undo()
             elsewhere = [
-                None if groups is None else [each for each in groups if each is not later.group] for groups in allowed
+                None if groups is None else [each for each in groups if each is not postponed.group]
+                for groups in allowed
             ]
             if all(groups is None or groups for groups in elsewhere):
                 offer = self._search(event, pipeline, elsewhere, share_ns, now_ns)
                 if isinstance(offer, Offer):
                     return offer
-            return Refusal(search.done_ns, later.wait_ns)
+            return Refusal(search.done_ns, postponed.wait_ns)
         for opened in search.opened:
             if opened.batch.merges:
                 continue  # it runs before the batch that others can join
@@ -224,7 +227,7 @@ class Places:
                 opened.batch.model.open_batch = opened.batch
         return Offer(search.places, search.done_ns, search.waits_ns)
 
-    def _larger_later(self, pipeline: PipelineState, search: Search, share_ns: int, now_ns: int) -> Later | None:
+    def _larger_later(self, pipeline: PipelineState, search: Search, share_ns: int, now_ns: int) -> Postponed | None:
         """Where it is worth opening batches only later; None if it is worth it now."""
         seen: list[PartitionGroup] = []
         kept_ns = self._shares.left_ns(search.event, pipeline, search.last.partition.group, now_ns)
@@ -245,7 +248,7 @@ class Places:
             come, wait_ns = larger_later_ns(table, until_ns, left_ns, search.last.depth, gap_ns, part, is_last=is_last)
             # Who asks for less than its share while others ask for more pays no price.
             if wait_ns and not self._shares.is_entitled(pipeline, group):
-                return Later(group, wait_ns)
+                return Postponed(group, wait_ns)
             if self._shares.contended(group):
                 for opened, share in search.new_batches(group):
                     if opened.merges:
@@ -315,7 +318,7 @@ class Places:
             if now_ns > request.deadline_ns:
                 self.keep_more(pipeline)
             elif pipeline.drift:
-                allowed = LATE_SHARE * (1 - pipeline.config.percentile / 100)
+                allowed = LATE_PART * (1 - pipeline.config.percentile / 100)
                 pipeline.drift = max(pipeline.drift - LATE_STEP * allowed / (1 - allowed), 0.0)
 
     def keep_more(self, pipeline: PipelineState) -> None:

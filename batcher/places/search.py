@@ -33,6 +33,9 @@ GATHERED = 3
 It is put behind other batches by the time that a request has beyond this many full batches of the stage.
 """
 
+OVERLOADED = 1.3
+"""Above this, a small batch takes time that others need."""
+
 Groups = Sequence[PartitionGroup]
 """The groups on which a stage may have its place."""
 
@@ -63,7 +66,7 @@ class _Step(NamedTuple):
     before: Before
 
 
-class _Opening(NamedTuple):
+class _Spot(NamedTuple):
     """A new batch: its partition, its order there, its end, and how long it takes.
 
     It `merges` if its rows will run with those of the next batch of its queue, since entries run in order.
@@ -172,7 +175,7 @@ class Search:
         batch = self._open_batches.get(key)
         if batch is None or batch.rows + rows > batch.full_rows:
             return False
-        return any(self._shares.is_busy(group) for group in model.groups)
+        return any(self._shares.asked(group) > OVERLOADED for group in model.groups)
 
     def undo(self) -> None:
         """Give all places back."""
@@ -202,6 +205,8 @@ class Search:
         share = self._pipeline.reach[stage.index]
         kept = max(grown, batch.room)
         took_ns = batch_ns(batch, kept) + batch.gap_ns
+        if self._shares.is_cheaper_alone(batch, rows, took_ns - batch.length_ns):
+            return 0
         end_ns = end_of_grown_ns(batch, took_ns - batch.length_ns, self._now_ns)
         if end_ns is not None:
             start_ns = end_ns - took_ns
@@ -282,12 +287,12 @@ class Search:
 
     def _soonest(
         self, stage: StageState, model: ModelState, groups: Groups, key: QueueKey, rows: float, ready_ns: int
-    ) -> _Opening:
+    ) -> _Spot:
         """Where a new batch ends first."""
         now_ns, level = self._now_ns, self._level(model)
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
         few = self._is_escalated(stage)
-        best: _Opening | None = None
+        best: _Spot | None = None
         for group in groups:
             estimate = model.estimates[group.kind]
             alone_ns, full = length_ns(estimate, rows), model.full_rows(estimate)
@@ -318,7 +323,7 @@ class Search:
                     if alone_end_ns is not None:
                         merges, took_ns, end_ns = False, alone_ns, max(alone_end_ns, ready_ns + alone_ns)
                 if best is None or end_ns < best.end_ns:
-                    best = _Opening(partition, order_ns, end_ns, took_ns, merges)
+                    best = _Spot(partition, order_ns, end_ns, took_ns, merges)
         assert best is not None, "a model without partitions is refused before"
         return best
 

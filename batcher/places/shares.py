@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places.planned_batches import length_ns
-from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState
+from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, PlannedBatch
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 RENEW_NS = 10 * NS_PER_MS
@@ -29,10 +29,10 @@ HEADROOM = 1.3
 """Pipelines that ask for less than their share are left this many times what they ask for."""
 TOLERANCE = 1.1
 """A pipeline asks for more than its share if it asks for more than this many times its share: rates are estimates."""
+FULL = 1.0
+"""From here on, as a multiple of a group's time that is asked for, batches are filled whatever that adds to them."""
 SMOOTHED_NS = 250 * NS_PER_MS
 """The rates of rows are smoothed over this time."""
-BUSY = 1.3
-"""A group is busy if this many times its time is asked for. Small batches then take time that others need."""
 SILENT = 8
 """The rate of rows falls once none has come for this many times as long as usual."""
 CLIENTS = 1024
@@ -131,10 +131,21 @@ class FairShares:
             known = self._of_clients[pipeline, group] = {} if spare or len(parts) < 2 else bound
         return known
 
-    def is_busy(self, group: PartitionGroup) -> bool:
-        """True if clearly more than the time of a group is asked for."""
-        shares = self._groups.get(group)
-        return shares is not None and shares.asked > BUSY
+    def asked(self, group: PartitionGroup | None) -> float:
+        """The time of a group that is asked for, in full batches, as a multiple of it."""
+        shares = None if group is None else self._groups.get(group)
+        return 0.0 if shares is None else shares.asked
+
+    def is_cheaper_alone(self, batch: PlannedBatch, rows: float, added_ns: int) -> bool:
+        """True if rows add more to a batch than one of their own takes, and too few come to fill the larger one.
+
+        Rows that may not come to run are gathered in any case.
+        """
+        partition, model = batch.partition, batch.model
+        if added_ns <= model.quickest_ns or batch.variance or not model.by_deadline:
+            return False
+        alone_ns = length_ns(model.estimates[partition.kind], rows) + partition.hand_off_ns
+        return added_ns > alone_ns and self.asked(partition.group) < FULL
 
     def is_entitled(self, pipeline: PipelineState, group: PartitionGroup | None) -> bool:
         """True if a pipeline asks for less than its share of a group, while others ask for more than theirs."""

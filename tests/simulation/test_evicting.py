@@ -45,7 +45,7 @@ SERVING = single("m:1", name="serving:1")
 TOO_DEAR = re.compile("costs (.*) at least, max_cost is (.*)")
 SLO_NS = {"single": 8 * MS, "cascade": 30 * MS, "ensemble": 30 * MS, "chain": 40 * MS}
 OUTCOMES = {Outcome.COMPLETED, Outcome.REJECTED_DEADLINE, Outcome.REJECTED_COST, Outcome.EVICTED_DEADLINE}
-MOST_EVICTED = 0.08
+MOST_EVICTED = 0.05
 """The largest part of what is in time that is evicted, where requests of several rows and limited costs are mixed."""
 RATES = {"single": 4_000, "cascade": 350, "ensemble": 200, "chain": 200}
 

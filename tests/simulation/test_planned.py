@@ -187,9 +187,9 @@ def test_a_stage_that_never_runs_and_one_that_always_does_are_planned_for(
         partitions=FAST_AND_SLOW,
     )
     run = Run(spec, two_kinds(small=GAINING, large=LatencyTable.from_ms({1: 2, 8: 5})), confidence=confidence)
-    counts = run.counts(poisson("cascade:1", 150, 5, 30 * MS))
+    counts = run.counts(poisson("cascade:1", 150, 12, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.99 * counts.total()
-    assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.03)
+    assert run.scheduler.pipelines["cascade:1"].stages[1].run_probability == pytest.approx(probability, abs=0.001)
     assert run.decided[BuildPlan] >= 2
 
 
@@ -201,10 +201,10 @@ def test_a_cascade_whose_traffic_turns_easy_keeps_its_plans() -> None:
         partitions=("cpu0",),
     )
     run = Run(spec, {"cpu0": {"small:1": GAINING, "large:1": GAINING}}, confidence=1.0, check_every=200)
-    counts = run.counts(poisson("cascade:1", 3_000, 6, 30 * MS))
+    counts = run.counts(poisson("cascade:1", 3_000, 16, 30 * MS))
     assert counts[Outcome.COMPLETED] >= 0.95 * counts.total()
     share = run.scheduler.pipelines["cascade:1"].stages[1].run_probability
-    assert 0 < share < 1e-30
+    assert 0 < share < 1e-100
     assert len(run.plans) >= 2
     last = build_plan(spec, msgspec.structs.replace(run.observed[-1], probabilities={"cascade:1": (1.0, share)}))
     for plan in (*run.plans, last):
@@ -413,10 +413,7 @@ def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed:
 
 @pytest.mark.parametrize("rate", [200.0, 250.0, 290.0, 330.0, 400.0])
 def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
-    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8.
-
-    Below the capacity a fixed size may answer all of them, so one in a thousand is left to chance.
-    """
+    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8."""
     seeds = (0, 1, 2)
     planned = sum(in_time("both", 16, DeadlineSettings(), rate, seed) for seed in seeds)
     for place in PLACES:
@@ -424,4 +421,4 @@ def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(r
             if most(place, batch) * 3 * len(seeds) >= planned:
                 fixed = TimeoutConfig((batch,), 20 * MS)
                 found = sum(in_time(place, batch, fixed, rate, seed) for seed in seeds)
-                assert planned >= 0.999 * found, f"{place}, batches of {batch}: {found} of {rate:g} requests a second"
+                assert planned >= found, f"{place}, batches of {batch}: {found} of {rate:g} requests a second"

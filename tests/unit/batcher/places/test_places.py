@@ -93,6 +93,28 @@ def test_a_request_that_would_make_a_member_late_opens_the_next_batch() -> None:
     assert planned(scheduler) == {"cpu0": [("m:1", 1.0, 1000), ("m:1", 1.0, 1000)]}
 
 
+@pytest.mark.parametrize(
+    ("gap_us", "expected"),
+    [
+        pytest.param(600, [("m:1", 1.0, 1000), ("m:1", 1.0, 1000)], id="five sixths of the time are asked for"),
+        pytest.param(400, [("m:1", 2.0, 4000)], id="five quarters of the time are asked for"),
+    ],
+)
+def test_a_row_that_adds_more_to_a_batch_than_it_takes_by_itself_joins_only_where_more_come(
+    gap_us: int, expected: list[tuple[str, float, int]]
+) -> None:
+    """A row takes 1 ms by itself, and two to eight take 4 ms together, so that eight of them take half as long each."""
+    scheduler = serving(spec_of([model("m:1")]), LatencyTable.from_ms({1: 1, 8: 4}))
+    now_ns = S + 20 * MS
+    step(scheduler, S, arrival(1, 2 * S))
+    step(scheduler, S + MS, completed(1, S, S + MS))
+    pipeline = scheduler.pipelines["m:1"]
+    pipeline.row_gap_ns, pipeline.last_row_ns = gap_us * US, now_ns - gap_us * US
+    for number in (2, 3, 4):
+        step(scheduler, now_ns, arrival(number, 2 * S))
+    assert planned(scheduler) == {"cpu0": expected}
+
+
 def test_a_batch_that_is_full_is_joined_by_none() -> None:
     scheduler = serving(spec_of([model("m:1", 4)]), GAINING)
     step(scheduler, 0, arrival(1, S))
