@@ -32,12 +32,12 @@ PipelineState   scheduler/scheduler.py        arrived_rows outstanding
 PipelineState   scheduler/replanner.py        rate
 PipelineState   scheduler/admission.py        last_probe_ns demand
 Request         scheduler/scheduler.py        open_stages settled running entries missing runs ran_on
-PipelineState   places/places.py              row_gap_ns last_row_ns drift planned_rows
+PipelineState   places/places.py              row_gap_ns last_row_ns drift owed raised_ns planned_rows
 PipelineState   places/shares.py              clients
 ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
-Request         places/places.py              places placed waits_ns client
+Request         places/places.py              places placed waits_ns kept client
 PlannedBatch    places/planned_batches.py     partition rows room variance most members
-PlannedBatch    places/planned_batches.py     merges length_ns from_ns limit_ns latest_ns ready_ns serial
+PlannedBatch    places/planned_batches.py     merges depth length_ns from_ns limit_ns latest_ns ready_ns serial
 StageRun        scheduler/scheduler.py        confidences batch_key
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
@@ -245,6 +245,8 @@ class PipelineState:
     degraded: bool = True  # some partition that it could use is not there
     caution: float = 1.0  # how many times the tail of a batch's time its places keep
     drift: float = 0.0  # share of the time before a planned start that its places keep, since starts come later
+    owed: int = 0  # requests that are to be in time before its places keep less
+    raised_ns: int = 0  # when its places last kept more
     outstanding: int = 0  # requests that were admitted and have no outcome
     last_probe_ns: int | None = None  # ns; when corrections last decayed so that a request might be admitted
     arrived_rows: int = 0  # rows of all requests so far, admitted or not
@@ -296,6 +298,7 @@ class Request(msgspec.Struct, eq=False):
     runs: list[StageRun | None] = []  # by stage, None until its rows are known; empty if the pipeline has one stage
     ran_on: PartitionState | None = None  # where its last batch ran
     waits_ns: int = 0  # ns; its planned end at admission less the time then; 0 if it could start at once
+    kept: float = 0.0  # the share of `waits_ns` that its places keep
     client: ClientState | None = None  # whose rows its places count for; None where clients are not distinguished
     placed: int = 0  # how many places it still has
     places: list[Place | None] = []  # by stage, its place in a planned batch until it starts; empty without places

@@ -139,7 +139,7 @@ class PartitionChooser:
         """
         estimate = model.estimates[partition.kind]
         place = head.place
-        batches = run_together(partition, queue.key)
+        batches = run_together(partition, queue.key, now_ns)
         planned = min(ceil(sum([batch.rows for batch in batches])), estimate.max_rows)
         if place is None or place[0] in batches:
             return NextBatch(partition, max(rows, planned), 0)

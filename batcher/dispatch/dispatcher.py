@@ -447,16 +447,16 @@ class Dispatcher:
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
         done_ns = partition.start_ns(now_ns) + self.hand_off_ns + model.estimates[partition.kind].median_ns(rows)
-        late = dict.fromkeys(
-            entry.request
+        late_ns = {
+            entry.request: done_ns - entry.stage_deadline_ns
             for entry in entries
             if entry.request.pipeline.evicts and entry.stage_deadline_ns < done_ns and not entry.request.settled
-        )
-        for request in late:
+        }
+        for request in late_ns:
             self._evict(request, decisions)
-        for request in late:
+        for request, ns in late_ns.items():
             if request.waits_ns:
-                self.places.keep_more(request.pipeline)
+                self.places.keep_more(request, ns, now_ns)
         model.outstanding -= sum(entry.rows for entry in entries if entry.request.settled)
         self._queues.forget_if_empty(queue)
         return [entry for entry in entries if not entry.request.settled]
@@ -475,7 +475,7 @@ class Dispatcher:
         self.batches[identity] = batch
         for entry in entries:
             entry.batch = batch
-        self.places.started(partition, queue, entries)
+        self.places.started(partition, queue, entries, now_ns)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
         partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + median_ns
         partition.batches.append(batch)

@@ -37,15 +37,21 @@ from sluice.batcher.state import (
 )
 
 LATE_STEP = 0.01
-"""A request that is answered late raises the share of its time that places of its pipeline keep by this much."""
+"""A batch that is answered late raises the share of their time that places of its pipeline keep by this much."""
 LATE_PART = 0.5
 """The feedback settles where this part of the late answers is used that the percentile of a pipeline allows."""
+MOST_OWED = 50
+"""The most late requests whose share of requests in time is waited for until less time is kept."""
+AMPLE = 1.5
+"""The most that is kept, as a multiple of what a late request would have needed."""
 MOST_KEPT = 0.5
 """The largest share of a request's time that is kept."""
 GAP_WEIGHT = 0.02
 """Weight of one request in the smoothed time between two rows."""
 KEY_WEIGHT = 0.1
 """The same for one batch key."""
+ROOM = 0.65
+"""Time is kept in contended partitions for this part of the rows that are expected to join a batch."""
 ROUNDING = 1e-6
 """Sums of expected rows that are smaller than this are rounding errors."""
 MOST_EXCHANGED = 256
@@ -165,13 +171,14 @@ class Places:
         is_usual = partition.ready and partition.slowdown == 1.0 and not batch.variance
         if planned[-1] is not batch or grown > batch.full_rows or not is_usual:
             return None
-        took_ns, tail_ns = batch.length_ns, batch.limit_ns - batch.latest_ns
+        median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(max(grown, batch.room)))
+        took_ns = batch.length_ns
         if grown > batch.room:
-            median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(grown))
             took_ns = median_ns + batch.gap_ns
             if self._shares.is_cheaper_alone(batch, rows, took_ns - batch.length_ns):
                 return None
-            tail_ns = int(batch.caution * batch.depth * (service_ns - median_ns))
+        planned_batches.measure_depth(batch)
+        tail_ns = int(batch.caution * batch.depth * (service_ns - median_ns))
         free_ns = partition.free_at_ns
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
         end_ns += int(partition.between_ns * len(planned))
@@ -231,7 +238,7 @@ class Places:
         """Where it is worth opening batches only later; None if it is worth it now."""
         seen: list[PartitionGroup] = []
         kept_ns = self._shares.left_ns(search.event, pipeline, search.last.partition.group, now_ns)
-        left_ns = search.last.latest_ns - search.done_ns - kept_ns
+        left_ns = int((search.last.latest_ns - search.done_ns - kept_ns) / (1 + pipeline.drift))
         for stage, batch, start_ns, row_gap_ns in search.opened:
             group, model = batch.partition.group, batch.model
             if group is None or group in seen:
@@ -253,7 +260,7 @@ class Places:
                 for opened, share in search.new_batches(group):
                     if opened.merges:
                         continue
-                    keep_room(opened, come * share / pipeline.reach[stage.index], kept_ns, now_ns)
+                    keep_room(opened, ROOM * come * share / pipeline.reach[stage.index], kept_ns, now_ns)
         return None
 
     def _opening(
@@ -302,6 +309,7 @@ class Places:
         """Record the places of an admitted request."""
         places = request.places = offer.places
         request.waits_ns = offer.waits_ns
+        request.kept = request.pipeline.drift
         if places:
             request.client = self._shares.client(request.arrival, request.pipeline)
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
@@ -311,23 +319,34 @@ class Places:
         """Learn from a request that is complete whether the places of its pipeline keep enough time.
 
         The share of late ones follows what the pipeline's percentile allows: the time that is kept rises with each late
-        one, and falls a little with each that was in time.
+        batch, and falls a little with each request that is in time once as many were as the late ones allow.
         """
         if request.waits_ns:
             pipeline = request.pipeline
             if now_ns > request.deadline_ns:
-                self.keep_more(pipeline)
+                self.keep_more(request, now_ns - request.deadline_ns, now_ns)
+            elif pipeline.owed:
+                pipeline.owed -= 1
             elif pipeline.drift:
-                allowed = LATE_PART * (1 - pipeline.config.percentile / 100)
-                pipeline.drift = max(pipeline.drift - LATE_STEP * allowed / (1 - allowed), 0.0)
+                pipeline.drift = max(pipeline.drift - LATE_STEP / _in_time_a_late(pipeline), 0.0)
 
-    def keep_more(self, pipeline: PipelineState) -> None:
-        """Keep more time in places, since a batch is late."""
-        pipeline.drift = min(pipeline.drift + LATE_STEP, MOST_KEPT)
+    def keep_more(self, request: Request, late_ns: int, now_ns: int) -> None:
+        """Keep more time in places since a request that waited is late, unless what is kept by now would do for it.
+
+        All that was admitted with as little time as the first late one is to come late as well.
+        """
+        pipeline = request.pipeline
+        enough = request.kept + late_ns / request.waits_ns
+        usual = _in_time_a_late(pipeline)
+        pipeline.owed = min(pipeline.owed + usual, MOST_OWED * usual)
+        if enough > pipeline.drift and pipeline.raised_ns != now_ns:  # all of a batch are late together
+            pipeline.raised_ns = now_ns
+            pipeline.drift = min(pipeline.drift + LATE_STEP, AMPLE * enough, MOST_KEPT)
 
     def forgive(self, pipeline: PipelineState) -> None:
         """Let the time that places keep decay, since nothing is learned while it causes refusals."""
         pipeline.drift /= 2
+        pipeline.owed = 0
 
     def release(self, request: Request, stage: int) -> None:
         """Give the place of a stage back, if it has one."""
@@ -348,13 +367,13 @@ class Places:
             if batch.model.open_batch is batch:
                 batch.model.open_batch = None
 
-    def started(self, partition: PartitionState, queue: Queue, entries: Sequence[Entry]) -> None:
+    def started(self, partition: PartitionState, queue: Queue, entries: Sequence[Entry], now_ns: int) -> None:
         """Record that a partition runs entries, whose places may have been in other batches than its next one.
 
         Then others that have their places in that one get theirs, which are early enough: entries start in the order of
         their deadlines.
         """
-        planned = run_together(partition, queue.key)
+        planned = run_together(partition, queue.key, now_ns)
         if planned:
             _exchange(planned, queue, entries)
         batch: PlannedBatch | None = None
@@ -410,7 +429,7 @@ class Places:
         place = head.place
         if place is None:
             return rows
-        batches = run_together(partition, queue.key) or [place[0]]
+        batches = run_together(partition, queue.key, now_ns) or [place[0]]
         planned = min(ceil(sum([max(batch.rows, batch.room) for batch in batches])), rows)
         if rows == planned:
             return rows
@@ -452,6 +471,11 @@ class Places:
         """Measure what is planned for a partition again, whose kind has changed."""
         for batch in partition.planned:
             planned_batches.measure(batch)
+
+
+def _in_time_a_late(pipeline: PipelineState) -> int:
+    """The number of requests in time for each late one, where the feedback settles."""
+    return round(1 / (LATE_PART * (1 - pipeline.config.percentile / 100))) - 1
 
 
 def _can_run(partition: PartitionState, batch: PlannedBatch) -> bool:

@@ -40,7 +40,10 @@ def length_ns(estimate: LatencyEstimate, rows: float) -> int:
         return int(estimate.median_ns(1) * rows)
     whole, most = ceil(rows), estimate.sizes[-1]
     if whole <= most:
-        return estimate.median_ns(whole)
+        longest_ns = estimate.median_ns(whole)
+        if whole == rows:
+            return longest_ns
+        return longest_ns - int((whole - rows) * (longest_ns - estimate.median_ns(whole - 1)))
     batches, rest = divmod(whole, most)
     return batches * estimate.median_ns(most) + (estimate.median_ns(rest) if rest else 0)
 
@@ -119,15 +122,15 @@ def end_of_grown_ns(batch: PlannedBatch, added_ns: int, now_ns: int) -> int | No
     return end_ns
 
 
-def run_together(partition: PartitionState, queue_key: QueueKey) -> list[PlannedBatch]:
-    """The batches of a queue that a partition is to run as one: those that merge, and the first that does not."""
+def run_together(partition: PartitionState, queue_key: QueueKey, now_ns: int) -> list[PlannedBatch]:
+    """The batches of a queue that a partition is to run as one: those that merge or are late, and the first other."""
     together: list[PlannedBatch] = []
     rows = 0.0
     for batch in partition.planned:
         if batch.queue_key == queue_key:
             together.append(batch)
             rows += batch.rows
-            if not batch.merges or rows >= batch.full_rows:
+            if rows >= batch.full_rows or not (batch.merges or batch.latest_ns <= now_ns):
                 break
     return together
 
@@ -308,6 +311,17 @@ def measure(batch: PlannedBatch) -> None:
     estimate = batch.model.estimates.get(batch.partition.kind)
     if estimate is not None:
         _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
+
+
+def measure_depth(batch: PlannedBatch) -> None:
+    """Record how many batches are planned before one, of which some have run since it was opened. O(batches behind)."""
+    planned = batch.partition.planned
+    before = len(planned)
+    for behind in reversed(planned):
+        before -= 1
+        if behind is batch:
+            break
+    batch.depth = sqrt(1 + before)
 
 
 def _take(batch: PlannedBatch, ns: int) -> None:

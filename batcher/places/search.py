@@ -13,7 +13,7 @@ from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
 from sluice.batcher.places.planned_batches import Before, batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
-from sluice.batcher.places.shares import FairShares
+from sluice.batcher.places.shares import FairShares, cost_ns
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
 from sluice.batcher.state import (
@@ -153,13 +153,18 @@ class Search:
                 continue
             rows = self.event.rows if share == 1 else self.event.rows * share
             key = queue_key(self.event, stage, model)
-            end_ns = 0 if opens and not ready_ns else self._join_open(stage, model, groups, key, rows, ready_ns)
+            if stage.waits_for:
+                follows = self._follows(stage, model, groups)
+                alone = follows and self._is_opened(stage)
+            else:
+                follows, alone = False, opens
+            end_ns = 0 if alone else self._join_open(stage, model, groups, key, rows, ready_ns)
             if end_ns:
                 joined = True
             else:
                 row_gap_ns = self._row_gap_ns(key, stage, self._now_ns)
                 # Where partitions are busy, a request that joined others has to stay with them.
-                if joined and self._stays(key, model, rows):
+                if joined and ((follows and not alone) or self._stays(key, model, rows)):
                     raise TooLateError(self._now_ns + self._pipeline.critical_path_ns, stays=True)
                 end_ns = self._open_new(stage, model, groups, key, rows, ready_ns, row_gap_ns)
             step = self._steps[-1]
@@ -169,6 +174,28 @@ class Search:
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
             self._ends_ns.append(end_ns)
+
+    def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
+        """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
+
+        Then they take the least time together: a batch that is split runs as two in each later stage. Where only some
+        rows go on, later batches can be larger, or there is time to gather, rows gather in larger batches instead.
+        """
+        if len(model.pipelines) > 1 or len(groups) > 1 or len(groups[0].partitions) > 1 or self._is_escalated(stage):
+            return False
+        full = model.full_rows(model.estimates[groups[0].kind])
+        places = map(self.places.__getitem__, stage.waits_for)
+        if any(
+            place is None or place[0].partition.group is not groups[0] or place[0].full_rows < full for place in places
+        ):
+            return False
+        return self.event.deadline_ns - self._now_ns < GATHERED * full * cost_ns(self._pipeline, groups[0])
+
+    def _is_opened(self, stage: StageState) -> bool:
+        """True if the request opened the batches that a stage waits for."""
+        return any(
+            place is not None and place[0].members == 1 for place in map(self.places.__getitem__, stage.waits_for)
+        )
 
     def _stays(self, key: QueueKey, model: ModelState, rows: float) -> bool:
         """True if a batch of its own would be small while the open one has room, and others need the time."""
@@ -209,6 +236,7 @@ class Search:
             return 0
         end_ns = end_of_grown_ns(batch, took_ns - batch.length_ns, self._now_ns)
         if end_ns is not None:
+            planned_batches.measure_depth(batch)
             start_ns = end_ns - took_ns
             if ready_ns > start_ns >= batch.ready_ns:
                 return 0

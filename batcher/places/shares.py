@@ -29,6 +29,8 @@ HEADROOM = 1.3
 """Pipelines that ask for less than their share are left this many times what they ask for."""
 TOLERANCE = 1.1
 """A pipeline asks for more than its share if it asks for more than this many times its share: rates are estimates."""
+AMPLE_TOLERANCE = 1.3
+"""The same where the time of a group is not all asked for in full batches: usual ones overstate it."""
 FULL = 1.0
 """From here on, as a multiple of a group's time that is asked for, batches are filled whatever that adds to them."""
 SMOOTHED_NS = 250 * NS_PER_MS
@@ -245,11 +247,13 @@ def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float]) -
     # Requests do not come evenly, so who asks for less than its share is left more than it asks for.
     parts, spare = fair_shares({pipeline: HEADROOM * demand for pipeline, demand in demands.items()}, weights)
     whole = sum(weights.values())
-    bound = {pipeline: part for pipeline, part in parts.items() if TOLERANCE * part < demands[pipeline]}
+    asked = sum([cost_ns(pipeline, group) * rate for pipeline, rate in rates.items()]) / number
+    tolerance = TOLERANCE if asked >= FULL else AMPLE_TOLERANCE
+    bound = {pipeline: part for pipeline, part in parts.items() if tolerance * part < demands[pipeline]}
     return _GroupShares(
         {pipeline: part + spare * weights[pipeline] / whole for pipeline, part in parts.items()},
         bound if len(parts) > 1 else {},
-        sum([cost_ns(pipeline, group) * rate for pipeline, rate in rates.items()]) / number,
+        asked,
         sum([_batch_ns(pipeline, group) for pipeline in demands if pipeline not in bound]) // len(group.partitions),
     )
 

@@ -30,7 +30,7 @@ from sluice.models.pipelines.pipeline import Late
 Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 """The handler of each type of event, called with the event, the time and the list of decisions to extend."""
 
-TAIL_SHARE = 0.1
+TAIL_SHARE = 0.3
 """The share of batches that may end later than their places allow, in parts of what the percentile of a pipeline does.
 
 The rest is for what varies with time, which the feedback on late requests sees too late for the first of them.

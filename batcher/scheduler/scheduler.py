@@ -47,7 +47,7 @@ from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.pipelines import PipelineRegistry
 from sluice.batcher.scheduler.replanner import NoReplanner
 from sluice.batcher.scheduler.unserved import hopeless_entries
-from sluice.batcher.state import Entry, PipelineState, Request, StageRun, StageState
+from sluice.batcher.state import Entry, Request, StageRun, StageState
 
 # Enum members are found by a fallback for attributes, which takes as long as ten plain look-ups (Python 3.11).
 COMPLETED, COMPLETED_LATE = Outcome.COMPLETED, Outcome.COMPLETED_LATE
@@ -376,15 +376,13 @@ class Scheduler:
         """Continue or complete the requests of entries that have run."""
         entries, event, partition = done
         last = 0
-        taught: PipelineState | None = None
         for entry in entries:
             last += entry.rows
             request = entry.request
             if request.settled:
                 self._ended(request)
             elif request.pipeline.single:
-                if request.pipeline is not taught:  # all of a batch are late together, so one of them tells it
-                    taught = request.pipeline
+                if request.pipeline.drift or now_ns > request.deadline_ns:
                     self._places.completed(request, now_ns)
                 self._complete(request, now_ns, decisions)
             else:

@@ -47,7 +47,6 @@ KINDS = {"quick": 1, "slow": 2}
 """The factor on the time of a batch, by kind of partition."""
 HOST = Host(hand_off_ns=40 * NS_PER_US, between_ns=20 * NS_PER_US, return_ns=40 * NS_PER_US)
 LIMITS = Limits(hand_off_ns=100 * NS_PER_US)
-WARM_S = 1.5
 REQUESTS = 8_000
 OBJECTIVES = (1.4, 2.2, 5.5, 20.0)
 FACTORS = (0.8, 1.1, 2.0, 10.0)
@@ -242,16 +241,16 @@ def arrivals(
 def measure(row: Row, seed: int = 1, requests: int = REQUESTS) -> Measured:
     """Simulate a row: after a warm-up as many requests as asked for, if they last for two objectives.
 
-    However many are refused, at least a quarter as many as asked for can be served. An overloaded machine is warm once
+    However many are refused, at least half as many as asked for can be served. An overloaded machine is warm once
     as much waits as can be served within the objective.
     """
     case = CASES[row.case]
     objective_s = row.objective * case.full_s()
     objective_ns = round(objective_s * NS_PER_S)
     rate = row.factor * case.peak
-    measured_s = max(requests / rate, requests / 4 / case.peak, 2 * objective_s)
+    measured_s = max(requests / rate, requests / 2 / case.peak, 20 * objective_s)
     filled_s = objective_s / (row.factor - 1) if row.factor > 1 else objective_s
-    warm_ns = int(max(1.2 * filled_s, min(measured_s, WARM_S)) * NS_PER_S)
+    warm_ns = int(max(1.2 * filled_s, measured_s) * NS_PER_S)
     until_ns = warm_ns + int(measured_s * NS_PER_S)
     spec = case.spec(row.late, objective_ns)
     tables = {

@@ -128,19 +128,19 @@ def test_what_is_to_wait_is_refused_if_it_would_be_late() -> None:
     (refused,) = step(scheduler, 21 * MS, arrival(20, 21 * MS + 35 * MS, "a"))
     assert isinstance(refused, RejectRequest)
     # It would go first, at 50 ms. The batch of 20 ms has left 0.2 % of 10 ms, and a tail of 4.95 % of that, which is
-    # kept 1.3263 times (3.090 deviations of 2.33), and twice since three batches are planned already: 1.3 ms.
-    assert refused.reason == "predicted to complete in 40.3 ms, 35.0 ms are left"
-    assert step(scheduler, 21 * MS, arrival(21, 21 * MS + 40_340 * US, "a")) == []
+    # kept 1.1793 times (2.748 deviations of 2.33), and twice since three batches are planned already: 1.2 ms.
+    assert refused.reason == "predicted to complete in 40.2 ms, 35.0 ms are left"
+    assert step(scheduler, 21 * MS, arrival(21, 21 * MS + 40_200 * US, "a")) == []
 
 
 @pytest.mark.parametrize("late", Late)
 def test_work_that_was_promised_in_time_waits_as_long_as_it_can_and_no_longer(late: Late) -> None:
-    """Its batch takes 10.02 ms, and 4.95 % of that is kept for the tail (times 1.3263: 3.090 deviations of 2.33)."""
+    """Its batch takes 10.02 ms, and 4.95 % of that is kept for the tail (times 1.1793: 2.748 deviations of 2.33)."""
     scheduler = two_on_a_device(late=late)
     step(scheduler, 0, arrival(1, S, "a"), arrival(2, S, "b"), arrival(4, S, "b"), arrival(6, S, "b"))
     decisions = step(scheduler, 20 * MS, completed(1, 0, 20 * MS), completed(2, 0, 20 * MS), arrival(3, 35 * MS, "a"))
     assert started(decisions) == ["large"]
-    latest_ns = 35 * MS - 10_020 * US - 657_821
+    latest_ns = 35 * MS - 10_020 * US - 584_923
     assert started(step(scheduler, 22 * MS)) == []
     assert scheduler.next_wakeup_ns() == latest_ns
     assert started(step(scheduler, latest_ns)) == ["small"]

@@ -86,8 +86,8 @@ def second_of_two(scheduler: Scheduler, now_ns: int, within_ns: int) -> Outcome:
 def test_where_what_waits_is_answered_late_more_time_is_kept_until_that_is_forgiven() -> None:
     """Planned to end after 2 ms, 2.15 ms with the hand-off, it has 2.2 ms: 0.05 ms more.
 
-    Each late one has 1 % of the 2 ms kept, so 0.06 ms are too much after three. One that is in time takes 0.1 us off
-    that. A refusal halves it if nothing is under way that could teach more.
+    Each late one has 1 % of the 2 ms kept, so 0.06 ms are too much after three. Less is kept once 199 that are in time
+    have followed each. A refusal halves it if nothing is under way that could teach more.
     """
     scheduler = hard()
     late, refusal = Outcome.COMPLETED_LATE, Outcome.REJECTED_DEADLINE

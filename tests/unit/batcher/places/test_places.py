@@ -1,5 +1,7 @@
 """A request is admitted with a place in a planned batch for each of its stages."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from sluice.batcher.fleet.speed import outdate
@@ -239,7 +241,7 @@ def test_rows_of_several_batches_gather_in_a_batch_of_the_later_stage() -> None:
     scheduler = apart(GAINING, cascade("a:1", "b:1"), share=0.5)
     step(scheduler, 0, arrival(1, 20 * MS, "cascade:1"))
     step(scheduler, 0, arrival(2, 20 * MS, "cascade:1", rows=8))
-    assert planned(scheduler)["cpu1"] == [("b:1", 4.5, 1400)]
+    assert planned(scheduler)["cpu1"] == [("b:1", 4.5, 1300)]
 
 
 def two_kinds_of_one_model() -> Scheduler:
@@ -412,26 +414,53 @@ def test_places_are_measured_again_where_a_partition_becomes_quicker() -> None:
     assert outcomes(step(scheduler, MS, arrival(3, 6 * MS))) == []
 
 
-def kept_share(late_of_100: int) -> float:
-    """The share of their time that places keep after 200 requests that waited; `late_of_100` in 100 were late."""
+def kept_shares(late_ns: Sequence[int]) -> list[float]:
+    """The share of their time that places keep after each of some requests that waited 2 ms, by how late each was."""
     scheduler = serving(spec_of([model("m:1", 1)]), ONE)
-    now_ns = 0
-    for number in range(200):
+    now_ns, shares = 0, []
+    for number, late in enumerate(late_ns):
         step(scheduler, now_ns, arrival(2 * number, now_ns + S), arrival(2 * number + 1, now_ns + S))
         batch = min(scheduler.dispatcher.batches)
         step(scheduler, now_ns + MS, completed(batch, now_ns, now_ns + MS))
-        over_ns = now_ns + (2 * S if number % 100 < late_of_100 else 2 * MS)
-        step(scheduler, over_ns, completed(batch + 1, now_ns + MS, now_ns + 2 * MS))
+        step(scheduler, now_ns + S + late, completed(batch + 1, now_ns + MS, now_ns + 2 * MS))
+        shares.append(scheduler.pipelines["m:1"].drift)
         now_ns += 10 * S
-    return scheduler.pipelines["m:1"].drift
+    return shares
 
 
-def test_places_keep_more_time_while_more_requests_are_late_than_may_be() -> None:
-    assert kept_share(0) == 0
-    # A late one raises it by 0.01, and 198 others that are in time lower it by 0.00005 each.
-    assert kept_share(1) == pytest.approx(0.01, abs=0.001)
-    assert 0.1 < kept_share(10) < 0.2
-    assert 0.45 < kept_share(90) <= 0.5
+IN_TIME = -500 * MS
+
+
+def test_places_keep_more_time_for_each_late_request_up_to_a_bound() -> None:
+    assert kept_shares([IN_TIME] * 3) == [0, 0, 0]
+    assert kept_shares([S] * 3) == pytest.approx([0.01, 0.02, 0.03])
+    assert kept_shares([S] * 60)[-1] == 0.5
+
+
+def test_places_keep_little_more_than_a_late_request_would_have_needed() -> None:
+    """Of the 2 ms that a request waits, 4 us are 0.2 %; half as much again is kept."""
+    assert kept_shares([4 * US] * 3) == pytest.approx([0.003, 0.0075, 0.01425])
+
+
+def test_what_was_admitted_before_places_kept_more_raises_it_only_if_that_would_not_do() -> None:
+    """The second request is late by 0.2 % of its 2 ms, the third by less of its 3 ms, the fourth by 1 % of its 4 ms."""
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    pipeline = scheduler.pipelines["m:1"]
+    step(scheduler, 0, *(arrival(number, number * S) for number in (1, 2, 3, 4)))
+    for batch, over_ns, kept in (
+        (1, MS, 0),
+        (2, 2 * S + 4 * US, 0.003),
+        (3, 3 * S + 3 * US, 0.003),
+        (4, 4 * S + 40 * US, 0.013),
+    ):
+        step(scheduler, over_ns, completed(batch, over_ns - MS, over_ns))
+        assert pipeline.drift == pytest.approx(kept)
+
+
+def test_places_keep_less_once_199_requests_have_been_in_time_for_each_late_one() -> None:
+    shares = kept_shares([S, S, *[IN_TIME] * 400])
+    assert shares[1 : 2 + 2 * 199] == pytest.approx([0.02] * 399)
+    assert shares[-2:] == pytest.approx([0.02 - 0.01 / 199, 0.02 - 2 * 0.01 / 199])
 
 
 def test_a_batch_that_closes_without_requests_that_would_be_late_has_more_time_kept_for_each() -> None:
@@ -444,4 +473,4 @@ def test_a_batch_that_closes_without_requests_that_would_be_late_has_more_time_k
     step(scheduler, 1_550 * US, completed(1, 0, 1_550 * US))
     decisions = step(scheduler, 2_800 * US)
     assert [decision.request for decision in decisions if isinstance(decision, EvictRequest)] == [3, 4, 5]
-    assert pipeline.drift == 0.03
+    assert pipeline.drift == 0.01, "all of a batch are late together"
