@@ -234,7 +234,7 @@ class ServerMetrics(Collector):
             "sluice_slo_attainment", "Share of requests completed within their latency objective.", labels=["pipeline"]
         )
         stage_rows = CounterMetricFamily(
-            "sluice_stage_rows", "Rows that the stage has run.", labels=["pipeline", "stage"]
+            "sluice_stage_rows", "Rows that the stage has run, each once.", labels=["pipeline", "stage"]
         )
         cost = CounterMetricFamily(
             "sluice_cost", "Cost of the computing time, in units of currency.", labels=["pipeline"]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -51,14 +51,22 @@ class BatchLog:
         row_cost = run.cost / batch.rows
         requests = rows = ready_ns = 0
         for member, each in zip(batch.members, opened, strict=True):
-            each.meter.stage_ran(member.stage, member.rows, member.rows * row_cost)
             trace = each.trace
+            again = bool(trace.runs) and any(_has_run(earlier, member) for earlier in trace.runs)
+            each.meter.stage_ran(member.stage, 0 if again else member.rows, member.rows * row_cost)
             if trace.outcome is None:
                 requests += 1
                 rows += member.rows
                 ready_ns += trace.ready_ns(run.dispatched_ns) if trace.runs else trace.arrived_ns
             trace.runs += (run,)
         self._metrics.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
+
+
+def _has_run(run: BatchTrace, member: Member) -> bool:
+    """True if a batch had the same stage of the same request: one of the two took too long, so it ran elsewhere."""
+    return not run.failed and any(
+        each.request == member.request and each.stage == member.stage for each in run.batch.members
+    )
 
 
 def _log_out_of_memory(batch: DispatchBatch, reason: str) -> None:
