@@ -1,4 +1,4 @@
-"""What is counted when a batch ends."""
+"""The counts of batches that have ended."""
 
 from asyncio import Future, new_event_loop
 
