@@ -175,8 +175,13 @@ class Places:
         took_ns = batch.length_ns
         if grown > batch.room:
             took_ns = median_ns + batch.gap_ns
-            if self._shares.is_cheaper_alone(batch, rows, took_ns - batch.length_ns):
-                return None
+            added_ns = took_ns - batch.length_ns
+            if added_ns > model.quickest_ns:
+                start_ns = max(partition.free_at_ns, now_ns) + partition.planned_ns - batch.length_ns
+                gap_ns = self._gap_ns(batch.queue_key, stage, now_ns)
+                come = (start_ns - now_ns) / gap_ns if gap_ns else 0.0
+                if self._shares.is_cheaper_alone(batch, rows, added_ns, come):
+                    return None
         planned_batches.measure_depth(batch)
         tail_ns = int(batch.caution * batch.depth * (service_ns - median_ns))
         free_ns = partition.free_at_ns

@@ -232,10 +232,14 @@ class Search:
         share = self._pipeline.reach[stage.index]
         kept = max(grown, batch.room)
         took_ns = batch_ns(batch, kept) + batch.gap_ns
-        if self._shares.is_cheaper_alone(batch, rows, took_ns - batch.length_ns):
-            return 0
-        end_ns = end_of_grown_ns(batch, took_ns - batch.length_ns, self._now_ns)
+        added_ns = took_ns - batch.length_ns
+        end_ns = end_of_grown_ns(batch, added_ns, self._now_ns)
         if end_ns is not None:
+            if added_ns > model.quickest_ns:
+                gap_ns = self._row_gap_ns(key, stage, self._now_ns)
+                come = max(end_ns - took_ns - self._now_ns, 0) / gap_ns if gap_ns else 0.0
+                if self._shares.is_cheaper_alone(batch, rows, added_ns, come):
+                    return 0
             planned_batches.measure_depth(batch)
             start_ns = end_ns - took_ns
             if ready_ns > start_ns >= batch.ready_ns:

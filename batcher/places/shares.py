@@ -138,16 +138,18 @@ class FairShares:
         shares = None if group is None else self._groups.get(group)
         return 0.0 if shares is None else shares.asked
 
-    def is_cheaper_alone(self, batch: PlannedBatch, rows: float, added_ns: int) -> bool:
-        """True if rows add more to a batch than one of their own takes, and too few come to fill the larger one.
+    def is_cheaper_alone(self, batch: PlannedBatch, rows: float, added_ns: int, come: float) -> bool:
+        """True if rows add more to a batch than one of their own takes, and too few `come` to fill the larger one.
 
         Rows that may not come to run are gathered in any case.
         """
         partition, model = batch.partition, batch.model
-        if added_ns <= model.quickest_ns or batch.variance or not model.by_deadline:
+        if batch.variance or not model.by_deadline:
             return False
-        alone_ns = length_ns(model.estimates[partition.kind], rows) + partition.hand_off_ns
-        return added_ns > alone_ns and self.asked(partition.group) < FULL
+        estimate, filled = model.estimates[partition.kind], batch.rows + rows
+        if added_ns <= length_ns(estimate, rows) + partition.hand_off_ns or self.asked(partition.group) >= FULL:
+            return False
+        return filled + come < next((size for size in estimate.sizes if size >= filled), filled)
 
     def is_entitled(self, pipeline: PipelineState, group: PartitionGroup | None) -> bool:
         """True if a pipeline asks for less than its share of a group, while others ask for more than theirs."""
