@@ -69,13 +69,17 @@ def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Fi
 
 def check_packages() -> Iterator[Finding]:
     """Check that exactly one ONNX Runtime is installed."""
-    installed = {str(each.metadata["Name"]).lower(): each.version for each in distributions()}
-    found = {name: installed[name] for name in _RUNTIMES if name in installed}
-    listed = ", ".join(f"{name} {version}" for name, version in found.items())
-    if len(found) > 1:
+    found: dict[str, dict[str, str]] = {}  # by directory, in the order in which Python searches them
+    for each in distributions():
+        name = str(each.metadata["Name"]).lower()
+        if name in _RUNTIMES:
+            found.setdefault(str(each.locate_file("")), {})[name] = each.version
+    first = next(iter(found.values()), {})
+    listed = ", ".join(f"{name} {first[name]}" for name in _RUNTIMES if name in first)
+    if len(first) > 1:
         text = f"{listed} are installed into the same directory; uninstall all of them and install one"
         yield Finding("packages", Severity.WRONG, text)
-    elif found:
+    elif first:
         yield Finding("packages", Severity.OK, listed)
 
 

@@ -17,6 +17,8 @@ from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NO
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+_ERRORS = 3
+"""The level of log lines that are printed, of sessions and of the rest; each CUDA session has a warning otherwise."""
 _ONNX_BF16 = 16
 """ONNX's number of the type."""
 _LEAST = bytes.fromhex(
@@ -48,6 +50,8 @@ _DATATYPE = {
     "tensor(bfloat16)": DataType.BF16,
     "tensor(string)": DataType.BYTES,
 }
+
+ort.set_default_logger_severity(_ERRORS)
 
 
 def available_providers() -> tuple[str, tuple[str, ...]]:
@@ -101,6 +105,8 @@ class OnnxRuntimeBackend:
 def prepare(gpu: GpuOptions | None = None) -> None:
     """Load what all sessions of this process share, which the first session makes."""
     provider = CPU if gpu is None else CUDA
+    if gpu is not None:
+        _load_cuda_libraries()
     with suppress(Exception):  # loading a model reports the error
         ort.InferenceSession(_LEAST, _options(SessionOptions(), 1), providers=[(provider, _provider_options(gpu))])
 
@@ -112,6 +118,8 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     BackendFailed for a model that it cannot load.
     """
     provider = CPU if gpu is None else CUDA
+    if gpu is not None:
+        _load_cuda_libraries()
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
@@ -128,6 +136,16 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
         run_options = run_options or ort.RunOptions()
         run_options.add_run_config_entry(name, value)
     return OnnxRuntimeBackend(session, path, run_options)
+
+
+@cache
+def _load_cuda_libraries() -> None:
+    """Load the CUDA libraries that pip has installed beside ONNX Runtime, which does not find them by itself.
+
+    Libraries that are not there are named on standard output.
+    """
+    if hasattr(ort, "preload_dlls"):  # from 1.21 on
+        ort.preload_dlls()
 
 
 def _provider_options(gpu: GpuOptions | None) -> dict[str, str]:
@@ -150,7 +168,7 @@ def _options(asked: SessionOptions, threads: int) -> ort.SessionOptions:
     options.graph_optimization_level = _LEVELS[asked.level]
     options.enable_cpu_mem_arena = asked.mem_arena
     options.enable_mem_pattern = asked.mem_pattern
-    options.log_severity_level = 3
+    options.log_severity_level = _ERRORS
     # A spinning pool burns its cores between batches, ten times the work itself at low rates.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")

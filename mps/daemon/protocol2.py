@@ -12,6 +12,8 @@ START_S = 20.0
 """Time for a server to become active."""
 
 _LOOK_S = 0.05
+_GONE = re.compile(r"Server \d+ not found")
+"""The answer about a server that has ended since it was listed; the status of the command is 0 like that of most."""
 _PARTITION = re.compile(r"(?:GPU|MIG)-[^\s/]+/\S+")
 _DEVICE = re.compile(r"\S+\s+-\s+(?P<free>\d+)\s+\d+\s")
 
@@ -39,7 +41,8 @@ class Protocol2:
 
     def servers(self) -> tuple[MpsServer, ...]:
         """The running servers; there is none before the first client."""
-        return tuple(MpsServer(pid, self._status(pid)) for pid in self._servers())
+        found = ((pid, self._status(pid)) for pid in self._servers())
+        return tuple(MpsServer(pid, status) for pid, status in found if status)
 
     def clients(self) -> tuple[MpsClient, ...]:
         """The clients of all servers, by process id."""
@@ -80,14 +83,20 @@ class Protocol2:
         return self._pids("get_server_list")
 
     def _status(self, server: int) -> str:
+        """The status of a server, "" if it has just ended."""
         command = f"get_server_status {server}"
-        words = self._channel.send(command).upper().split()
+        answer = self._channel.send(command)
+        if _GONE.fullmatch(answer):
+            return ""
+        words = answer.upper().split()
         if not words:
             raise unexpected_answer(command, "", "its status")
         return words[-1]
 
     def _pids(self, command: str) -> tuple[int, ...]:
         answer = self._channel.send(command)
+        if _GONE.fullmatch(answer):
+            return ()
         lines = answer.split()
         if not all(line.isdecimal() for line in lines):
             raise unexpected_answer(command, answer, "process ids, one a line")

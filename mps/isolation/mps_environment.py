@@ -1,5 +1,6 @@
 """The environment of a process that is to be a limited MPS client, and the files by which it finds its daemon."""
 
+import errno
 import json
 import os
 import socket
@@ -121,11 +122,23 @@ def checked_pipe_directory(directory: Path) -> Path:
 
 
 def _check_listens(partition: MpsPartition, pipes: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+    try:
+        if not _connects(pipes, socket.SOCK_SEQPACKET):  # NVIDIA documents no kind; this is that of driver 580
+            _connects(pipes, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PartitionError(
+            f"partition {partition.name}: no MPS daemon listens in {pipes} ({error.strerror}), "
+            "without which CUDA would run without a limit"
+        ) from None
+
+
+def _connects(pipes: Path, kind: socket.SocketKind) -> bool:
+    """Connect to the daemon's socket; returns False if it is of another kind. Raises OSError if nothing listens."""
+    with socket.socket(socket.AF_UNIX, kind) as connection:
         try:
             connection.connect(str(pipes / _SOCKET))
         except OSError as error:
-            raise PartitionError(
-                f"partition {partition.name}: no MPS daemon listens in {pipes} ({error.strerror}), "
-                "without which CUDA would run without a limit"
-            ) from None
+            if error.errno == errno.EPROTOTYPE:
+                return False
+            raise
+    return True

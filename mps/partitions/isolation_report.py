@@ -11,8 +11,8 @@ from sluice.mps.partitions.partition import CpuPartition, GpuPartition, MpsParti
 CUDA = "CUDAExecutionProvider"
 _OF_MIG = " MIG "
 """Precedes the profile at the end of the driver's name of a MIG device."""
-_FEWEST_MULTIPROCESSORS = 2
-"""The multiprocessors that MPS grants to the smallest share."""
+_FEWEST_MULTIPROCESSORS = 8
+"""The multiprocessors that MPS grants to the smallest share, as measured on an H200; older GPUs grant fewer."""
 
 
 class VisibleGpu(msgspec.Struct, frozen=True):

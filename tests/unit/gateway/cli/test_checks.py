@@ -60,6 +60,15 @@ def test_two_runtimes_in_one_place_are_wrong(tmp_path: Path, monkeypatch: pytest
     assert [(each.severity, each.text) for each in doctor.check_packages()] == [(Severity.OK, "onnxruntime 1.30.0")]
 
 
+def test_of_two_runtimes_in_two_places_the_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    found = [*install(tmp_path / "first", "onnxruntime-gpu"), *install(tmp_path / "second", "onnxruntime")]
+    monkeypatch.setattr(doctor, "distributions", lambda: found)
+    (finding,) = doctor.check_packages()
+    assert (finding.severity, finding.text) == (Severity.OK, "onnxruntime-gpu 1.30.0")
+
+
 def test_a_partition_of_a_gpu_needs_a_runtime_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "sluice.models.backends.onnxruntime.available_providers", lambda: ("1.30.0", ("CPUExecutionProvider",))

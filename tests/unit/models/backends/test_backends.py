@@ -96,6 +96,23 @@ def test_another_provider_is_never_taken_silently(tmp_path: Path) -> None:
         onnxruntime.load(str(path), 1, gpu=GpuOptions())
 
 
+def test_cuda_libraries_of_packages_are_loaded_once_before_sessions_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(ort, "preload_dlls", lambda: loaded.append("CUDA"), raising=False)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    onnxruntime._load_cuda_libraries.cache_clear()
+    path = str(save_mlp(tmp_path / "m.onnx", [4, 3]))
+    onnxruntime.load(path, 1)
+    assert loaded == []
+    for _ in range(2):
+        with pytest.raises(PartitionError, match="a build with CUDAExecutionProvider"):
+            onnxruntime.load(path, 1, gpu=GpuOptions())
+    assert loaded == ["CUDA"]
+    onnxruntime._load_cuda_libraries.cache_clear()
+
+
 def test_a_session_that_fell_back_to_cores_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ONNX Runtime for CUDA does where its libraries or the driver are missing: it lists it all the same."""
     if "CUDAExecutionProvider" in ort.get_available_providers():

@@ -1,9 +1,12 @@
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from sluice.models.errors import PartitionError
 from sluice.mps.isolation.mps_environment import (
+    await_daemon,
     checked_pipe_directory,
     environment_without_mps,
     format_memory_limit,
@@ -78,3 +81,17 @@ def test_each_device_has_a_directory_of_its_own_that_is_short_enough(device: str
     directory = pipe_directory(device)
     assert directory.parts[-2:] == (device, "pipe")
     assert checked_pipe_directory(directory) == directory
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
+def test_a_daemon_is_found_whichever_kind_its_socket_has(
+    kind: socket.SocketKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", directory)
+        with socket.socket(socket.AF_UNIX, kind) as listener:
+            listener.bind(f"{directory}/control")
+            with pytest.raises(PartitionError, match=r"no MPS daemon listens in .* \(Connection refused\)"):
+                await_daemon(MpsPartition("p", "GPU-1", 50), timeout_s=0)
+            listener.listen()
+            await_daemon(MpsPartition("p", "GPU-1", 50), timeout_s=0)
