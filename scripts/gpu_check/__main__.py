@@ -154,13 +154,13 @@ def _alone(part: Callable[[parts.Bench, dict[str, Any]], None]) -> Callable[...,
 _PARTS: dict[str, tuple[Callable[[parts.Bench, dict[str, Any], argparse.Namespace], None], float]] = {
     "card": (lambda bench, found, options: card.describe(bench.nvml, found), 40),
     "mps": (_alone(parts.transcript), 60),
+    "served": (lambda bench, found, options: served.serve(bench, found, options.site), 150),
     "sweep": (_alone(parts.sweep), 150),
     "memory": (_alone(parts.memory), 40),
-    "pairs": (_alone(parts.pairs), 110),
     "change": (_alone(parts.live_change), 40),
     "terminate": (_alone(parts.terminate), 30),
     "static": (_alone(parts.static_sets), 45),
-    "served": (lambda bench, found, options: served.serve(bench, found, options.site), 150),
+    "pairs": (_alone(parts.pairs), 110),
 }
 """The parts in order, with the time limit of each in seconds."""
 

@@ -9,7 +9,8 @@ from typing import Any
 from record import Skipped, run
 
 MIB = 1 << 20
-_SMI = ("-L", "--query-gpu=name,driver_version,compute_mode,mig.mode.current,memory.total,memory.used --format=csv")
+_QUERY = "name,driver_version,compute_mode,mig.mode.current,memory.total,memory.used,clocks.max.sm,power.limit"
+_SMI = ("-L", f"--query-gpu={_QUERY} --format=csv")
 
 
 @contextmanager

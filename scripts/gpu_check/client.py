@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ EXIT_S = 8.0
 
 
 class Client:
-    """A worker process; it is killed when an answer does not arrive in time, after MPS has destroyed its contexts."""
+    """A worker process; it is killed when an answer does not arrive in time, after MPS has destroyed its contexts.
 
-    def __init__(self, variables: Mapping[str, str], daemon: Daemon | None = None, *, fake: bool = False) -> None:
+    It starts in the background, so that several may start at the same time.
+    """
+
+    def __init__(self, variables: Mapping[str, str], daemon: Daemon | None = None, kind: str = "torch") -> None:
         self._daemon = daemon
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
-            [sys.executable, _WORKER, *(["--fake"] if fake else [])],
+            [sys.executable, _WORKER, kind],
             env=plain_environment() | dict(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -35,11 +39,16 @@ class Client:
         self.pid = self._process.pid
         self._answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.hello = self.answer(START_S)
+
+    @cached_property
+    def hello(self) -> dict[str, Any]:
+        """The first answer: the device as the worker sees it."""
+        return self.answer(START_S)
 
     def send(self, op: str, **values: Any) -> None:
         """Send a request without waiting for the answer."""
         assert self._process.stdin is not None
+        _ = self.hello  # the first answer
         try:
             print(json.dumps({"op": op, **values}), file=self._process.stdin, flush=True)
         except OSError:

@@ -14,7 +14,10 @@ from typing import Any
 from record import Skipped, run
 
 PROGRAM = "nvidia-cuda-mps-control"
-_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/nvidia/bin")
+_DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/opt/nvidia/bin", "/usr/local/cuda/bin")
+_SERVER_S = 30.0
+_LOG_LINES = 25
+"""Lines at each end of a log that are kept."""
 
 
 def find_program(given: str | None) -> str:
@@ -73,7 +76,7 @@ class Daemon:
         """Process id of this user's server, which is started when there is none."""
         if not self.servers():
             self.say(f"start_server -uid {os.getuid()}", 20)
-        give_up = time.monotonic() + 15
+        give_up = time.monotonic() + _SERVER_S
         while time.monotonic() < give_up:
             for pid in self.servers():
                 if "ACTIVE" in self.say(f"get_server_status {pid}")["out"]:
@@ -82,8 +85,8 @@ class Daemon:
         raise RuntimeError(f"MPS daemon: no server became active; its logs end with {self.logs()}")
 
     def logs(self) -> dict[str, str]:
-        """The last part of each log."""
-        return {path.name: path.read_text(errors="replace")[-3000:] for path in sorted(self._logs.glob("*.log"))}
+        """The two ends of each log."""
+        return logs_in(self._logs)
 
     def stop(self) -> dict[str, Any]:
         """Quit, then signal the remaining processes that the daemon has listed; `left` in the result are survivors."""
@@ -112,6 +115,20 @@ class Daemon:
 
     def _left(self) -> list[int]:
         return [pid for pid in sorted(self._pids) if _is_mps(pid)]
+
+
+def logs_in(directory: Path) -> dict[str, str]:
+    """The two ends of each log of a daemon."""
+    found = {path.name: path.read_text(errors="replace").splitlines() for path in sorted(directory.glob("*.log"))}
+    return {
+        name: "\n".join(lines if len(lines) <= 2 * _LOG_LINES else [*lines[:_LOG_LINES], "…", *lines[-_LOG_LINES:]])
+        for name, lines in found.items()
+    }
+
+
+def mps_pids() -> list[int]:
+    """All MPS processes of this machine."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdecimal() and _is_mps(int(name)))
 
 
 def _is_mps(pid: int) -> bool:

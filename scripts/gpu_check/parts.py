@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,8 +13,12 @@ from daemon import Daemon, find_program
 from record import Skipped, run
 
 SHARES = (10, 20, 25, 40, 50, 60, 80, 100)
+COUNTED = (1, 2, 3, 5, 7, 9, 11, 13, 15, 17, 19, 30, 33, 35, 45, 55, 65, 67, 70, 75, 90, 95, 97, 99)
+"""More shares of which only the multiprocessors are counted."""
+AT_A_TIME = 4
 BATCHES = (1, 4, 16, 64)
 PAIRS: tuple[tuple[int, ...], ...] = ((50, 50), (30, 70), (100, 100))
+PAIR_BATCHES = (4, 32)
 LIMIT_MIB = 2048
 QUESTIONS = (
     "get_server_list",
@@ -23,6 +27,7 @@ QUESTIONS = (
     "get_default_client_priority",
     "ps",
     "get_device_client_list",
+    "device_query --csv",
     "lspart",
     "get_server_status 4194304",
     "no_such_command",
@@ -36,6 +41,24 @@ SERVER_QUESTIONS = (
     "get_active_thread_percentage {}",
     "get_device_pinned_mem_limit {} 0",
 )
+
+SETTINGS = (
+    "set_default_active_thread_percentage 50",
+    "get_default_active_thread_percentage",
+    "set_default_active_thread_percentage 100",
+    "set_default_device_pinned_mem_limit 0 8G",
+    "get_default_device_pinned_mem_limit 0",
+)
+"""For a daemon that is stopped afterwards."""
+REFUSED = (
+    "get_client_list 4194304",
+    "get_active_thread_percentage 4194304",
+    "set_active_thread_percentage {server} 0",
+    "terminate_client {server} 4194304",
+    "terminate_client 4194304 4194304",
+    "sm_partition add {device} 4",
+)
+"""Commands that a daemon with a server cannot carry out."""
 
 Findings = dict[str, Any]
 
@@ -77,13 +100,15 @@ class Bench:
         return None if daemon is None else daemon.stop()
 
     @contextmanager
-    def client(self, share: int | None = None, daemon: Daemon | None = None, **more: str) -> Any:
+    def client(
+        self, share: int | None = None, daemon: Daemon | None = None, kind: str = "torch", **more: str
+    ) -> Iterator[Client]:
         """Run a worker with a share under the daemon, or without MPS when neither is given."""
         if share is not None:
             daemon = daemon or self.daemon
             more["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
         nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "CUDA_VISIBLE_DEVICES": self.device}
-        client = Client((daemon.variables if daemon else nowhere) | more, daemon, fake=self.fake)
+        client = Client((daemon.variables if daemon else nowhere) | more, daemon, "fake" if self.fake else kind)
         try:
             yield client
         finally:
@@ -111,9 +136,11 @@ def transcript(bench: Bench, found: Findings) -> None:
         bench.save()
         with bench.client(100, daemon) as client:
             found["client"] = client.hello
-            found["one_client"] = [daemon.say(question) for question in (*QUESTIONS[:7], *asked)]
+            found["one_client"] = [daemon.say(question) for question in (*QUESTIONS[:8], *asked)]
             found["attached"] = str(client.pid) in daemon.say(f"get_client_list {server}")["out"].split()
         found["client_gone"] = daemon.say(f"get_client_list {server}")
+        found["refused"] = [daemon.say(each.format(server=server, device=bench.device)) for each in REFUSED]
+        found["settings"] = [daemon.say(each) for each in SETTINGS]
         found["second_daemon"] = run([bench.program, "-d"], env=daemon.environment)
     finally:
         found["stop"] = daemon.stop()
@@ -122,6 +149,12 @@ def transcript(bench: Bench, found: Findings) -> None:
 def sweep(bench: Bench, found: Findings) -> None:
     """Multiprocessors, memory and latencies by share, and without MPS."""
     rows = found["rows"] = []
+    counts = found["multiprocessors"] = {}
+    for at in range(0, len(COUNTED), AT_A_TIME):
+        with ExitStack() as stack:
+            some = COUNTED[at : at + AT_A_TIME]
+            clients = [(share, stack.enter_context(bench.client(share, kind="driver"))) for share in some]
+            counts.update({share: client.hello for share, client in clients})
     for share in (None, *SHARES):
         if not bench.has(12):
             found["cut"] = "no time left"
@@ -163,21 +196,21 @@ def pairs(bench: Bench, found: Findings) -> None:
     rows = found["rows"] = []
     cases = [(*pair, True) for pair in PAIRS] + [(100, 100, False)]
     for first, second, with_mps in cases:
-        for batch in (4, 32):
-            if not bench.has(20):
-                found["cut"] = "no time left"
-                return
-            row: Findings = {"shares": (first, second), "mps": with_mps, "batch": batch}
-            rows.append(row)
-            with ExitStack() as stack:
-                both = [stack.enter_context(bench.client(share if with_mps else None)) for share in (first, second)]
+        if not bench.has(25):
+            found["cut"] = "no time left"
+            return
+        with ExitStack() as stack:
+            both = [stack.enter_context(bench.client(share if with_mps else None)) for share in (first, second)]
+            for batch in PAIR_BATCHES:
+                row: Findings = {"shares": (first, second), "mps": with_mps, "batch": batch}
+                rows.append(row)
                 if not all(client.hello["ok"] for client in both):
                     row["failed"] = [client.hello for client in both]
                     continue
                 row["sms"] = [client.hello["sms"] for client in both]
                 row["alone"] = [together([client], batch, 1.0)[0] for client in both]
                 row["together"] = together(both, batch, 2.0)
-            bench.save()
+        bench.save()
 
 
 def live_change(bench: Bench, found: Findings) -> None:
@@ -214,7 +247,7 @@ def static_sets(bench: Bench, found: Findings) -> None:
         try:
             found["start"] = daemon.start()
         except RuntimeError as error:
-            raise Skipped(f"the daemon does not start with -S: {error}") from None
+            raise Skipped(f"the daemon does not start with -S: {str(error)[:300]}") from None
         found["empty"] = daemon.say("lspart")
         found["add"] = daemon.say(f"sm_partition add {bench.device} 4", 30)
         found["add_too_many"] = daemon.say(f"sm_partition add {bench.device} 999", 30)

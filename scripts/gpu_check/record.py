@@ -3,13 +3,16 @@
 import json
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_SHORT_UUID = re.compile(r"\b((?:GPU|MIG)-)([0-9a-f]{4,8}[0-9a-f-]*)|\b([0-9a-f]{8})\b")
+"""The beginning of a UUID, as the tables of MPS print it."""
 _SERIAL = re.compile(r"(?im)^(.*\b(?:serial|board id|part number)\b[^:\n]*: *).*$")
 
 
@@ -42,9 +45,15 @@ class Record:
     def _scrubbed(self, text: str) -> str:
         def made_up(match: re.Match[str]) -> str:
             number = len(self._uuids)
-            return self._uuids.setdefault(match[0], f"{match[1]}-{number:08x}-0000-0000-0000-000000000000")
+            return self._uuids.setdefault(match[0], f"{number:08x}-0000-0000-0000-000000000000")
 
-        return _SERIAL.sub(r"\1removed", _UUID.sub(made_up, text))
+        def shortened(match: re.Match[str]) -> str:
+            short = match[2] or match[3]
+            found = next((made for uuid, made in self._uuids.items() if uuid.startswith(short)), short)
+            return f"{match[1] or ''}{found[: len(short)]}"
+
+        text = text.replace(sys.executable, "python3")
+        return _SERIAL.sub(r"\1removed", _SHORT_UUID.sub(shortened, _UUID.sub(made_up, text)))
 
 
 def run(

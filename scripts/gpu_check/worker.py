@@ -1,5 +1,6 @@
 """A process with a CUDA context that answers requests for measurements, one line of JSON each."""
 
+import ctypes
 import json
 import os
 import statistics
@@ -17,7 +18,7 @@ class TorchWorker:
 
     def __init__(self) -> None:
         torch = self._torch = import_module("torch")
-        torch.cuda.init()
+        torch.ones(1, device="cuda")  # only a process with a context is a client of MPS
         self._properties = torch.cuda.get_device_properties(0)
         self._graphs: dict[int, Any] = {}
         self._model: Any = None
@@ -115,6 +116,33 @@ def _network(torch: Any) -> Any:
     return network(weights=None)
 
 
+class DriverWorker:
+    """A context without PyTorch: the quick way to the multiprocessors of a client."""
+
+    _MULTIPROCESSOR_COUNT = 16
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuInit", 0)
+        self._call("cuDeviceGet", ctypes.byref(self._device), 0)
+        self._before = self._multiprocessors()
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+
+    def hello(self) -> dict[str, Any]:
+        """Multiprocessors with the context, and before it."""
+        return {"sms": self._multiprocessors(), "sms_before": self._before}
+
+    def _multiprocessors(self) -> int:
+        count = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(count), self._MULTIPROCESSOR_COUNT, self._device)
+        return count.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._cuda, name)(*arguments):
+            raise RuntimeError(f"{name}: CUDA error {status}")
+
+
 class FakeWorker:
     """The same interface on the fake MPS, with the latencies of ResNet50 on a V100, for dry runs."""
 
@@ -127,7 +155,8 @@ class FakeWorker:
     def hello(self) -> dict[str, Any]:
         """As above."""
         limit = self._cuda.limit // MIB or 81_559
-        return {"sms": self._cuda.multiprocessors, "free_mib": limit, "total_mib": limit, "name": "fake", "torch": ""}
+        sms = self._cuda.multiprocessors
+        return {"sms": sms, "sms_before": sms, "free_mib": limit, "total_mib": limit, "name": "fake", "torch": ""}
 
     def latency(self, batch: int, seconds: float) -> dict[str, Any]:
         """As above."""
@@ -158,14 +187,13 @@ def summary(times: list[float]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Answer requests until the input ends."""
-    fake = sys.argv[1:] == ["--fake"]
+    """Answer requests until the input ends; the argument is the kind of worker: `torch`, `driver` or `fake`."""
     begun = time.monotonic()
     # Output of libraries must not mix with the answers.
-    answers = sys.stdout
-    sys.stdout = sys.stderr
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     try:
-        worker = FakeWorker() if fake else TorchWorker()
+        worker: Any = {"torch": TorchWorker, "driver": DriverWorker, "fake": FakeWorker}[sys.argv[1]]()
         first = {"ok": True, **worker.hello(), "start_s": round(time.monotonic() - begun, 3)}
     except Exception as error:
         first = _error(error)

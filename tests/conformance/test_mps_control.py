@@ -16,7 +16,7 @@ from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.inventory import running_daemons
 from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.daemon.protocol2 import Protocol2
-from sluice.mps.isolation.mps_environment import static_set
+from sluice.mps.isolation.mps_environment import await_daemon, static_set
 from sluice.mps.partitions.partition import MpsPartition, ShareMode
 from tests.support.gateway.processes import alive, until
 from tests.support.gpu import fake_mps
@@ -53,6 +53,27 @@ def test_the_first_client_brings_a_server(daemon: MpsDaemon, clients: Clients) -
     assert daemon.control.clients() == (MpsClient(client.pid, server.pid),)
     client.close()
     assert daemon.control.clients() == ()
+
+
+def test_a_worker_finds_its_daemon_without_a_trace(
+    daemon: MpsDaemon, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipes))
+    await_daemon(MpsPartition("p", daemon.device, 50), timeout_s=0.5)
+    assert daemon.control.servers() == ()
+    assert clients(daemon).hello["error"] == 0
+
+
+def test_a_driver_without_protocol_3_is_spoken_to_in_the_other(
+    daemon: MpsDaemon, root: Path, program: str, clients: Clients
+) -> None:
+    daemon.stop()
+    own = program if daemon.device == GPU else PROGRAM
+    daemon = MpsDaemon(daemon.device, root, protocol=3, program=own)
+    daemon.start()
+    assert daemon.protocol in (2, 3)
+    assert clients(daemon).hello["error"] == 0
+    daemon.stop()
 
 
 def test_a_server_can_be_there_before_its_clients(daemon: MpsDaemon, clients: Clients) -> None:
@@ -125,7 +146,9 @@ def test_daemons_are_found_with_their_clients(
 
 def test_what_a_daemon_refuses_is_reported_in_its_own_words(fake: MpsDaemon) -> None:
     server = fake.control.start_server()
-    with pytest.raises(ControlFailed, match=r"'terminate_client .* 4194304' failed with status 1: 'Client not found'"):
+    with pytest.raises(
+        ControlFailed, match=r"'terminate_client .* answered 'Invalid process 4194304! \| 1', expected 0"
+    ):
         fake.control.terminate_client(MpsClient(4194304, server.pid))
     with pytest.raises(ControlFailed, match=r"'sm_partition add .* failed .* 'Static partitioning is not enabled'"):
         fake.control.add_partition(GPU, 4)

@@ -1,12 +1,15 @@
 """`scripts/gpu_check` on a fake card with a fake MPS."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.gpu.recorded import recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +28,7 @@ def test_every_part_reports_its_findings(tmp_path: Path) -> None:
         ("card", "mps", "sweep", "memory", "pairs", "change", "terminate", "static", "end"), "ok"
     )
     assert len(parts["card"]["cards"][0]["profiles"]) == 7
-    assert parts["mps"]["no_daemon"]["out"] == "Cannot find MPS control daemon process\n"
+    assert parts["mps"]["no_daemon"]["err"] == "Cannot find MPS control daemon process\n"
     assert parts["mps"]["second_daemon"]["out"] == "An instance of this daemon is already running\n"
     assert parts["mps"]["attached"] is True
     rows = {row["share"]: row for row in parts["sweep"]["rows"]}
@@ -44,6 +47,32 @@ def test_every_part_reports_its_findings(tmp_path: Path) -> None:
     assert parts["static"]["without_variable"]["ok"] is False
     assert parts["end"]["left"] == []
     assert "25 %   32" in printed
+
+
+def answers(recording: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """The answers of a daemon by its state, with words in place of the numbers and names of one run."""
+    (server,) = (each["out"].strip() for each in recording["one_client"] if each["command"] == "get_server_list")
+    (client,) = (each["out"].strip() for each in recording["one_client"] if each["command"].startswith("get_client_"))
+    parts = ("no_daemon", "no_server", "start_server", "no_client", "one_client", "client_gone", "refused", "settings")
+
+    def plain(text: str) -> str:
+        for number, word in ((server, "SERVER"), (client, "CLIENT")):
+            text = re.sub(rf"\b{number}\b", word, text)
+        return re.sub(r"-uid \d+", "-uid UID", re.sub(r"[\w/.-]*python[\w.]*", "PROGRAM", re.sub(" +", " ", text)))
+
+    return {
+        part: [
+            tuple(plain(str(each[key])) for key in ("command", "rc", "out", "err"))
+            for each in (recording[part] if isinstance(recording[part], list) else [recording[part]])
+        ]
+        for part in parts
+    }
+
+
+def test_the_fake_daemon_answers_as_a_real_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MPS", '{"protocols": [2], "without": ["static"]}')
+    _, parts = findings(tmp_path, "--parts", "mps")
+    assert answers(parts["mps"]) == answers(recorded("mps"))
 
 
 def test_parts_without_time_left_are_skipped(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The commands of a fake MPS daemon, in both protocols, with the answers that the real daemon prints."""
+"""The commands of a fake MPS daemon, in both protocols, with the answers that the real daemon prints.
+
+The answers of protocol 2 are those of driver 580 (tests/fixtures/gpu/h200), except for static sets, which it lacks.
+"""
 
 import os
 from collections.abc import Callable
@@ -15,7 +18,8 @@ from tests.support.gpu.fake_mps_state import (
 )
 
 Answer = tuple[str, int]
-PS = "PID       ID    SERVER    DEVICE             NAMESPACE    COMMAND"
+PS = f"{'PID':<10}{'ID':<10}{'SERVER':<15}{'DEVICE':<26}{'NAMESPACE':<15}{'COMMAND':<15}"
+DEVICE_NAME = "NVIDIA H200"
 LSPART = (
     "GPU           Partition                                 free   used   free   used   clients\n"
     "                                                        chunk  chunk  SM     SM"
@@ -42,13 +46,13 @@ class Commands:
         name, *words = line.split()
         method = getattr(self, f"_{name.lstrip('_')}", None)
         if method is None:
-            return f"Unknown command {name}", 1
+            return f'Unknown command "{name}"', 0
         try:
             found = method(*words)
         except (TypeError, ValueError):
             return f"Invalid arguments: {line}", 1
-        except KeyError:
-            return "Server not found", 1
+        except KeyError as server:
+            return f"Server {server} not found", 0
         return found if found is None or isinstance(found, tuple) else (found, 0)
 
     def call(self, arguments: list[str]) -> Answer | None:
@@ -82,36 +86,52 @@ class Commands:
         return "\n".join(str(client.pid) for client in self._state.servers[int(pid)].clients)
 
     def _get_device_client_list(self, pid: str = "") -> str:
-        rows = [str(client.pid) for server, client in self._state.clients() if not pid or server.pid == int(pid)]
-        return "\n".join([f"Device {self._state.device}:", *rows]) if rows else ""
-
-    def _ps(self, flag: str = "", pid: str = "") -> str:
-        device = self._state.device[:13]
         rows = [
-            f"{client.pid:<9} {index:<5} {server.pid:<9} {device:<18} 4026531836   {client.name}"
-            for server, client in self._state.clients()
-            for index in [server.clients.index(client)]
+            f"{client.pid}.{index}"
+            for server in self._state.servers.values()
+            for index, client in enumerate(server.clients, 1)
             if not pid or server.pid == int(pid)
         ]
-        return "\n".join([PS, *rows])
+        return "\n".join([f"[0] 00:00.0, {DEVICE_NAME}", *rows]) if rows else ""
+
+    def _ps(self, flag: str = "", pid: str = "") -> str:
+        if not self._state.servers:
+            return "Server not found"
+        device = self._state.device[:22]
+        rows = [
+            f"{client.pid:<10}{index:<10}{server.pid:<15}{device:<26}{'4026531836':<15}{client.name}"
+            for server in self._state.servers.values()
+            for index, client in enumerate(server.clients, 1)
+            if not pid or server.pid == int(pid)
+        ]
+        return "\n".join([PS, *rows]) if rows else ""
 
     def _get_default_active_thread_percentage(self) -> str:
         return f"{self._state.share:.1f}"
 
     def _set_default_active_thread_percentage(self, percent: str) -> str:
-        self._state.share = _percent(percent)
-        return ""
+        self._state.share = _percent(percent) or self._state.share
+        return self._get_default_active_thread_percentage()
 
     def _get_active_thread_percentage(self, pid: str) -> str:
         return f"{self._state.servers[int(pid)].share:.1f}"
 
     def _set_active_thread_percentage(self, pid: str, percent: str) -> str:
-        self._state.servers[int(pid)].share = _percent(percent)
-        return ""
+        server = self._state.servers[int(pid)]
+        server.share = _percent(percent) or server.share
+        return self._get_active_thread_percentage(pid)
+
+    def _get_default_client_priority(self) -> str:
+        return "0"
+
+    def _device_query(self, *words: str) -> str:
+        row = f"0,0000:00.06.00,{self._state.device},{DEVICE_NAME},N/A"
+        names = ["Default", *(f"Server {pid}" for pid in self._state.servers)]
+        return "\n\n".join(f"{name}\nDevice Ordinal,PCI IDs,UUID,Name,Attributes\n{row}" for name in names)
 
     def _get_default_device_pinned_mem_limit(self, device: str) -> str:
         self._check(device)
-        return f"{self._state.limit // UNITS['M']}M" if self._state.limit else ""
+        return _size(self._state.limit)
 
     def _set_default_device_pinned_mem_limit(self, device: str, size: str) -> str:
         self._check(device)
@@ -120,25 +140,28 @@ class Commands:
 
     def _get_device_pinned_mem_limit(self, pid: str, device: str) -> str:
         self._check(device)
-        limit = self._state.servers[int(pid)].limit
-        return f"{limit // UNITS['M']}M" if limit else ""
+        return _size(self._state.servers[int(pid)].limit)
 
     def _set_device_pinned_mem_limit(self, pid: str, device: str, size: str) -> str:
         self._check(device)
         self._state.servers[int(pid)].limit = size_of(size)
         return ""
 
-    def _terminate_client(self, server: str, client: str) -> str | Answer | None:
+    def _terminate_client(self, server: str, client: str) -> str | None:
+        """Destroy the contexts of a client, which is listed until its process ends."""
+        if int(server) not in self._state.servers:
+            return f"Server {server} not found\nServer {server} not found!\n1"
         for each in self._state.servers[int(server)].clients:
             if each.pid == int(client):
                 if each.pid in self._state.wedged:
                     return None
                 self._lose(each, CLIENT_TERMINATED)
-                self._state.leave(each)
                 return "0"
-        return "Client not found", 1
+        return f"Invalid process {client}!\n1"
 
     def _sm_partition(self, verb: str, device: str, what: str) -> str | Answer:
+        if self._state.old:
+            return 'Unknown command "sm_partition"'
         if not self._state.static:
             return "Static partitioning is not enabled", 1
         self._check(device)
@@ -152,6 +175,8 @@ class Commands:
 
     def _lspart(self) -> str | Answer:
         state = self._state
+        if state.old:
+            return 'Unknown command "lspart"'
         if not state.static:
             return "Static partitioning is not enabled", 1
         used, device = sum(state.sets.values()), state.device[:12]
@@ -195,7 +220,7 @@ class Commands:
     def _v3_server_set(self, words: list[str], options: dict[str, str]) -> str:
         server = self._server(words[0])
         if "active-thread-percentage" in options:
-            server.share = _percent(options["active-thread-percentage"])
+            server.share = _percent(options["active-thread-percentage"]) or server.share
         if "pinned-memory-limit" in options:
             server.limit = size_of(options["pinned-memory-limit"])
         return ""
@@ -213,7 +238,9 @@ class Commands:
         for server, client in self._state.clients():
             if client.pid == int(words[0]):
                 found = self._terminate_client(str(server.pid), words[0])
-                return "" if found == "0" else found
+                if found is not None:
+                    self._state.leave(client)
+                return None if found is None else ""
         return "Client not found", 1
 
     def _v3_sm_partition_create(self, words: list[str], options: dict[str, str]) -> str | Answer:
@@ -252,7 +279,15 @@ _STATES = {"ACTIVE": "Ready", "INITIALIZING": "Initializing", "FAULT": "Fault"}
 
 
 def _percent(text: str) -> float:
+    """A percentage; 0 changes nothing."""
     percent = float(text)
-    if not 0 < percent <= 100:
+    if not 0 <= percent <= 100:
         raise ValueError(text)
     return percent
+
+
+def _size(limit: int) -> str:
+    """A memory limit as it was most likely set; "" without one."""
+    if not limit:
+        return ""
+    return f"{limit // UNITS['M']}M" if limit % UNITS["G"] else f"{limit // UNITS['G']}G"

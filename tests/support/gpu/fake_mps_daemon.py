@@ -36,7 +36,7 @@ def pipes() -> Path:
 
 def connected(directory: Path) -> socket.socket | None:
     """A connection to the daemon of a directory; None when no daemon runs."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.connect(str(directory / "control"))
     except OSError:
@@ -92,7 +92,6 @@ class Daemon:
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        _log("Accepting connection...")
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._read(connection))
 
     def _read(self, connection: socket.socket) -> None:
@@ -110,14 +109,23 @@ class Daemon:
         match question["op"]:
             case "command":
                 answer = self._answer(question)
+                _log("Accepting connection...")
+                _log("NEW UI")
+                _log(f"Cmd:{question.get('line') or ' '.join(question['argv'])}")
                 if answer is not None:
+                    for line in answer[0].splitlines():
+                        _log(line)
+                    _log("UI closed")
                     _reply(connection, {"out": answer[0], "rc": answer[1]})
             case "connect":
                 self._waiting.append((question, connection))
+                _log("Accepting connection...")
+                server = self._state.server_of(question["uid"])
+                ready = server is not None and server.status != "INITIALIZING"
+                what = "Server already exists" if ready else "Server is not ready, push client to pending list"
+                _log(f"NEW CLIENT {question['pid']} from user {question['uid']}: {what}")
                 self._start_server(question["uid"])
                 self._admit()
-                if self._waiting:
-                    _log(f"NEW CLIENT 0 from user {question['uid']}: Server is not ready, push client to pending list")
             case "allocate":
                 _reply(connection, {"granted": self._state.allocate(self._clients[connection], question["bytes"])})
 
@@ -178,7 +186,7 @@ class Daemon:
                 _reply(connection, {"error": client})
                 continue
             self._clients[connection] = client
-            _log(f"status of client {{{client.pid}, 0}} is ACTIVE")
+            _log(f"Status of client {{PID: {client.pid}, Context ID: 1}} is ACTIVE")
             _reply(connection, {"error": 0, "sms": client.sms, "limit": client.limit, "server": server.pid})
 
     def _forget(self, connection: socket.socket) -> None:
@@ -186,7 +194,7 @@ class Daemon:
         self._waiting = [each for each in self._waiting if each[1] is not connection]
         if (client := self._clients.pop(connection, None)) is not None:
             self._state.leave(client)
-            _log(f"status of client {{{client.pid}, 0}} is INACTIVE")
+            _log(f"Client process {client.pid} disconnected")
         connection.close()
 
 
@@ -212,8 +220,8 @@ def start(arguments: list[str]) -> int:
     protocol = int(arguments[arguments.index("-p") + 1]) if "-p" in arguments else 2
     protocol = int(os.environ.get("CUDA_MPS_PROTOCOL_VERSION", protocol))
     if (static and "static" in known.get("without", ())) or protocol not in known.get("protocols", (2, 3)):
-        print("usage: nvidia-cuda-mps-control [-d | -f]")
-        return 1
+        print("Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.")
+        return 0
     directory = pipes()
     directory.mkdir(parents=True, exist_ok=True)
     if (other := connected(directory)) is not None:
@@ -225,7 +233,7 @@ def start(arguments: list[str]) -> int:
         return 1
     if known.get("start") == "hang":
         signal.pause()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     (directory / "control").unlink(missing_ok=True)
     try:
         listener.bind(str(directory / "control"))
@@ -251,14 +259,15 @@ def control(arguments: list[str]) -> int:
     if any(flag in arguments for flag in ("-d", "-f")):
         return start(arguments)
     if arguments == ["-v"]:
-        print("CUDA MPS Control binary version: 13000")
+        print("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000")
+        print("Copyright (C) 2003 - 2025 NVIDIA Corporation.\n")
         return 0
     status = 0
     lines = [""] if arguments else sys.stdin.read().splitlines()
     for line in lines:
         connection = connected(pipes())
         if connection is None:
-            print(NOT_FOUND)
+            print(NOT_FOUND, file=sys.stderr)
             return 1
         with connection:
             question = {"op": "command", "argv": arguments} if arguments else {"op": "command", "line": line}

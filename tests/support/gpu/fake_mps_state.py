@@ -13,6 +13,8 @@ CLIENT_TERMINATED = 810
 INVALID_RESOURCE_CONFIGURATION = 915
 CHUNK = 8
 """Multiprocessors in a chunk of a static set, from Hopper on."""
+FEWEST = 8
+"""Multiprocessors of the smallest share."""
 MIB = 1 << 20
 UNITS = {"M": MIB, "G": 1 << 30}
 
@@ -56,6 +58,7 @@ class FakeState:
     def __init__(self, device: str, settings: dict[str, Any], *, static: bool) -> None:
         self.device = device or "GPU-00000000-0000-0000-0000-000000000000"
         self.static = static
+        self.old = "static" in settings.get("without", ())
         self.sms = int(settings.get("sms", 132))
         self.memory = int(settings.get("memory_mib", 81_559)) * MIB
         self.max_clients = int(settings.get("max_clients", 48))
@@ -85,7 +88,7 @@ class FakeState:
             sms = self.sets[partition] * CHUNK
         else:
             share = min(server.share, float(wish.get("share") or 100))
-            sms = max(2, 2 * int(share / 100 * self.sms / 2))
+            sms = min(max(FEWEST, 2 * int(share / 100 * self.sms / 2)), self.sms)
         limits = [limit for limit in (server.limit, int(wish.get("limit") or 0)) if limit]
         client = FakeClient(wish["pid"], wish["name"], connection, sms, min(limits, default=self.memory), partition)
         server.clients.append(client)
