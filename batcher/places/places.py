@@ -36,7 +36,7 @@ from sluice.batcher.state import (
     StageState,
 )
 
-LATE_STEP = 0.01
+LATE_STEP = 0.02
 """A batch that is answered late raises the share of their time that places of its pipeline keep by this much."""
 LATE_PART = 0.5
 """The feedback settles where this part of the late answers is used that the percentile of a pipeline allows."""

@@ -178,18 +178,24 @@ class Search:
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
 
-        Then they take the least time together: a batch that is split runs as two in each later stage. Where only some
-        rows go on, later batches can be larger, or there is time to gather, rows gather in larger batches instead.
+        Then they take the least time together: a batch that is split runs as two in each later stage. Where later
+        batches can be larger, rows gather in these instead.
         """
-        if len(model.pipelines) > 1 or len(groups) > 1 or len(groups[0].partitions) > 1 or self._is_escalated(stage):
+        if len(model.pipelines) > 1 or not self._is_short(model, groups):
             return False
         full = model.full_rows(model.estimates[groups[0].kind])
         places = map(self.places.__getitem__, stage.waits_for)
-        if any(
-            place is None or place[0].partition.group is not groups[0] or place[0].full_rows < full for place in places
-        ):
+        return all(
+            place is not None and place[0].partition.group is groups[0] and place[0].full_rows >= full
+            for place in places
+        )
+
+    def _is_short(self, model: ModelState, groups: Groups) -> bool:
+        """True if one partition runs a model, and a request has too little time to gather with later ones there."""
+        if len(groups) > 1 or len(groups[0].partitions) > 1:
             return False
-        return self.event.deadline_ns - self._now_ns < GATHERED * full * cost_ns(self._pipeline, groups[0])
+        full_ns = model.full_rows(model.estimates[groups[0].kind]) * cost_ns(self._pipeline, groups[0])
+        return self.event.deadline_ns - self._now_ns < GATHERED * full_ns
 
     def _is_opened(self, stage: StageState) -> bool:
         """True if the request opened the batches that a stage waits for."""
@@ -323,13 +329,13 @@ class Search:
         """Where a new batch ends first."""
         now_ns, level = self._now_ns, self._level(model)
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
-        few = self._is_escalated(stage)
+        gathers = self._is_escalated(stage) and not self._is_short(model, groups)
         best: _Spot | None = None
         for group in groups:
             estimate = model.estimates[group.kind]
             alone_ns, full = length_ns(estimate, rows), model.full_rows(estimate)
-            wanted_ns = self._order_ns(stage)
-            if few:
+            wanted_ns = self._order_ns(stage, gathers=gathers)
+            if gathers:
                 wanted_ns += max(self.event.deadline_ns - now_ns - GATHERED * length_ns(estimate, full), 0)
             may_merge = model.by_deadline and not stage.waits_for and rows < full
             for partition in group.partitions.values():
@@ -370,13 +376,13 @@ class Search:
             order_ns = min([order_ns, *(each.order_ns - 1 for each in _behind_level(partition, model, level))])
         return order_ns
 
-    def _order_ns(self, stage: StageState) -> int:
+    def _order_ns(self, stage: StageState, *, gathers: bool) -> int:
         """The order of a new batch: by the deadline of its stage, or right behind the batches that it waits for.
 
-        Where all rows go on, the stages of a batch run one after the other, so that batches stay together.
+        Unless its rows gather, the stages of a batch run one after the other, so that batches stay together.
         """
         places = [place for source in stage.waits_for if (place := self.places[source]) is not None]
-        if places and not self._is_escalated(stage):
+        if places and not gathers:
             return max(batch.order_ns for batch, _ in places) + 1
         return self.event.deadline_ns - stage.remaining_path_ns
 
