@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.residency_config import Loading
-from sluice.batcher.planner.residency import ModelNeed, place_models
+from sluice.batcher.residency.placement import ModelNeed, place_models
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from sluice.gateway.deployment.placement import log_missing_instances
 from sluice.gateway.deployment.registry import ModelRegistry

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
-from sluice.batcher.planner.residency import ModelNeed, place_models
+from sluice.batcher.residency.placement import ModelNeed, place_models
 from sluice.gateway.observability.logs import log
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.planner.residency import ModelNeed
+from sluice.batcher.residency.placement import ModelNeed
 from sluice.gateway.deployment.placement import find_room
 
 

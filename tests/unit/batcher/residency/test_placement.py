@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.planner.residency import ModelNeed, ResidencyPlan, place_models
+from sluice.batcher.residency.placement import ModelNeed, ResidencyPlan, place_models
 
 A, B = PartitionConfig("a", "cpu1", memory_bytes=100), PartitionConfig("b", "cpu1", memory_bytes=100)
 FAST = PartitionConfig("fast", "gpu", price=2.0, memory_bytes=100)
