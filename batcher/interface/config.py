@@ -173,8 +173,9 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     """A partition; `kind` keys the latency tables. `PartitionReady` says which models its worker holds.
 
     `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
-    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). `device`
-    is what it has of a device that others are on as well (None: it does not share one by time).
+    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). One that is
+    `fixed` may hold no model that comes later. `device` is what it has of a device that others are on as well (None: it
+    does not share one by time).
     """
 
     name: str
@@ -184,6 +185,7 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     models: tuple[str, ...] | None = None
     device: DeviceShare | None = None
+    fixed: bool = False
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -100,6 +100,27 @@ class BuildPlan(Decision, frozen=True):
     observed: Observed
 
 
+class AcceptChange(Decision, frozen=True):
+    """Serve what a `ServingChanged` brought; the orders to load its models follow, for each partition once it is up.
+
+    `partitions` maps the key of each new model to the partitions that are to hold it. A model without any is loaded
+    once it is in demand.
+    """
+
+    partitions: dict[str, tuple[str, ...]]
+
+
+class RejectChange(Decision, frozen=True):
+    """Serve nothing of a `ServingChanged`, since partitions have no room for one of its `models`.
+
+    Another try may be worth it later if the lack of room is `passing`.
+    """
+
+    models: tuple[str, ...]
+    reason: str
+    passing: bool
+
+
 class CompleteRequest(Decision, frozen=True, gc=False):
     """All stages of a request are done: answer it."""
 
@@ -146,6 +167,17 @@ class CancelRequest(Decision, frozen=True, gc=False):
 Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
 """The decisions of which every request gets exactly one."""
 
+ChangeAnswer = AcceptChange | RejectChange
+"""The decisions of which every change of what is served gets exactly one, if it brings models."""
+
 AnyDecision = (
-    DispatchBatch | RevokeBatch | CombineOutputs | LookUpCache | BuildPlan | LoadModel | UnloadModel | Settlement
+    DispatchBatch
+    | RevokeBatch
+    | CombineOutputs
+    | LookUpCache
+    | BuildPlan
+    | LoadModel
+    | UnloadModel
+    | ChangeAnswer
+    | Settlement
 )

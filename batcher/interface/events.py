@@ -205,17 +205,17 @@ class PlanBuilt(Event, frozen=True):
 class ServingChanged(Event, frozen=True):
     """Other pipelines are served: `pipelines` may get requests from now on, those named in `retired` no more.
 
-    `models` are those that some of the pipelines need and that were not there yet. `residency` says, by partition,
-    what has to be held of them; it is loaded as if by a plan. `spare` are copies of others, by partition, that are
-    unloaded first to make room for that. What the last request of a retired pipeline leaves without one is unloaded.
-    A model's key and a pipeline's name are never used again.
+    `models` are those that some of the pipelines need and that were not there yet. A change with models is answered by
+    `AcceptChange` or `RejectChange`; if it is rejected, nothing of it counts. It `is_reload` if a model of it comes in
+    place of a revision that is served until then, so that models without room cannot wait for requests. What the last
+    request of a retired pipeline leaves without one is unloaded; retired names that are not served are ignored. A
+    model's key and a pipeline's name are never used again.
     """
 
     models: tuple[ScheduledModel, ...] = ()
     pipelines: tuple[PipelineConfig, ...] = ()
     retired: tuple[str, ...] = ()
-    residency: dict[str, tuple[str, ...]] = {}
-    spare: dict[str, tuple[str, ...]] = {}
+    is_reload: bool = False
 
 
 class DrainStarted(Event, frozen=True):

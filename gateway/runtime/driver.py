@@ -10,9 +10,11 @@ from typing import Any, Protocol, cast, get_args
 
 from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
 from sluice.batcher.interface.decisions import (
+    AcceptChange,
     AnyDecision,
     BuildPlan,
     CancelRequest,
+    ChangeAnswer,
     CombineOutputs,
     CompleteRequest,
     DispatchBatch,
@@ -20,6 +22,7 @@ from sluice.batcher.interface.decisions import (
     FailRequest,
     LoadModel,
     LookUpCache,
+    RejectChange,
     RejectRequest,
     RevokeBatch,
     UnloadModel,
@@ -93,7 +96,8 @@ class Runtime:
 
     Any error while a decision is carried out is reported to the scheduler as a failed batch or combination. When the
     scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe` raises
-    OSError, it gets no more steps. `on_ended` gets each request that has its outcome.
+    OSError, it gets no more steps. `on_ended` gets each request that has its outcome. `on_answer` gets the answer to
+    each change with new models, before any of them is loaded.
 
     Without `build_plan` there are no plans. They are built in `planning`, which is shut down with the runtime: a thread
     of its own unless given.
@@ -113,6 +117,7 @@ class Runtime:
         build_plan: BuildPlans | None = None,
         planning: PlanExecutor | None = None,
         on_ended: Callable[[Trace], None] | None = None,
+        on_answer: Callable[[ChangeAnswer], None] = lambda answer: None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -154,6 +159,8 @@ class Runtime:
             BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
             LoadModel: executor.load,
             UnloadModel: executor.unload,
+            AcceptChange: on_answer,
+            RejectChange: on_answer,
             CompleteRequest: self._complete,
             RejectRequest: self._refuse,
             EvictRequest: self._refuse,
@@ -242,12 +249,15 @@ class Runtime:
         return submission
 
     def serve(self, change: ServingChanged) -> None:
-        """Change what is served, with models that the executor knows; nothing is submitted to retired pipelines."""
+        """Change what is served, with models that the executor knows; nothing is submitted to retired pipelines.
+
+        The pipelines of a change that is rejected are to be retired as well.
+        """
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
             self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
-            del self._stages[name]
+            self._stages.pop(name, None)
             self._metrics.forget(name)
         self._enqueue(change)
 

@@ -11,14 +11,15 @@ from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
-from sluice.gateway.deployment.initial_residency import InitialResidency, initial_residency
 from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
+from sluice.gateway.deployment.placement_notes import note_initial
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -253,7 +254,7 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
     registry = ModelRegistry(
         server_version(), core.pipelines, core.repository.broken, inventory, strict=config.strict_readiness
     )
-    core.begin.announce(registry)
+    note_initial(core.begin, registry)
     return _State(inventory, registry, LoadWaiter(inventory))
 
 
@@ -321,6 +322,7 @@ def _build_execution(
         trace_requests=config.trace_requests,
         build_plan=build_plan,
         on_ended=trace_settings.ended if trace_settings.available else None,
+        on_answer=state.load_waiter.answered,
     )
     return _Execution(executor, runtime, metrics, trace_settings, cache)
 
