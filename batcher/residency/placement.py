@@ -86,7 +86,7 @@ class NewPlacement(NamedTuple):
 
 def model_needs(models: Collection[ScheduledModel], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
     """The memory that models need, and their expected demand, which is their priority as long as nothing is known."""
-    kinds = {partition.kind for partition in partitions}
+    kinds = dict.fromkeys(partition.kind for partition in partitions)
     least = min((model.priority for model in models), default=0)
     ranks = {model.key: model.priority - least for model in models}
     ranked = any(ranks.values())
@@ -292,7 +292,8 @@ def _spare(
     """The candidates to unload for the lacking bytes, the largest first; None when they are not enough."""
     leaving: list[str] = []
     elsewhere = {key for name, models in copies.items() if name != partition for key in models}
-    for key in sorted(elsewhere.intersection(candidates, needs), key=lambda key: (-needs[key].memory_bytes, key)):
+    able = (key for key in needs if key in candidates and key in elsewhere)
+    for key in sorted(able, key=lambda key: (-needs[key].memory_bytes, key)):
         if lacking <= 0:
             break
         leaving.append(key)

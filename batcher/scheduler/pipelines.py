@@ -113,8 +113,7 @@ class PipelineRegistry:
             self._add(config)
         self.retiring.extend(self.pipelines.pop(name) for name in event.retired if name in self.pipelines)
         self._specify([model.key for model in event.models])
-        self.residency.drop_copies(placement.spare, now_ns, decisions)
-        self.residency.add_extra(placement.residency, now_ns, decisions)
+        self.residency.add_extra(placement.residency, placement.spare, now_ns, decisions)
         self.reap(now_ns, decisions)
         self.loader.check_pinned(now_ns)
         self.replanner.redefined()
@@ -122,8 +121,8 @@ class PipelineRegistry:
     def _place(self, event: ServingChanged) -> NewPlacement | RejectChange:
         """Place the models of a change; a model without room waits for demand, if that is possible."""
         new = tuple(model.key for model in event.models)
-        partitions = [_opened(each, new) for each in self.spec.partitions if not each.fixed]
-        needs = model_needs([*self.spec.models, *event.models], partitions)
+        needs = model_needs([*self.spec.models, *event.models], self.spec.partitions)
+        partitions = [_may_hold(each, needs, new) for each in self.spec.partitions if not each.fixed]
         states, held = self._fleet.partitions, {each.name: self.residency.held(each.name) for each in partitions}
         serving = {name: states[name].models if states[name].ready else frozenset[str]() for name in held}
         # A worker that is gone may not come back: its partition is used only if no other has room.
@@ -170,7 +169,7 @@ class PipelineRegistry:
 
     def _specify(self, new: Sequence[str] = ()) -> None:
         models = {key: model.config for key, model in self._fleet.models.items() if key not in self.residency.retired}
-        partitions = (_served_only(_opened(each, new), models) for each in self.spec.partitions)
+        partitions = (_may_hold(each, models, new) for each in self.spec.partitions)
         self.spec = msgspec.structs.replace(
             self.spec,
             models=tuple(models.values()),
@@ -185,18 +184,12 @@ class PipelineRegistry:
         return [self._fleet.models[key] for key in dict.fromkeys(keys)]
 
 
-def _opened(partition: PartitionConfig, new: Sequence[str]) -> PartitionConfig:
-    """The partition as it may hold new models as well, unless it is fixed."""
-    if partition.models is None or partition.fixed:
-        return partition
-    return msgspec.structs.replace(partition, models=(*partition.models, *new))
-
-
-def _served_only(partition: PartitionConfig, served: Container[str]) -> PartitionConfig:
-    """The partition without models that are not served among those that it may hold."""
+def _may_hold(partition: PartitionConfig, served: Container[str], new: Sequence[str]) -> PartitionConfig:
+    """The partition with new models added to its allowed models, unless it is fixed, and unserved ones removed."""
     if partition.models is None:
         return partition
-    return msgspec.structs.replace(partition, models=tuple(filter(served.__contains__, partition.models)))
+    known = filter(served.__contains__, partition.models)
+    return msgspec.structs.replace(partition, models=(*known, *(() if partition.fixed else new)))
 
 
 def _mib(size: int) -> str:

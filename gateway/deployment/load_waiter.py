@@ -41,13 +41,8 @@ class _ExpectedModel:
         """Record where the model is to be; it has ended if that is nowhere."""
         self.placed = placed
         self.partitions = set(awaited)
-        if not placed and not self.ended.done():
+        if not placed:
             self.ended.set_result(Placed(()))
-
-    def refuse(self, error: Exception) -> None:
-        """Record that the model is not served."""
-        if not self.ended.done():
-            self.ended.set_exception(error)
 
     def settle(self, partition: str, reason: str) -> None:
         """Record that a partition has loaded the model, or the reason why it has not."""
@@ -100,16 +95,15 @@ class LoadWaiter:
     def answered(self, answer: ChangeAnswer) -> None:
         """Take the scheduler's answer to a change, before anything of it is carried out."""
         match answer:
-            case AcceptChange():
-                for model, partitions in answer.partitions.items():
-                    if expected := self._expected.get(model):
+            case AcceptChange(placed):
+                for model, partitions in placed.items():
+                    if (expected := self._expected.get(model)) and not expected.ended.done():
                         up = [name for name in partitions if self._inventory.is_up(name)]
                         expected.place(partitions, up or partitions)
-            case RejectChange():
-                kind = RejectedError if answer.passing else ConfigError
-                for model in answer.models:
-                    if expected := self._expected.get(model):
-                        expected.refuse(kind(answer.reason))
+            case RejectChange(models, reason, passing):
+                for model in models:
+                    if (expected := self._expected.get(model)) and not expected.ended.done():
+                        expected.ended.set_exception(RejectedError(reason) if passing else ConfigError(reason))
 
     async def wait_unloaded(self, model: str) -> None:
         """Wait until no partition holds a model that is being unloaded."""
