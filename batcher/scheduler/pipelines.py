@@ -101,7 +101,10 @@ class PipelineRegistry:
             self.residency.advance(now_ns, decisions)
 
     def _change(self, event: ServingChanged, now_ns: int, decisions: list[AnyDecision]) -> None:
-        placement = self._place(event)
+        retired = [name for name in event.retired if name in self.pipelines]
+        if not (event.models or event.pipelines or retired):
+            return
+        placement = self._place(event) if event.models else NewPlacement({}, {}, (), 0)
         if isinstance(placement, RejectChange):
             decisions.append(placement)
             return
@@ -111,7 +114,7 @@ class PipelineRegistry:
             self._fleet.add(model)
         for config in event.pipelines:
             self._add(config)
-        self.retiring.extend(self.pipelines.pop(name) for name in event.retired if name in self.pipelines)
+        self.retiring += map(self.pipelines.pop, retired)
         self._specify([model.key for model in event.models])
         self.residency.add_extra(placement.residency, placement.spare, now_ns, decisions)
         self.reap(now_ns, decisions)

@@ -127,6 +127,16 @@ def test_a_change_that_has_no_room_beside_what_is_served_is_rejected_for_now_and
     assert list(scheduler.dispatcher.models) == ["m:1"]
 
 
+def test_a_rejected_change_calls_for_no_plan() -> None:
+    scheduler = Scheduler(bounded(100, "cpu0", m=60), LivePlanner())
+    (order,) = step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
+    assert isinstance(order, BuildPlan)
+    step(scheduler, 0, PlanBuilt(order.build, Plan(())))
+    rejected, *others = step(scheduler, 2 * S, change(60, is_reload=True), ServingChanged(retired=("m:1@1",)))
+    assert isinstance(rejected, RejectChange)
+    assert others == []
+
+
 def test_a_change_that_never_has_room_is_rejected_for_good() -> None:
     scheduler = serving(bounded(100 * MIB, "cpu0", m=60 * MIB), ONE)
     reason = "no partition has room for the 101 MiB that m:1@1 takes, only for 100 MiB"
