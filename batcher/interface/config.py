@@ -10,6 +10,7 @@ from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import PERCENTILE, Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
+from sluice.mps.partitions.balance import BalanceSettings
 
 
 class PriorityLevels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,10 +206,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulerSpec(msgspec.Struct, frozen=True):
-    """All that a scheduler needs to know before the first event; also the first line of a journal."""
+    """All that a scheduler needs to know before the first event; also the first line of a journal.
+
+    With `resizing`, the scheduler resizes partitions by these settings, as far as the driver samples them.
+    """
 
     models: tuple[ScheduledModel, ...]
     pipelines: tuple[PipelineConfig, ...]
     partitions: tuple[PartitionConfig, ...]
     limits: Limits = Limits()
     residency: ResidencyConfig = ResidencyConfig()
+    resizing: BalanceSettings | None = None

@@ -25,6 +25,7 @@ from sluice.batcher.residency.placement import NewPlacement, find_room, model_ne
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.partition_events import PartitionEvents
 from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
+from sluice.batcher.scheduler.resizer import NoResizer, Resizer
 from sluice.batcher.state import ModelState, PipelineState, StageState
 from sluice.models.pipelines.pipeline import Late
 
@@ -61,6 +62,9 @@ class PipelineRegistry:
         if planned:
             on_demand = spec.residency.loading is Loading.DEMAND
             self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand)
+        self.resizer: Resizer | NoResizer = NoResizer()
+        if spec.resizing is not None:
+            self.resizer = Resizer(spec.resizing, self._fleet, self.pipelines, self.replanner, lambda: self.spec)
         partition_events = PartitionEvents(spec, dispatcher, self.replanner, self._specify)
         self._partition_events = partition_events
         self.residency = partition_events.residency
@@ -74,6 +78,7 @@ class PipelineRegistry:
             ModelUnloaded: partition_events.model_unloaded,
             PlanBuilt: partition_events.plan_built,
             ServingChanged: self._change,
+            **self.resizer.handlers,
         }
 
     def reap(self, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -160,6 +165,7 @@ class PipelineRegistry:
         self.loader.allow(self.spec.partitions)
         self._partition_events.resized(event, now_ns, decisions)
         self.replanner.redefined()
+        self.resizer.resized(event.partition, decisions)
 
     def _add(self, config: PipelineConfig) -> None:
         assert config.name not in self.pipelines, f"there is a pipeline {config.name} already"

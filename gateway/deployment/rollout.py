@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import AcceptChange, RejectChange
 from sluice.batcher.interface.events import ServingChanged
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -28,7 +29,6 @@ from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import ModelEntry
 from sluice.models.spec import ModelSpec
 from sluice.mps.ipc.messages import ModelFile
-from sluice.mps.partitions.partition import Partition
 
 
 class PreparedRevision(NamedTuple):
@@ -73,6 +73,8 @@ class Rollout:
         self._metrics = metrics
         self._load_waiter = load_waiter
         self._recycling = asyncio.Lock()
+        runtime.carry_out_with(AcceptChange, load_waiter.answered)
+        runtime.carry_out_with(RejectChange, load_waiter.answered)
 
     async def prepare(self, revision: Mapping[str, Deployed], deployed: Mapping[str, Deployed]) -> PreparedRevision:
         """Work out what has to be loaded to serve a revision beside what is deployed; raises ConfigError."""
@@ -81,7 +83,7 @@ class Rollout:
         entries = {entry.spec.key: entry for each in after.values() for entry in each.models}
         before = {entry.spec.key for each in deployed.values() for entry in each.models}
         new = {key: entry for key, entry in entries.items() if key not in before}
-        partitions = self._partitions
+        partitions = self._inventory.partitions
         kinds = [partition.profile_kind for partition in partitions]
         stored = await asyncio.to_thread(lambda: {key: stored_entries(entry, kinds) for key, entry in new.items()})
         specs = {key: entry.spec for key, entry in {**self._remote, **entries}.items()}
@@ -101,7 +103,7 @@ class Rollout:
             if config.name not in served
         ]
         files = await asyncio.to_thread(worker_files, models, new, stored, partitions)
-        if partitions != self._partitions:  # one was resized meanwhile, so other profiles count
+        if partitions != self._inventory.partitions:  # one was resized meanwhile, so other profiles count
             return await self.prepare(revision, deployed)
         is_reload = any(new[model.key].spec.name in deployed for model in models)
         return PreparedRevision(
@@ -164,10 +166,6 @@ class Rollout:
             for partition in partitions:
                 self._executor.recycle(partition)
                 await self._load_waiter.wait_ready(partition)
-
-    @property
-    def _partitions(self) -> list[Partition]:
-        return self._inventory.partitions
 
     def _build(
         self,

@@ -10,19 +10,17 @@ from typing import Any, Protocol, cast, get_args
 
 from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
 from sluice.batcher.interface.decisions import (
-    AcceptChange,
     AnyDecision,
     BuildPlan,
     CancelRequest,
-    ChangeAnswer,
     CombineOutputs,
     CompleteRequest,
     DispatchBatch,
     EvictRequest,
     FailRequest,
+    JudgeSteps,
     LoadModel,
     LookUpCache,
-    RejectChange,
     RejectRequest,
     RevokeBatch,
     UnloadModel,
@@ -96,8 +94,7 @@ class Runtime:
 
     Any error while a decision is carried out is reported to the scheduler as a failed batch or combination. When the
     scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe` raises
-    OSError, it gets no more steps. `on_ended` gets each request that has its outcome. `on_answer` gets the answer to
-    each change with new models, before any of them is loaded.
+    OSError, it gets no more steps. `on_ended` gets each request that has its outcome.
 
     Without `build_plan` there are no plans. They are built in `planning`, which is shut down with the runtime: a thread
     of its own unless given.
@@ -117,7 +114,6 @@ class Runtime:
         build_plan: BuildPlans | None = None,
         planning: PlanExecutor | None = None,
         on_ended: Callable[[Trace], None] | None = None,
-        on_answer: Callable[[ChangeAnswer], None] = lambda answer: None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -157,10 +153,9 @@ class Runtime:
             CombineOutputs: stages.combine,
             LookUpCache: stages.look_up_cache,
             BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
+            JudgeSteps: lambda order: self._plans.judge(order, scheduler.spec),
             LoadModel: executor.load,
             UnloadModel: executor.unload,
-            AcceptChange: on_answer,
-            RejectChange: on_answer,
             CompleteRequest: self._complete,
             RejectRequest: self._refuse,
             EvictRequest: self._refuse,
@@ -172,6 +167,10 @@ class Runtime:
     def in_flight(self) -> int:
         """Requests that have no outcome yet."""
         return len(self._open)
+
+    def carry_out_with(self, kind: type[AnyDecision], carry_out: Callable[[Any], None]) -> None:
+        """Have decisions of a kind carried out by `carry_out`, which does not wait."""
+        self._apply[kind] = carry_out
 
     def start(self) -> None:
         """Let the executor begin; requests may be submitted from now on."""

@@ -157,7 +157,6 @@ class Served:
             metrics=metrics,
             inventory=self.inventory,
             build_plan=build_plan,
-            on_answer=loads.answered,
         )
         executor = cast(MixedExecutor, self.executor)
         rollout = Rollout(
