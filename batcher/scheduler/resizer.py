@@ -15,7 +15,7 @@ from sluice.batcher.interface.events import PartitionsSampled, ResizeFailed, Siz
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.interface.resize_data import Ask, Cores, Split
 from sluice.batcher.scheduler.core_steps import StepChoice, steps
-from sluice.batcher.scheduler.replanner import CHANCE, Replanner
+from sluice.batcher.scheduler.replanner import CHANCE, NoReplanner, Replanner
 from sluice.batcher.state import PipelineState
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
@@ -52,7 +52,7 @@ class Resizer:
         settings: BalanceSettings,
         fleet: Fleet,
         pipelines: Mapping[str, PipelineState],
-        replanner: object,
+        replanner: Replanner | NoReplanner,
         spec: Callable[[], SchedulerSpec],
     ) -> None:
         self._settings = settings
@@ -70,8 +70,7 @@ class Resizer:
         self._observed: dict[tuple[str, str], LatencyTable] = {}  # the latest tables, by model and kind
         self._rows: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=SAMPLES_IN_A_ROW + 1)
         self._judgement = 0
-        self._held: Mapping[str, Cores] = {}  # the cores of partitions when steps were last found
-        self._judging_s: float | None = None  # when the steps were found that are being judged; None without any
+        self._judging: tuple[float, Mapping[str, Cores]] | None = None  # when steps were found, and the cores then
         self._judge_s = -math.inf  # from when on steps may be judged
         self.handlers: dict[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {
             PartitionsSampled: self._sampled,
@@ -83,7 +82,7 @@ class Resizer:
     def resized(self, partition: str, decisions: list[AnyDecision]) -> None:
         """Record that a partition was resized, by our order or by a client's."""
         if not self._answered(partition, decisions):
-            self._judging_s = None  # the steps began from other sizes
+            self._judging = None  # the steps began from other sizes
 
     def _failed(self, event: ResizeFailed, now_ns: int, decisions: list[AnyDecision]) -> None:
         self._orders = deque(list(self._orders)[:1])  # what was to follow may need what this one would have released
@@ -109,7 +108,7 @@ class Resizer:
             self._shares = {device: ShareBalance(self._settings, shares) for device, shares in event.shares.items()}
             return
         if before not in (None, held):  # by a client, which is not to be undone at once
-            self._judging_s = None
+            self._judging = None
             self._choice.changed(now_s)
             self._cores.note_change(now_s)
             for balance in self._shares.values():
@@ -146,7 +145,7 @@ class Resizer:
     ) -> None:
         """Have the planner judge steps, unless it does already or has done so too recently."""
         now_s = now_ns / NS_PER_S
-        if now_s < self._judge_s or self._judging_s is not None:
+        if now_s < self._judge_s or self._judging is not None:
             return
         assert isinstance(self._replanner, Replanner), "the plan is asked for steps only where there is one"
         observed = self._replanner.observe(now_ns)
@@ -158,35 +157,34 @@ class Resizer:
         rates, later = self._rates(spec)
         observed = _replace(observed, rates=rates, tables=self._tables(spec, observed))
         self._judgement += 1
-        self._judging_s, self._held = now_s, event.cores
+        self._judging = now_s, event.cores
         splits = tuple(self._splits(spec, event, own))
         decisions.append(JudgeSteps(self._judgement, observed, later, splits))
 
     def _judged(self, event: StepsJudged, now_ns: int, decisions: list[AnyDecision]) -> None:
-        judging_s = self._judging_s
-        if judging_s is None or event.judgement != self._judgement:
+        if self._judging is None or event.judgement != self._judgement:
             return
-        self._judging_s = None
-        self._judge_s = judging_s + (now_ns / NS_PER_S - judging_s) / JUDGING
-        ask = self._choice.look(judging_s, event.ask)
-        if ask is None or self._orders:
-            return
-        for name, after in ask.step.changes:
-            order = ResizePartition(name, after, self._held[name], ResizeTrigger.PLAN, ask.reason, _figures(ask))
-            self._orders.append(order)
-        decisions.append(self._orders[0])
+        found_s, held = self._judging
+        self._judging = None
+        self._judge_s = found_s + (now_ns / NS_PER_S - found_s) / JUDGING
+        ask = self._choice.look(found_s, event.ask)
+        if ask is not None:
+            idle, why = not self._orders, (ResizeTrigger.PLAN, ask.reason, _figures(ask))
+            self._orders.extend(ResizePartition(name, cores, held[name], *why) for name, cores in ask.step.changes)
+            decisions.extend(list(self._orders)[:idle])
 
     def _splits(self, spec: SchedulerSpec, event: PartitionsSampled, own: Mapping[str, Cores]) -> Iterator[Split]:
         """The steps to sizes that are known."""
         configs = {each.name: each for each in spec.partitions}
         for step in steps(event.cores, own, event.spare):
-            sizes = [(configs[name], self._known.sizes[name][len(cores) - 1]) for name, cores in step.changes]
-            if all(after.kind in self._known.tables for _, after in sizes):
-                # The models that they hold and may hold stay.
-                yield Split(
-                    step,
-                    tuple(_replace(each, kind=to.kind, price=to.price, share=to.share) for each, to in sizes),
-                )
+            after = [
+                # The models that a partition holds and may hold stay.
+                _replace(configs[name], kind=size.kind, price=size.price, share=size.share)
+                for name, cores in step.changes
+                for size in self._known.sizes[name][len(cores) - 1 : len(cores)]
+            ]
+            if len(after) == len(step.changes) and all(each.kind in self._known.tables for each in after):
+                yield Split(step, tuple(after))
 
     def _rates(self, spec: SchedulerSpec) -> tuple[dict[str, float], dict[str, float]]:
         """Rows a second, and the highest rates that are to be expected in the ordinary course of things."""

@@ -10,7 +10,7 @@ import msgspec
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import ResizePartition
 from sluice.batcher.interface.events import AnyEvent, PartitionsSampled, ResizeFailed, SizesKnown
-from sluice.gateway.deployment.known_sizes import KnownSizes, Tables
+from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.resizing import Resizing
@@ -50,7 +50,7 @@ class AutoResize:
         self._known_sizes = known_sizes
         self._configure = configure
         self._report = report
-        self._tables: Tables = {}
+        self._known = SizesKnown({}, {})
         self._orders: asyncio.Queue[ResizePartition] = asyncio.Queue()
         self._before: Mapping[str, int] = {}
         self._looked_s = 0.0
@@ -99,15 +99,15 @@ class AutoResize:
         partitions = [each for each in self._inventory.partitions if isinstance(each, CpuPartition)]
         most = sum(map(len, sampled.cores.values())) + len(sampled.spare)
         tables = await self._known_sizes.tables(partitions, most)
-        if tables != self._tables:
-            self._tables = tables
-            sizes = {
-                each.name: tuple(
-                    self._configure(msgspec.structs.replace(each, cores=tuple(range(size + 1)))) for size in range(most)
-                )
-                for each in partitions
-            }
-            self._report(SizesKnown(tables, sizes))
+        every = [tuple(range(size + 1)) for size in range(most)]
+        sizes = {
+            each.name: tuple(self._configure(msgspec.structs.replace(each, cores=cores)) for cores in every)
+            for each in partitions
+            if tables
+        }
+        if (known := SizesKnown(tables, sizes)) != self._known:
+            self._known = known
+            self._report(known)
 
     def _sampled(self, busy: dict[str, float]) -> PartitionsSampled:
         partitions = self._inventory.partitions

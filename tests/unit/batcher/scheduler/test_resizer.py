@@ -221,6 +221,15 @@ def test_the_rest_of_a_step_is_not_done_if_a_part_of_it_fails() -> None:
     assert machine.resized == [(5.0, "b", (1,))]
 
 
+def test_steps_to_sizes_that_are_not_known_are_not_judged() -> None:
+    machine = Machine(BalanceSettings(every_s=1.0, pause_s=4.0), {"a": (0,), "b": (1, 2)}, (3,))
+    machine.tell(SizesKnown({**STORED}, {name: (sized(name, 1), sized(name, 2)) for name in "ab"}))
+    machine.sample(3)
+    # Partition b would have three cores if it got the spare one.
+    changes = [split.step.changes for _, order in machine.judged for split in order.splits]
+    assert changes == [(LoadChange("a", (0, 3)),), (LoadChange("b", (1,)), LoadChange("a", (0, 2)))]
+
+
 def test_where_no_other_sizes_are_known_load_decides() -> None:
     machine = Machine(BalanceSettings(every_s=1.0, pause_s=4.0), {"a": (0,)}, (1,))
     machine.sample(4, busy=0.95)

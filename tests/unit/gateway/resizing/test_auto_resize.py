@@ -132,7 +132,7 @@ def test_the_latencies_at_other_sizes_are_reported_when_they_have_changed() -> N
         machine.known = {}
         await running
         sizes = {name: tuple(PartitionConfig(name, f"cpu{size}") for size in (1, 2, 3)) for name in "ab"}
-        assert machine.sizes == [SizesKnown(TABLES, sizes), SizesKnown({}, sizes)]
+        assert machine.sizes == [SizesKnown(TABLES, sizes), SizesKnown({}, {})]
         assert machine.asked == [3] * 4
 
     run_virtual(main)
