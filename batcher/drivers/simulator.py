@@ -9,13 +9,16 @@ from typing import Protocol
 import msgspec
 
 from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
+from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     BuildPlan,
     CombineOutputs,
     DispatchBatch,
+    JudgeSteps,
     LoadModel,
     LookUpCache,
+    ResizePartition,
     RevokeBatch,
     Settlement,
     UnloadModel,
@@ -34,8 +37,11 @@ from sluice.batcher.interface.events import (
     PartitionResized,
     PlanBuilt,
     RequestArrived,
+    ResizeFailed,
+    StepsJudged,
 )
 from sluice.batcher.interface.planner_protocol import BuildPlans
+from sluice.batcher.interface.resize_data import Ask
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.profiles.latency_table import LatencyTable
 
@@ -89,9 +95,9 @@ class Simulator:
     event or None for a wake-up, decisions), which is also what a journal records. `answered` is called when the client
     of a request has its answer, which is later than the step unless `host` takes no time. `tables` are, by partition,
     those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
-    carries orders to load and to unload out one after the other. A planned event may resize a partition:
-    `service` has to know which batches came after it. `stray_ns` draws by how much a batch's way to its worker, or
-    back, is longer (or shorter) than `host` says.
+    carries orders to load and to unload out one after the other. A planned event may resize a partition, and so may the
+    answer of `resize` to an order: `service` has to know which batches came after it. `stray_ns` draws by how much a
+    batch's way to its worker, or back, is longer (or shorter) than `host` says.
     """
 
     def __init__(
@@ -105,6 +111,8 @@ class Simulator:
         tables: Mapping[str, Mapping[str, LatencyTable]] | None = None,
         stray_ns: Callable[[], int] | None = None,
         load_ns: Callable[[LoadModel], int] | None = None,
+        resize: Callable[[ResizePartition], PartitionResized | ResizeFailed] | None = None,
+        judge: Callable[[SchedulerSpec, JudgeSteps], Ask | None] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._service = service
@@ -116,6 +124,8 @@ class Simulator:
         self._tables = dict(tables or {})
         self._stray_ns = stray_ns or (lambda: 0)
         self._load_ns = load_ns or (lambda order: 0)
+        self._resize = resize or (lambda order: ResizeFailed(order.partition, "no other size is known"))
+        self._judge = judge or (lambda spec, order: None)
         self._orders_end_ns: dict[str, int] = {}
         self._planned: list[tuple[int, int, int, AnyEvent]] = []
         self._sequence = 0
@@ -255,6 +265,10 @@ class Simulator:
             elif isinstance(decision, BuildPlan):
                 plan = self._build_plan(self._scheduler.spec, decision.observed) if self._build_plan else None
                 self.at(self._turn_ns, PlanBuilt(decision.build, plan))
+            elif isinstance(decision, JudgeSteps):
+                self.at(self._turn_ns, StepsJudged(decision.judgement, self._judge(self._scheduler.spec, decision)))
+            elif isinstance(decision, ResizePartition):
+                self.at(self._turn_ns, self._resize(decision))
             elif isinstance(decision, LoadModel):
                 table = self._tables[decision.partition][decision.model]
                 loaded_ns = self._after_orders_ns(decision.partition) + self._load_ns(decision)

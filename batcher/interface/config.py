@@ -10,6 +10,7 @@ from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import PERCENTILE, Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
+from sluice.mps.partitions.balance import BalanceSettings
 
 
 class PriorityLevels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,8 +174,9 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     """A partition; `kind` keys the latency tables. `PartitionReady` says which models its worker holds.
 
     `price` is what a second of it costs, `share` how much of the machine it is, in (0, 1]. `memory_bytes` bounds the
-    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). `device`
-    is what it has of a device that others are on as well (None: it does not share one by time).
+    models that it holds at a time (0: no bound), `models` are the keys of all that it may hold (None: any). One that is
+    `fixed` may hold no model that comes later. `device` is what it has of a device that others are on as well (None: it
+    does not share one by time).
     """
 
     name: str
@@ -184,6 +186,7 @@ class PartitionConfig(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     models: tuple[str, ...] | None = None
     device: DeviceShare | None = None
+    fixed: bool = False
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,10 +206,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchedulerSpec(msgspec.Struct, frozen=True):
-    """All that a scheduler needs to know before the first event; also the first line of a journal."""
+    """All that a scheduler needs to know before the first event; also the first line of a journal.
+
+    With `resizing`, the scheduler resizes partitions by these settings, as far as the driver samples them.
+    """
 
     models: tuple[ScheduledModel, ...]
     pipelines: tuple[PipelineConfig, ...]
     partitions: tuple[PartitionConfig, ...]
     limits: Limits = Limits()
     residency: ResidencyConfig = ResidencyConfig()
+    resizing: BalanceSettings | None = None

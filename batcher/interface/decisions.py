@@ -6,6 +6,8 @@ import msgspec
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.interface.resize_data import Split
+from sluice.mps.partitions.balance import ResizeTrigger
 
 
 class ReleaseReason(enum.StrEnum):
@@ -100,6 +102,53 @@ class BuildPlan(Decision, frozen=True):
     observed: Observed
 
 
+class JudgeSteps(Decision, frozen=True):
+    """Judge steps to other splits of the cores, beside everything else; answered by `StepsJudged`.
+
+    `observed` is the present, and `later` are the highest rates that are to be expected.
+    """
+
+    judgement: int
+    observed: Observed
+    later: dict[str, float]
+    splits: tuple[Split, ...]
+
+
+class ResizePartition(Decision, frozen=True):
+    """Give a partition other cores, or another percentage of its GPU; answered by `PartitionResized` or `ResizeFailed`.
+
+    It is to fail if the partition no longer has what it had `before`. `by` and `reason` say why, with `figures`.
+    """
+
+    partition: str
+    held: tuple[int, ...] | int
+    before: tuple[int, ...] | int
+    by: ResizeTrigger
+    reason: str
+    figures: dict[str, float | tuple[str, ...]]
+
+
+class AcceptChange(Decision, frozen=True):
+    """Serve what a `ServingChanged` brought; the orders to load its models follow, for each partition once it is up.
+
+    `partitions` maps the key of each new model to the partitions that are to hold it. A model without any is loaded
+    once it is in demand.
+    """
+
+    partitions: dict[str, tuple[str, ...]]
+
+
+class RejectChange(Decision, frozen=True):
+    """Serve nothing of a `ServingChanged`, since partitions have no room for one of its `models`.
+
+    Another try may be worth it later if the lack of room is `passing`.
+    """
+
+    models: tuple[str, ...]
+    reason: str
+    passing: bool
+
+
 class CompleteRequest(Decision, frozen=True, gc=False):
     """All stages of a request are done: answer it."""
 
@@ -146,6 +195,19 @@ class CancelRequest(Decision, frozen=True, gc=False):
 Settlement = CompleteRequest | RejectRequest | EvictRequest | FailRequest | CancelRequest
 """The decisions of which every request gets exactly one."""
 
+ChangeAnswer = AcceptChange | RejectChange
+"""The decisions of which every change of what is served gets exactly one, if it brings models."""
+
 AnyDecision = (
-    DispatchBatch | RevokeBatch | CombineOutputs | LookUpCache | BuildPlan | LoadModel | UnloadModel | Settlement
+    DispatchBatch
+    | RevokeBatch
+    | CombineOutputs
+    | LookUpCache
+    | BuildPlan
+    | JudgeSteps
+    | ResizePartition
+    | LoadModel
+    | UnloadModel
+    | ChangeAnswer
+    | Settlement
 )

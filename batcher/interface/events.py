@@ -8,8 +8,9 @@ import enum
 
 import msgspec
 
-from sluice.batcher.interface.config import DeviceShare, PipelineConfig, ScheduledModel
+from sluice.batcher.interface.config import DeviceShare, PartitionConfig, PipelineConfig, ScheduledModel
 from sluice.batcher.interface.plan_data import Plan
+from sluice.batcher.interface.resize_data import Ask
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 
@@ -205,17 +206,57 @@ class PlanBuilt(Event, frozen=True):
 class ServingChanged(Event, frozen=True):
     """Other pipelines are served: `pipelines` may get requests from now on, those named in `retired` no more.
 
-    `models` are those that some of the pipelines need and that were not there yet. `residency` says, by partition,
-    what has to be held of them; it is loaded as if by a plan. `spare` are copies of others, by partition, that are
-    unloaded first to make room for that. What the last request of a retired pipeline leaves without one is unloaded.
-    A model's key and a pipeline's name are never used again.
+    `models` are those that some of the pipelines need and that were not there yet. A change with models is answered by
+    `AcceptChange` or `RejectChange`; if it is rejected, nothing of it counts. It `is_reload` if a model of it comes in
+    place of a revision that is served until then, so that models without room cannot wait for requests. What the last
+    request of a retired pipeline leaves without one is unloaded; retired names that are not served are ignored. A
+    model's key and a pipeline's name are never used again.
     """
 
     models: tuple[ScheduledModel, ...] = ()
     pipelines: tuple[PipelineConfig, ...] = ()
     retired: tuple[str, ...] = ()
-    residency: dict[str, tuple[str, ...]] = {}
-    spare: dict[str, tuple[str, ...]] = {}
+    is_reload: bool = False
+
+
+class PartitionsSampled(Event, frozen=True):
+    """The driver looked at the partitions, as it does from time to time while none is resized and some may be.
+
+    `busy` is the part of its time that each partition was busy since the last look. `cores` are the sets of cores,
+    `spare` are the unassigned ones. `shares` are the percents of GPUs, by GPU and partition, and `unpromised` the
+    percents of a GPU that no partition was promised.
+    """
+
+    busy: dict[str, float]
+    cores: dict[str, tuple[int, ...]]
+    spare: tuple[int, ...]
+    shares: dict[str, dict[str, int]] = {}
+    unpromised: dict[str, int] = {}
+
+
+class SizesKnown(Event, frozen=True):
+    """The latencies of all models are known at other sizes of sets of cores, so that the plan decides about cores.
+
+    `tables` has them by kind and model key; without any, load decides. `sizes` has each partition as it would be with
+    1, 2, … cores.
+    """
+
+    tables: dict[str, dict[str, LatencyTable]]
+    sizes: dict[str, tuple[PartitionConfig, ...]]
+
+
+class StepsJudged(Event, frozen=True):
+    """The planner has judged steps, as ordered by `JudgeSteps`; it asks for one of them, or (None) for none."""
+
+    judgement: int
+    ask: Ask | None
+
+
+class ResizeFailed(Event, frozen=True):
+    """A partition could not be resized, as ordered by `ResizePartition`; it stays as it is."""
+
+    partition: str
+    reason: str
 
 
 class DrainStarted(Event, frozen=True):
@@ -241,6 +282,10 @@ AnyEvent = (
     | ModelUnloaded
     | PlanBuilt
     | ServingChanged
+    | PartitionsSampled
+    | SizesKnown
+    | StepsJudged
+    | ResizeFailed
     | DrainStarted
 )
 
@@ -253,6 +298,10 @@ PRIORITY: dict[type[Event], int] = {
     ModelLoadFailed: 0,
     ModelUnloaded: 0,
     PlanBuilt: 0,
+    PartitionsSampled: 0,
+    SizesKnown: 0,
+    StepsJudged: 0,
+    ResizeFailed: 0,
     BatchCompleted: 0,
     BatchFailed: 0,
     BatchRevoked: 0,

@@ -8,8 +8,8 @@ from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import ExactPlanner
 from sluice.batcher.planner.problem.problem import Problem, path_of
-from sluice.batcher.planner.residency import ModelNeed, place_models
 from sluice.batcher.planner.stage_options import pipeline_candidates, problem_of
+from sluice.batcher.residency.placement import ModelNeed, place_models
 from sluice.models.errors import ConfigError
 
 SELDOM = 0.001

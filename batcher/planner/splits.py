@@ -1,14 +1,13 @@
 """Chooses the step to another split of the cores that meets more objectives, or costs less."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
-from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.interface.resize_data import Ask, CoreStep, Judgement, Reason, Split
 from sluice.batcher.planner.build import build_plan
-from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason
 from sluice.batcher.planner.demand import demand_table
 from sluice.batcher.planner.problem.problem import MAX_LATENCY_NS
 from sluice.batcher.planner.stage_latency import RHO_MAX
@@ -21,13 +20,6 @@ MAX_STEPS = 32
 _ROUNDING = 1 + 1e-9
 
 _replace = msgspec.structs.replace
-
-
-class Split(NamedTuple):
-    """A step, and the partitions that it changes as they are after it."""
-
-    step: CoreStep
-    partitions: tuple[PartitionConfig, ...]
 
 
 def judge(spec: SchedulerSpec, observed: Observed) -> Judgement | None:

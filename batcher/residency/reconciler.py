@@ -53,25 +53,20 @@ class ResidencyReconciler:
         self._extra = {name: models for name, models in self._extra.items() if name not in residency}
         self.advance(now_ns, decisions)
 
-    def add_extra(self, residency: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Add models to the desired ones of partitions, until the next plan for them."""
+    def add_extra(
+        self,
+        residency: dict[str, tuple[str, ...]],
+        spare: dict[str, tuple[str, ...]],
+        now_ns: int,
+        decisions: list[AnyDecision],
+    ) -> None:
+        """Add models to the desired ones of partitions, until the next plan for them; unload those in `spare` first."""
+        for name, models in spare.items():
+            self.unload(name, models)
+            self._unloading(name, now_ns)
         for name, models in residency.items():
             self._extra[name] = self._extra.get(name, _NOTHING).union(models)
         self.advance(now_ns, decisions)
-
-    def drop_copies(self, copies: dict[str, tuple[str, ...]], now_ns: int, decisions: list[AnyDecision]) -> None:
-        """Unload copies of models from partitions, but no last copy, until the next plan for them."""
-        self.issue(decisions)
-        for name, models in copies.items():
-            partition = self._fleet.partitions[name]
-            gone = [model for model in models if model in partition.models and self._is_held_beside(partition, model)]
-            for residency in (self._desired, self._extra):
-                if name in residency:
-                    residency[name] = residency[name].difference(gone)
-            if gone and partition.ready:
-                self._fleet.move(partition, partition.models.difference(gone))
-                decisions.extend(UnloadModel(name, model) for model in gone)
-                self._unloading(name, now_ns)
 
     def held(self, name: str) -> frozenset[str]:
         """The models that a partition holds, is loading, or will load once it is up."""

@@ -8,7 +8,7 @@ import msgspec
 
 from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
-from sluice.batcher.interface.decisions import AnyDecision
+from sluice.batcher.interface.decisions import AcceptChange, AnyDecision, RejectChange
 from sluice.batcher.interface.events import (
     ModelLoaded,
     ModelLoadFailed,
@@ -21,14 +21,18 @@ from sluice.batcher.interface.events import (
 )
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.places.planned_batches import DEVIATIONS
+from sluice.batcher.residency.placement import NewPlacement, find_room, model_needs
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.scheduler.partition_events import PartitionEvents
 from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
+from sluice.batcher.scheduler.resizer import NoResizer, Resizer
 from sluice.batcher.state import ModelState, PipelineState, StageState
 from sluice.models.pipelines.pipeline import Late
 
 Handlers = Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]]
 """The handler of each type of event, called with the event, the time and the list of decisions to extend."""
+
+_MIB = 1 << 20
 
 TAIL_SHARE = 0.3
 """The share of batches that may end later than their places allow, in parts of what the percentile of a pipeline does.
@@ -58,7 +62,10 @@ class PipelineRegistry:
         if planned:
             on_demand = spec.residency.loading is Loading.DEMAND
             self.replanner = Replanner(self._fleet, self.pipelines, for_objectives=on_demand)
-        partition_events = PartitionEvents(spec, dispatcher, self.replanner, lambda: self._specify({}))
+        self.resizer: Resizer | NoResizer = NoResizer()
+        if spec.resizing is not None:
+            self.resizer = Resizer(spec.resizing, self._fleet, self.pipelines, self.replanner, lambda: self.spec)
+        partition_events = PartitionEvents(spec, dispatcher, self.replanner, self._specify)
         self._partition_events = partition_events
         self.residency = partition_events.residency
         self.loader = partition_events.loader
@@ -71,6 +78,7 @@ class PipelineRegistry:
             ModelUnloaded: partition_events.model_unloaded,
             PlanBuilt: partition_events.plan_built,
             ServingChanged: self._change,
+            **self.resizer.handlers,
         }
 
     def reap(self, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -89,7 +97,7 @@ class PipelineRegistry:
                     unneeded.add(model.config.key)
         if unneeded:
             self.residency.retire(unneeded, now_ns, decisions)
-            self._specify({})
+            self._specify()
             self.loader.check_pinned(now_ns)
         elif any(
             not (self._fleet.models[key].outstanding or self._fleet.models[key].groups)
@@ -98,17 +106,49 @@ class PipelineRegistry:
             self.residency.advance(now_ns, decisions)
 
     def _change(self, event: ServingChanged, now_ns: int, decisions: list[AnyDecision]) -> None:
+        retired = [name for name in event.retired if name in self.pipelines]
+        if not (event.models or event.pipelines or retired):
+            return
+        placement = self._place(event) if event.models else NewPlacement({}, {}, (), 0)
+        if isinstance(placement, RejectChange):
+            decisions.append(placement)
+            return
+        if event.models:
+            decisions.append(AcceptChange({model.key: placement.hosts(model.key) for model in event.models}))
         for model in event.models:
             self._fleet.add(model)
         for config in event.pipelines:
             self._add(config)
-        self.retiring.extend(self.pipelines.pop(name) for name in event.retired)
-        self._specify(event.residency)
-        self.residency.drop_copies(event.spare, now_ns, decisions)
-        self.residency.add_extra(event.residency, now_ns, decisions)
+        self.retiring += map(self.pipelines.pop, retired)
+        self._specify([model.key for model in event.models])
+        self.residency.add_extra(placement.residency, placement.spare, now_ns, decisions)
         self.reap(now_ns, decisions)
         self.loader.check_pinned(now_ns)
         self.replanner.redefined()
+
+    def _place(self, event: ServingChanged) -> NewPlacement | RejectChange:
+        """Place the models of a change; a model without room waits for demand, if that is possible."""
+        new = tuple(model.key for model in event.models)
+        needs = model_needs([*self.spec.models, *event.models], self.spec.partitions)
+        partitions = [_may_hold(each, needs, new) for each in self.spec.partitions if not each.fixed]
+        states, held = self._fleet.partitions, {each.name: self.residency.held(each.name) for each in partitions}
+        serving = {name: states[name].models if states[name].ready else frozenset[str]() for name in held}
+        # A worker that is gone may not come back: its partition is used only if no other has room.
+        up = [each for each in partitions if states[each.name].ready or not each.memory_bytes]
+        placement = find_room(needs, new, up or partitions, held, serving)
+        if placement.unplaced:
+            placement = find_room(needs, new, partitions, held, serving)
+        largest = max((each.memory_bytes for each in partitions), default=0)
+        for key in placement.unplaced:
+            size = _mib(needs[key].memory_bytes)
+            if needs[key].memory_bytes > largest:
+                reason = f"no partition has room for the {size} that {key} takes, only for {_mib(largest)}"
+                return RejectChange(new, reason, passing=False)
+            if event.is_reload and self.spec.residency.loading is not Loading.DEMAND:
+                free = f"{_mib(placement.free_bytes)} of {_mib(largest)} are free"
+                reason = f"no partition has room for the {size} of {key} beside what is served: {free}"
+                return RejectChange(new, reason, passing=True)
+        return placement
 
     def _resized(self, event: PartitionResized, now_ns: int, decisions: list[AnyDecision]) -> None:
         replace = msgspec.structs.replace
@@ -125,6 +165,7 @@ class PipelineRegistry:
         self.loader.allow(self.spec.partitions)
         self._partition_events.resized(event, now_ns, decisions)
         self.replanner.redefined()
+        self.resizer.resized(event.partition, decisions)
 
     def _add(self, config: PipelineConfig) -> None:
         assert config.name not in self.pipelines, f"there is a pipeline {config.name} already"
@@ -135,9 +176,9 @@ class PipelineRegistry:
             model.pipelines.append(pipeline)
         self._fleet.touch(model.config.key for model in self._models_of(config))
 
-    def _specify(self, residency: Mapping[str, Sequence[str]]) -> None:
+    def _specify(self, new: Sequence[str] = ()) -> None:
         models = {key: model.config for key, model in self._fleet.models.items() if key not in self.residency.retired}
-        partitions = (_may_hold(each, models, residency.get(each.name, ())) for each in self.spec.partitions)
+        partitions = (_may_hold(each, models, new) for each in self.spec.partitions)
         self.spec = msgspec.structs.replace(
             self.spec,
             models=tuple(models.values()),
@@ -152,11 +193,16 @@ class PipelineRegistry:
         return [self._fleet.models[key] for key in dict.fromkeys(keys)]
 
 
-def _may_hold(partition: PartitionConfig, served: Container[str], models: Sequence[str]) -> PartitionConfig:
-    """The partition with `models` added to its allowed models, and unserved ones removed."""
+def _may_hold(partition: PartitionConfig, served: Container[str], new: Sequence[str]) -> PartitionConfig:
+    """The partition with new models added to its allowed models, unless it is fixed, and unserved ones removed."""
     if partition.models is None:
         return partition
-    return msgspec.structs.replace(partition, models=(*filter(served.__contains__, partition.models), *models))
+    known = filter(served.__contains__, partition.models)
+    return msgspec.structs.replace(partition, models=(*known, *(() if partition.fixed else new)))
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.3g} MiB"
 
 
 def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, ModelState]) -> PipelineState:

@@ -41,4 +41,4 @@ def _device_share(partition: Partition) -> DeviceShare | None:
 def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[str, ...]) -> PartitionConfig:
     """A Triton server as a partition for the scheduler."""
     hour = config.prices.gpu_hour if server.price is None else server.price
-    return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models)
+    return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models, fixed=True)

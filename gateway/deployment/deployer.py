@@ -186,31 +186,20 @@ class Deployer:
         return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, reread)
 
     async def _load_and_wait(self, prepared: PreparedRevision) -> None:
-        """Load and warm new models; raises ConfigError when one of them is on no partition afterwards."""
-        coming: list[asyncio.Future[str]] = []
+        """Load and warm new models; raises as `Rollout.load`."""
         before = {}
-        begun = False
         try:
-            # One is added after the other: if one is refused, those before it are cancelled.
-            coming.extend(self._load_waiter.wait_loaded(*each) for each in prepared.placed)
             for name in prepared.deployed.keys() - self.dependencies.served.keys():
                 before[name] = {version: (state, reason) for version, state, reason in self._registry.states(name)}
                 versions = [str(pipeline.version) for pipeline in prepared.deployed[name].pipelines]
                 self._registry.set_unavailable(name, dict.fromkeys(versions, (VersionStatus.LOADING, "")))
-            self._rollout.begin(prepared)
-            begun = True
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                reasons = await asyncio.gather(*coming)
-            if reason := next(filter(None, reasons), ""):
-                raise ConfigError(reason)
+                await self._rollout.load(prepared)
         except BaseException as error:
-            for future in coming:
-                future.cancel()
             for name, states in before.items():
                 self._registry.set_unavailable(name, states)
             added = {pipeline.name for pipeline in prepared.change.pipelines}
-            if begun:
-                self._rollout.retire(added)
+            self._rollout.retire(added)
             self._start_task(self._rollout.end(added, {model.key for model in prepared.change.models}))
             if isinstance(error, TimeoutError):
                 raise ConfigError(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from error

@@ -11,7 +11,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import REMOTE, ModelEntry
 from sluice.mps.partitions.partition import CpuPartition
 
-Tables = Mapping[str, Mapping[str, LatencyTable]]
+Tables = dict[str, dict[str, LatencyTable]]
 """By kind of partition and model key."""
 
 
@@ -21,7 +21,7 @@ class KnownSizes:
     def __init__(self, dependencies: DependencyGraph) -> None:
         self._dependencies = dependencies
         self._read_for: tuple[frozenset[str], frozenset[str]] | None = None
-        self._tables: dict[str, dict[str, LatencyTable]] = {}
+        self._tables: Tables = {}
 
     async def tables(self, partitions: Collection[CpuPartition], most: int) -> Tables:
         """The latencies at all sizes of up to `most` cores at which every model of our workers was profiled.
@@ -43,7 +43,7 @@ def kinds_of(partition: CpuPartition, most: int) -> list[str]:
     return [msgspec.structs.replace(partition, cores=cores).profile_kind for cores in sizes]
 
 
-def _read(entries: Mapping[str, ModelEntry], kinds: Iterable[str]) -> dict[str, dict[str, LatencyTable]]:
+def _read(entries: Mapping[str, ModelEntry], kinds: Iterable[str]) -> Tables:
     found = {key: stored_tables(entry, stored_entries(entry, kinds)) for key, entry in entries.items()}
     tables = {
         kind: {key: by_kind[kind] for key, by_kind in found.items()}

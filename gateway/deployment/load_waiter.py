@@ -1,26 +1,48 @@
 """Waits until models are loaded or unloaded, and until partitions are up again."""
 
 import asyncio
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
+from sluice.batcher.interface.decisions import AcceptChange, ChangeAnswer, RejectChange
 from sluice.batcher.interface.events import PartitionLost, PartitionReady
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
-from sluice.models.errors import RejectedError
+from sluice.models.errors import ConfigError, RejectedError
 
 MAX_LOST_WORKERS = 3
 """The number of successive workers of a partition that may be lost while they load a model."""
 
 
-class _ExpectedModel:
-    """A model that is being loaded: `partitions` have not reported it yet, `reasons` are the failures on others."""
+class Placed(NamedTuple):
+    """The partitions that were to load a model, none if it waits for requests.
 
-    def __init__(self, partitions: Collection[str]) -> None:
-        self.partitions = set(partitions)
+    `failure` is the reason why none of them holds it; "" if one does.
+    """
+
+    partitions: tuple[str, ...]
+    failure: str = ""
+
+
+class _ExpectedModel:
+    """A new model: it is `placed` by the scheduler, some of these `partitions` have not reported it yet.
+
+    `reasons` are the failures on others.
+    """
+
+    def __init__(self) -> None:
+        self.placed: tuple[str, ...] = ()
+        self.partitions: set[str] = set()
         self.held = False
         self.workers = MAX_LOST_WORKERS
         self.reasons: list[str] = []
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+
+    def place(self, placed: tuple[str, ...], awaited: Collection[str]) -> None:
+        """Record where the model is to be; it has ended if that is nowhere."""
+        self.placed = placed
+        self.partitions = set(awaited)
+        if not placed:
+            self.ended.set_result(Placed(()))
 
     def settle(self, partition: str, reason: str) -> None:
         """Record that a partition has loaded the model, or the reason why it has not."""
@@ -43,11 +65,11 @@ class _ExpectedModel:
     def _without(self, partition: str) -> None:
         self.partitions.discard(partition)
         if not self.partitions and not self.ended.done():
-            self.ended.set_result("" if self.held else self.reasons[0])
+            self.ended.set_result(Placed(self.placed, "" if self.held else self.reasons[0]))
 
 
 class LoadWaiter:
-    """Turns changes of the inventory into results to wait for, on the event loop."""
+    """Turns answers of the scheduler and changes of the inventory into results to wait for, on the event loop."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -57,19 +79,31 @@ class LoadWaiter:
         self._closed = False
         inventory.subscribe(self._changed)
 
-    def wait_loaded(self, model: str, partitions: Iterable[str]) -> asyncio.Future[str]:
-        """Done when each of these partitions that is up (or each one, if none is) has loaded a model, or failed to.
+    def wait_loaded(self, model: str) -> asyncio.Future[Placed]:
+        """Done when each partition that is to hold a new model has loaded it, or failed to; to be called first.
 
-        The result is the reason why none of them holds it, "" if one does. Raises RejectedError once the server is
-        stopping.
+        Partitions that are down do not count if another one is up. The result is an error if the model is rejected:
+        RejectedError if there is no room for it now, ConfigError if there never is. Raises RejectedError once the
+        server is stopping.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
-        names = list(partitions)
-        expected = _ExpectedModel([name for name in names if self._inventory.is_up(name)] or names)
-        self._expected[model] = expected
+        expected = self._expected[model] = _ExpectedModel()
         expected.ended.add_done_callback(lambda _: self._expected.pop(model, None))
         return expected.ended
+
+    def answered(self, answer: ChangeAnswer) -> None:
+        """Take the scheduler's answer to a change, before anything of it is carried out."""
+        match answer:
+            case AcceptChange(placed):
+                for model, partitions in placed.items():
+                    if (expected := self._expected.get(model)) and not expected.ended.done():
+                        up = [name for name in partitions if self._inventory.is_up(name)]
+                        expected.place(partitions, up or partitions)
+            case RejectChange(models, reason, passing):
+                for model in models:
+                    if (expected := self._expected.get(model)) and not expected.ended.done():
+                        expected.ended.set_exception(RejectedError(reason) if passing else ConfigError(reason))
 
     async def wait_unloaded(self, model: str) -> None:
         """Wait until no partition holds a model that is being unloaded."""

@@ -4,17 +4,15 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
+from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.decisions import AcceptChange, RejectChange
 from sluice.batcher.interface.events import ServingChanged
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.server_config import ServerConfig
-from sluice.gateway.deployment.initial_residency import model_needs
 from sluice.gateway.deployment.load_waiter import LoadWaiter
-from sluice.gateway.deployment.placement import Room, find_room, log_missing_instances
+from sluice.gateway.deployment.placement_notes import note_added
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
@@ -24,23 +22,19 @@ from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
-from sluice.models.errors import ConfigError, RejectedError
+from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import ModelEntry
 from sluice.models.spec import ModelSpec
 from sluice.mps.ipc.messages import ModelFile
-from sluice.mps.partitions.partition import Partition
-
-_MIB = 1 << 20
 
 
 class PreparedRevision(NamedTuple):
     """The models and pipelines of a revision that are to be loaded, by name in `deployed`, and how.
 
-    `placed` are the new models with the partitions that are to hold them. `outdated` are the names of models that lack
-    a confidence which a new pipeline needs.
+    `outdated` are the names of models that lack a confidence which a new pipeline needs.
     """
 
     deployed: Mapping[str, Deployed]
@@ -48,7 +42,6 @@ class PreparedRevision(NamedTuple):
     wirings: Mapping[str, PipelineWiring]
     specs: Mapping[str, ModelSpec]
     files: Mapping[str, Mapping[str, ModelFile]]
-    placed: Sequence[tuple[str, Sequence[str]]]
     outdated: frozenset[str]
 
 
@@ -80,18 +73,17 @@ class Rollout:
         self._metrics = metrics
         self._load_waiter = load_waiter
         self._recycling = asyncio.Lock()
+        runtime.carry_out_with(AcceptChange, load_waiter.answered)
+        runtime.carry_out_with(RejectChange, load_waiter.answered)
 
     async def prepare(self, revision: Mapping[str, Deployed], deployed: Mapping[str, Deployed]) -> PreparedRevision:
-        """Work out what has to be loaded to serve a revision beside what is deployed.
-
-        Raises ConfigError when that cannot be, and RejectedError when there is no room for it now.
-        """
+        """Work out what has to be loaded to serve a revision beside what is deployed; raises ConfigError."""
         deployed = dict(deployed)  # a copy: others may be loaded meanwhile
         after = {**deployed, **revision}
         entries = {entry.spec.key: entry for each in after.values() for entry in each.models}
         before = {entry.spec.key for each in deployed.values() for entry in each.models}
         new = {key: entry for key, entry in entries.items() if key not in before}
-        partitions = self._partitions
+        partitions = self._inventory.partitions
         kinds = [partition.profile_kind for partition in partitions]
         stored = await asyncio.to_thread(lambda: {key: stored_entries(entry, kinds) for key, entry in new.items()})
         specs = {key: entry.spec for key, entry in {**self._remote, **entries}.items()}
@@ -111,30 +103,42 @@ class Rollout:
             if config.name not in served
         ]
         files = await asyncio.to_thread(worker_files, models, new, stored, partitions)
-        if partitions != self._partitions:  # one was resized meanwhile, so other profiles count
+        if partitions != self._inventory.partitions:  # one was resized meanwhile, so other profiles count
             return await self.prepare(revision, deployed)
-        room = self._place(models, {new[model.key].spec.name for model in models} & deployed.keys())
+        is_reload = any(new[model.key].spec.name in deployed for model in models)
         return PreparedRevision(
             revision,
-            ServingChanged(models, tuple(config for _, config in added), (), room.residency, room.spare),
+            ServingChanged(models, tuple(config for _, config in added), is_reload=is_reload),
             {
                 config.name: wire_pipeline(pipeline, specs, [stage.confidences for stage in config.stages])
                 for pipeline, config in added
             },
             {key: specs[key] for key in new},
             files,
-            [
-                (model.key, places)
-                for model in models
-                if (places := [name for name, held in room.residency.items() if model.key in held])
-            ],
             frozenset(specs[key].name for key, now in asked.items() if now != known.get(key, now)),
         )
 
-    def begin(self, prepared: PreparedRevision) -> None:
-        """Start loading; `LoadWaiter.wait_loaded` waits for the end."""
-        self._executor.add(prepared.wirings, prepared.specs, prepared.files)
-        self._runtime.serve(prepared.change)
+    async def load(self, prepared: PreparedRevision) -> None:
+        """Load and warm the models of a revision; those without room wait for demand, if that is possible.
+
+        Raises ConfigError when one of them is on no partition afterwards, or never can be, and RejectedError when there
+        is no room for it now. Then the pipelines are to be retired.
+        """
+        models = prepared.change.models
+        coming = [self._load_waiter.wait_loaded(model.key) for model in models]
+        try:
+            self._executor.add(prepared.wirings, prepared.specs, prepared.files)
+            self._runtime.serve(prepared.change)
+            placed = await asyncio.gather(*coming)
+        finally:
+            for future in coming:
+                future.cancel()
+        if failure := next((each.failure for each in placed if each.failure), ""):
+            raise ConfigError(failure)
+        hosts = {model.key: each.partitions for model, each in zip(models, placed, strict=True)}
+        note_added(models, hosts, self._registry)
+        if self._scheduler.spec.residency.loading is Loading.DEMAND:
+            self._registry.mark_on_demand(hosts)
 
     def retire(self, pipelines: Collection[str]) -> None:
         """Send no more requests to pipelines."""
@@ -163,10 +167,6 @@ class Rollout:
                 self._executor.recycle(partition)
                 await self._load_waiter.wait_ready(partition)
 
-    @property
-    def _partitions(self) -> list[Partition]:
-        return self._inventory.partitions
-
     def _build(
         self,
         specs: Mapping[str, ModelSpec],
@@ -186,39 +186,3 @@ class Rollout:
             uses_cache=config.cache_bytes > 0,
         )
         return config.residency.apply(spec, {key: footprints(new[key], entries) for key, entries in stored.items()})
-
-    def _place(self, models: Sequence[ScheduledModel], reloaded: Collection[str]) -> Room:
-        """Place new models; a model without room beside the others waits for demand.
-
-        Raises ConfigError for a model that no partition has room for, and RejectedError if served models would have to
-        be unloaded first, or are still being unloaded.
-        """
-        spec, ours = self._scheduler.spec, {partition.name for partition in self._partitions}
-        residency, fleet = self._scheduler.served.residency, self._scheduler.dispatcher.fleet.partitions
-        partitions = [msgspec.structs.replace(each, models=None) for each in spec.partitions if each.name in ours]
-        needs = model_needs([*(each for each in spec.models if each.key not in self._remote), *models], partitions)
-        new = {model.key: needs[model.key] for model in models}
-        held = {name: residency.held(name) for name in ours}
-        serving = {name: fleet[name].models if fleet[name].ready else () for name in ours}
-        # A worker that is gone may not come back: its partition is used only if no other has room.
-        up = [each for each in partitions if fleet[each.name].ready or not each.memory_bytes]
-        room = find_room(needs, new, up or partitions, held, serving)
-        if room.placed < new.keys():
-            room = find_room(needs, new, partitions, held, serving)
-        largest = max(partition.memory_bytes for partition in partitions)
-        for key in sorted(new.keys() - room.placed):
-            size = _mib(new[key].memory_bytes)
-            if new[key].memory_bytes > largest:
-                raise ConfigError(f"no partition has room for the {size} that {key} takes, only for {_mib(largest)}")
-            if reloaded and spec.residency.loading is not Loading.DEMAND:
-                free = f"{_mib(room.free)} of {_mib(largest)} are free"
-                raise RejectedError(f"no partition has room for the {size} of {key} beside what is served: {free}")
-            self._registry.mark_waiting(key)
-        if spec.residency.loading is Loading.DEMAND:
-            self._registry.mark_on_demand(new)
-        log_missing_instances(models, room.residency)
-        return room
-
-
-def _mib(size: int) -> str:
-    return f"{size / _MIB:.3g} MiB"

@@ -9,6 +9,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import ResizePartition
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import stored_entries, stored_tables
@@ -82,6 +83,17 @@ class Resizing:
         """
         async with self._one_at_a_time:
             return await self._resize(name, self._wanted(name, cores, share_percent), cause)
+
+    async def carry_out(self, order: ResizePartition) -> None:
+        """Resize a partition as the scheduler orders; raises as `resize`, also if it was resized meanwhile."""
+        name, held = order.partition, order.held
+        async with self._one_at_a_time:
+            cores, share_percent = (held, None) if isinstance(held, tuple) else (None, held)
+            wanted, present = self._wanted(name, cores, share_percent), self._inventory.statuses[name].partition
+            before = present.share_percent if isinstance(present, MpsPartition) else present.cores
+            if before != order.before:
+                raise PartitionError(f"partition {name} was resized meanwhile")
+            await self._resize(name, wanted, ResizeCause(order.by, order.reason))
 
     async def _resize(self, name: str, wanted: Partition, cause: ResizeCause) -> Partition:
         if wanted == self._inventory.statuses[name].partition:

@@ -18,6 +18,7 @@ from sluice.batcher.interface.decisions import (
     DispatchBatch,
     EvictRequest,
     FailRequest,
+    JudgeSteps,
     LoadModel,
     LookUpCache,
     RejectRequest,
@@ -152,6 +153,7 @@ class Runtime:
             CombineOutputs: stages.combine,
             LookUpCache: stages.look_up_cache,
             BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
+            JudgeSteps: lambda order: self._plans.judge(order, scheduler.spec),
             LoadModel: executor.load,
             UnloadModel: executor.unload,
             CompleteRequest: self._complete,
@@ -165,6 +167,10 @@ class Runtime:
     def in_flight(self) -> int:
         """Requests that have no outcome yet."""
         return len(self._open)
+
+    def carry_out_with(self, kind: type[AnyDecision], carry_out: Callable[[Any], None]) -> None:
+        """Have decisions of a kind carried out by `carry_out`, which does not wait."""
+        self._apply[kind] = carry_out
 
     def start(self) -> None:
         """Let the executor begin; requests may be submitted from now on."""
@@ -242,12 +248,15 @@ class Runtime:
         return submission
 
     def serve(self, change: ServingChanged) -> None:
-        """Change what is served, with models that the executor knows; nothing is submitted to retired pipelines."""
+        """Change what is served, with models that the executor knows; nothing is submitted to retired pipelines.
+
+        The pipelines of a change that is rejected are to be retired as well.
+        """
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
             self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
-            del self._stages[name]
+            self._stages.pop(name, None)
             self._metrics.forget(name)
         self._enqueue(change)
 

@@ -1,4 +1,4 @@
-"""Builds plans beside the loop, as the scheduler orders them."""
+"""Builds plans and judges steps beside the loop, as the scheduler orders them."""
 
 import asyncio
 import logging
@@ -6,10 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from sluice.batcher.interface.config import SchedulerSpec
-from sluice.batcher.interface.decisions import BuildPlan
-from sluice.batcher.interface.events import PlanBuilt
+from sluice.batcher.interface.decisions import BuildPlan, JudgeSteps
+from sluice.batcher.interface.events import PlanBuilt, StepsJudged
 from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.interface.planner_protocol import BuildPlans
+from sluice.batcher.interface.resize_data import Ask
+from sluice.batcher.planner.splits import best_step
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +22,9 @@ class PlanBuilding:
     A plan that could not be built, as each one without `build`, is reported as None. The pool is shut down with this.
     """
 
-    def __init__(self, build: BuildPlans | None, pool: Executor | None, report: Callable[[PlanBuilt], None]) -> None:
+    def __init__(
+        self, build: BuildPlans | None, pool: Executor | None, report: Callable[[PlanBuilt | StepsJudged], None]
+    ) -> None:
         self._build = build
         self._pool = pool or ThreadPoolExecutor(1, "planning")
         self._report = report
@@ -34,6 +38,11 @@ class PlanBuilding:
             return
         built = self._loop.run_in_executor(self._pool, self._build, spec, order.observed)
         built.add_done_callback(lambda future: self._built(order.build, future))
+
+    def judge(self, order: JudgeSteps, spec: SchedulerSpec) -> None:
+        """Judge steps; each of them takes a plan."""
+        judged = self._loop.run_in_executor(self._pool, best_step, spec, order.observed, order.later, order.splits)
+        judged.add_done_callback(lambda future: self._judged(order.judgement, future))
 
     def close(self) -> None:
         """Build no more, and report nothing more."""
@@ -49,3 +58,10 @@ class PlanBuilding:
         for pipeline, reason in plan.failed.items() if plan else ():
             logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
         self._report(PlanBuilt(build, plan))
+
+    def _judged(self, judgement: int, future: asyncio.Future[Ask | None]) -> None:
+        if self._closed or future.cancelled():
+            return
+        if error := future.exception():
+            logger.error("steps to other sizes could not be judged", exc_info=error)
+        self._report(StepsJudged(judgement, None if error else future.result()))

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 from time import monotonic_ns, time_ns
 from typing import BinaryIO, NamedTuple
 
+import msgspec
+
 from sluice.batcher.drivers.journal import JournalWriter
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
+from sluice.batcher.interface.decisions import ResizePartition
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
-from sluice.gateway.deployment.initial_residency import InitialResidency, initial_residency
 from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
+from sluice.gateway.deployment.placement_notes import note_initial
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -46,7 +50,6 @@ from sluice.gateway.partitions.partition_log import log_change
 from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
-from sluice.gateway.resizing.plan_steps import PlanSteps, watched
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
 from sluice.gateway.server.front_ends import front_ends
@@ -64,7 +67,6 @@ from sluice.models.spec import ModelSpec
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
-from sluice.mps.partitions.balance import ResizeTrigger
 from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor.child import Launch, launch_worker
@@ -159,7 +161,7 @@ def build_gateway(
     core = _build_core(config, repository, triton)
     state = _build_state(config, core)
     execution = _build_execution(config, core, state, journal, processes, mps, surroundings)
-    changes = _build_changes(config, core, state, execution, surroundings.clock)
+    changes = _build_changes(config, core, state, execution)
     dataplane = DataPlane(
         state.registry,
         execution.runtime,
@@ -253,7 +255,7 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
     registry = ModelRegistry(
         server_version(), core.pipelines, core.repository.broken, inventory, strict=config.strict_readiness
     )
-    core.begin.announce(registry)
+    note_initial(core.begin, registry)
     return _State(inventory, registry, LoadWaiter(inventory))
 
 
@@ -334,15 +336,13 @@ class _Changes:
     auto_resize: AutoResize | None
 
 
-def _build_changes(
-    config: ServerConfig, core: _Core, state: _State, execution: _Execution, clock: Callable[[], int]
-) -> _Changes:
-    scheduler, source, inventory = core.scheduler, core.source, state.inventory
+def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: _Execution) -> _Changes:
+    source, inventory = core.source, state.inventory
     rollout = Rollout(
         config,
         source.remote,
         inventory,
-        scheduler,
+        core.scheduler,
         execution.runtime,
         execution.executor,
         state.registry,
@@ -366,16 +366,17 @@ def _build_changes(
     if config.balance is None:
         return _Changes(deployer, resizing, None)
     taken = [core for each in beside for core in each.cores]
-    plan = None
-    if config.balance.by is ResizeTrigger.PLAN:
-        plan = PlanSteps(
-            config.balance,
-            {each.name: each.cores for each in core.partitions if isinstance(each, CpuPartition)},
-            lambda: watched(scheduler, clock(), _corrections(scheduler)),
-            KnownSizes(dependencies).tables,
-            lambda partition: partition_config(config, partition),
-        )
-    auto_resize = AutoResize(config.balance, inventory, resizing, execution.metrics.busy_ns, taken, plan)
+    auto_resize = AutoResize(
+        config.balance,
+        inventory,
+        resizing,
+        execution.metrics.busy_ns,
+        taken,
+        KnownSizes(dependencies),
+        lambda partition: partition_config(config, partition),
+        execution.runtime.report,
+    )
+    execution.runtime.carry_out_with(ResizePartition, auto_resize.order)
     return _Changes(deployer, resizing, auto_resize)
 
 
@@ -432,7 +433,7 @@ def _scheduler_spec(
         uses_cache=config.cache_bytes > 0,
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
-    return config.residency.apply(spec, known)
+    return msgspec.structs.replace(config.residency.apply(spec, known), resizing=config.balance)
 
 
 def _pipeline_wirings(

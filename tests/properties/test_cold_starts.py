@@ -80,20 +80,11 @@ RESIDENCIES = st.builds(
 
 
 class FailingLoads(FaultySimulator):
-    """A simulator in which a tenth of the loads fails; a change of the served models is drawn when it is due.
+    """A simulator in which a tenth of the loads fails; `weigh` gives the measured memory of a model."""
 
-    `weigh` gives the measured memory of a model.
-    """
-
-    def __init__(
-        self, draw_change: Callable[[], ServingChanged], weigh: Callable[[str], ModelMemory], *args: Any, **kwargs: Any
-    ) -> None:
+    def __init__(self, weigh: Callable[[str], ModelMemory], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._draw_change = draw_change
         self._weigh = weigh
-
-    def _handle(self, event: AnyEvent) -> None:
-        super()._handle(self._draw_change() if isinstance(event, ServingChanged) else event)
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
         if isinstance(event, ModelLoaded) and time_ns % 10 == 0:
@@ -106,7 +97,7 @@ class FailingLoads(FaultySimulator):
 class Trial:
     """A seeded run on three partitions: a tenth of the loads fails, two partitions are lost, and one of them returns.
 
-    Three models are added during the run and loaded where they fit. A model without a profile may turn out larger than
+    Three models are added during the run. A model without a profile may turn out larger than
     its `sizes` when it is loaded.
     """
 
@@ -124,10 +115,8 @@ class Trial:
         self.scheduler = Scheduler(spec, LivePlanner())
         self.journal: list[bytes] = []
         self._writer = JournalWriter(self.journal.append, spec)
-        self._brought = 0
         self._steps = 0
         self.simulator = FailingLoads(
-            self._change,
             lambda key: ModelMemory(self.found[key] * UNIT),
             self.scheduler,
             self,
@@ -151,15 +140,6 @@ class Trial:
             priority=int(key == "b"),
         )
 
-    def _change(self) -> ServingChanged:
-        key = NEW_KEYS[self._brought]
-        self._brought += 1
-        held = {name: self.scheduler.served.residency.held(name) for name in self.capacity}
-        free = {name: size - sum(self.sizes[each] for each in held[name]) for name, size in self.capacity.items()}
-        name = max(free, key=free.__getitem__)
-        residency: dict[str, tuple[str, ...]] = {name: (key,)} if free[name] >= self.sizes[key] else {}
-        return ServingChanged((self._model(key, known=False),), (single(key),), residency=residency)
-
     def run(self, requests: int) -> None:
         draw = self.random
         for name in self.capacity:
@@ -182,8 +162,9 @@ class Trial:
             self.simulator.at(lost_ns, PartitionLost(name, "it died"))
             if name == lost[0]:
                 self.simulator.at(lost_ns + draw.choice([50 * MS, 6 * S]), PartitionReady(name, {}))
-        for _ in NEW_KEYS:
-            self.simulator.at(draw.randint(1, now_ns), ServingChanged())
+        for key in NEW_KEYS:
+            change = ServingChanged((self._model(key, known=False),), (single(key),))
+            self.simulator.at(draw.randint(1, now_ns), change)
         self.simulator.run(arrivals)
         check_invariants(self.scheduler)
         assert replay(self.journal, LivePlanner()) is None

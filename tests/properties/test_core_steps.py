@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.core_steps import Ask, Cores, StepChoice, steps
-from sluice.batcher.planner.splits import Split, best_step
+from sluice.batcher.interface.resize_data import Ask, Cores, Split
+from sluice.batcher.planner.splits import best_step
+from sluice.batcher.scheduler.core_steps import StepChoice, steps
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings
 from tests.support.scheduling.builders import MS, model, single, spec_of

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.planner.residency import ModelNeed, place_models
+from sluice.batcher.residency.placement import ModelNeed, place_models
 
 KINDS = ("slow", "fast")
 NEEDS = st.builds(

@@ -1,12 +1,23 @@
 """Random loads and retirements of revisions: no admitted request is lost, and nothing is left behind."""
 
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from sluice.batcher.drivers.invariants import check_invariants
-from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
-from sluice.batcher.interface.decisions import AnyDecision, BuildPlan, DispatchBatch, LoadModel, Settlement, UnloadModel
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, SchedulerSpec
+from sluice.batcher.interface.decisions import (
+    AcceptChange,
+    AnyDecision,
+    BuildPlan,
+    ChangeAnswer,
+    DispatchBatch,
+    LoadModel,
+    RejectChange,
+    Settlement,
+    UnloadModel,
+)
 from sluice.batcher.interface.events import (
     AnyEvent,
     BatchCompleted,
@@ -31,6 +42,11 @@ from tests.support.scheduling.builders import GAINING, MS, US, S, chain, model, 
 from tests.support.scheduling.draining_machine import DrainingMachine
 
 PARTITIONS = ("cpu0", "cpu1")
+CAPACITY = 100
+
+
+def sized(key: str, memory_bytes: int) -> ScheduledModel:
+    return msgspec.structs.replace(model(key), memory_bytes=memory_bytes)
 
 
 class ServingMachine(DrainingMachine):
@@ -38,8 +54,8 @@ class ServingMachine(DrainingMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        bounded = [PartitionConfig(name, "cpu1", memory_bytes=100) for name in PARTITIONS]
-        spec = spec_of([model("m:1"), model("n:1")], partitions=bounded)
+        bounded = [PartitionConfig(name, "cpu1", memory_bytes=CAPACITY) for name in PARTITIONS]
+        spec = spec_of([sized("m:1", 20), sized("n:1", 20)], partitions=bounded)
         self.scheduler = Scheduler(spec, LivePlanner())
         self.now_ns = S
         self.revision = 0
@@ -49,6 +65,7 @@ class ServingMachine(DrainingMachine):
         self.orders: dict[str, list[LoadModel | UnloadModel]] = {name: [] for name in PARTITIONS}
         self.running: dict[str, list[DispatchBatch]] = {name: [] for name in PARTITIONS}
         self.building: list[tuple[BuildPlan, SchedulerSpec]] = []
+        self.answers: dict[str, ChangeAnswer] = {}
         self.waiting: dict[int, str] = {}
         self.arrived = 0
 
@@ -73,6 +90,9 @@ class ServingMachine(DrainingMachine):
                     self.orders[decision.partition].append(decision)
                 case BuildPlan():
                     self.building.append((decision, self.scheduler.spec))
+                case AcceptChange(models) | RejectChange(models):
+                    assert not self.answers.keys() & set(models), "a change is answered twice"
+                    self.answers.update(dict.fromkeys(models, decision))
                 case _ if isinstance(decision, Settlement):
                     del self.waiting[decision.request]
 
@@ -87,11 +107,11 @@ class ServingMachine(DrainingMachine):
 
     @rule(
         late=st.sampled_from(Late),
-        places=st.sets(st.sampled_from(PARTITIONS), min_size=1),
+        size=st.sampled_from((0, 20, 40, 60, 80, 120)),
         chained=st.booleans(),
-        spares=st.booleans(),
+        is_reload=st.booleans(),
     )
-    def add(self, late: Late, places: set[str], chained: bool, spares: bool) -> None:
+    def add(self, late: Late, size: int, chained: bool, is_reload: bool) -> None:
         self.revision += 1
         key = f"m:1@{self.revision}"
         pipelines = [single(key, late)]
@@ -99,12 +119,22 @@ class ServingMachine(DrainingMachine):
             pipelines.append(chain(key, "n:1", name=f"chain:1@{self.revision}"))
         if "n:1" not in self.scheduler.dispatcher.models or "n:1" in self.scheduler.served.residency.retired:
             pipelines = pipelines[:1]
-        self.open += [pipeline.name for pipeline in pipelines]
-        residency: dict[str, tuple[str, ...]] = dict.fromkeys(sorted(places), (key,))
-        spare = {name: tuple(sorted(self.holds.get(name, ()))) for name in residency} if spares else {}
-        served = {name for name in self.scheduler.dispatcher.models if self.copies(name)}
-        self.tell(ServingChanged((model(key),), tuple(pipelines), (), residency, spare))
+        served, spec = {name for name in self.scheduler.dispatcher.models if self.copies(name)}, self.scheduler.spec
+        self.tell(ServingChanged((sized(key, size),), tuple(pipelines), is_reload=is_reload))
         assert all(self.copies(name) for name in served), "the last copy of a model was spared"
+        answer = self.answers[key]
+        if isinstance(answer, RejectChange):
+            assert size == 120 or is_reload
+            assert self.scheduler.spec == spec, "something of a rejected change is served"
+        else:
+            self.open += [pipeline.name for pipeline in pipelines]
+            for name in answer.partitions[key]:
+                assert self.coming_bytes(name) <= CAPACITY, f"{name} is to hold more than it has room for"
+
+    def coming_bytes(self, name: str) -> int:
+        """The bytes of all models that a partition holds or is to load."""
+        held, models = self.scheduler.served.residency.held(name), self.scheduler.spec.models
+        return sum(config.memory_bytes for config in models if config.key in held)
 
     def copies(self, model: str) -> int:
         return sum(model in held for held in self.holds.values())

@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
@@ -9,13 +10,20 @@ from sluice.batcher.drivers.journal import JournalWriter, replay
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Settlement
-from sluice.batcher.interface.events import AnyEvent, PartitionReady, PartitionResized, RequestArrived
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    PartitionReady,
+    PartitionResized,
+    PartitionsSampled,
+    RequestArrived,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.pipelines.pipeline import Late
 from sluice.models.profiles.latency_table import LatencyTable
+from sluice.mps.partitions.balance import BalanceSettings, ResizeTrigger
 from tests.support.scheduling.builders import MS, S, model, single, spec_of
 from tests.support.scheduling.services import WithoutConfidences
 
@@ -42,9 +50,24 @@ class Run(WithoutConfidences):
         self.scheduler = Scheduler(spec, LivePlanner())
         self.simulator = Simulator(self.scheduler, self, self.observe, build_plan=build_plan)
 
+    def order_resizes(self) -> None:
+        """Have the scheduler itself order the resize: the partition is sampled as busy."""
+        settings = BalanceSettings(ResizeTrigger.LOAD, every_s=0.1, pause_s=0.0)
+        spec = msgspec.structs.replace(self.scheduler.spec, resizing=settings)
+        self.journal = io.BytesIO()
+        self.record = JournalWriter(self.journal.write, spec).record
+        self.scheduler = Scheduler(spec, LivePlanner())
+        self.simulator = Simulator(
+            self.scheduler, self, self.observe, build_plan=build_plan, resize=lambda order: self.resized
+        )
+        for number in range(4):  # the last one calls for it
+            sample = PartitionsSampled({"cpu0": 1.0}, {"cpu0": (0,)}, (1,))
+            self.simulator.at(RESIZED_NS - (3 - number) * 100 * MS, sample)
+
     def play(self, every_ns: int, slo_ns: int) -> None:
         self.simulator.at(0, PartitionReady("cpu0", {"m:1": self.table}))
-        self.simulator.at(RESIZED_NS, self.resized)
+        if self.scheduler.spec.resizing is None:
+            self.simulator.at(RESIZED_NS, self.resized)
         times = range(every_ns, 2 * S, every_ns)
         self.arrived_ns = dict(enumerate(times))
         self.simulator.run((at_ns, RequestArrived(n, "m:1", 1, at_ns + slo_ns)) for n, at_ns in self.arrived_ns.items())
@@ -81,6 +104,15 @@ def test_requests_after_the_resize_are_as_fast_as_the_new_share() -> None:
     run.play(every_ns=10 * MS, slo_ns=S)
     assert run.slowest_ns(0, RESIZED_NS) == 4 * MS
     assert run.slowest_ns(RESIZED_NS, 2 * S) == 2 * MS
+
+
+def test_a_resize_that_the_scheduler_orders_makes_requests_as_fast_and_its_journal_replays() -> None:
+    run = Run(Late.SERVE, GROWN)
+    run.order_resizes()
+    run.play(every_ns=10 * MS, slo_ns=S)
+    assert run.slowest_ns(0, RESIZED_NS) == 4 * MS
+    assert run.slowest_ns(RESIZED_NS, 2 * S) == 2 * MS
+    assert replay(run.journal.getvalue().splitlines(), LivePlanner()) is None
 
 
 def test_requests_that_are_evicted_when_late_are_in_time_before_and_after_the_partition_shrinks() -> None:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from sluice.batcher.drivers.journal import JournalStep, replay
+from sluice.batcher.interface.decisions import ResizePartition
 from sluice.batcher.interface.events import PartitionResized
 from sluice.batcher.planner.live import LivePlanner
 from sluice.gateway.cli.main import main
@@ -119,13 +120,22 @@ def test_a_new_worker_that_cannot_load_a_model_leaves_the_one_before_serving(rep
 def test_a_busy_partition_is_lent_a_free_core_and_gives_it_back_when_it_is_idle(
     repository: Path, tmp_path: Path
 ) -> None:
+    journal = tmp_path / "run.journal"
     eager = {"every_s": 0.2, "pause_s": 0.5, "busy": 0.4, "idle": 0.1}
-    with gateway_server(repository, tmp_path, config(resize=eager)) as server:
+    with gateway_server(repository, tmp_path, config(resize=eager), ["--journal", str(journal)]) as server:
         load = HttpLoad(server.http_port, "spin", clients=16, rate=800)
         with load.running():
             cores_become(server, list(CORES))
         cores_become(server, [CORES[0]])
     assert load.failures == []
+    lines = journal.read_bytes().splitlines()
+    decisions = [each for line in lines[1:] for each in msgspec.json.decode(line, type=JournalStep).decisions]
+    orders = [each for each in decisions if isinstance(each, ResizePartition)]
+    assert [(each.before, each.held, each.reason) for each in orders] == [
+        ((CORES[0],), CORES, "busy"),
+        (CORES, (CORES[0],), "idle"),
+    ]
+    assert replay(lines, LivePlanner()) is None
 
 
 def cores_become(server: GatewayServer, cores: list[int]) -> None:

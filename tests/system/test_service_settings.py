@@ -7,8 +7,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.batcher.drivers.journal import decode_spec, decode_step
+from sluice.batcher.drivers.journal import decode_spec, decode_step, replay
 from sluice.batcher.interface.events import RequestArrived, ServingChanged
+from sluice.batcher.planner.live import LivePlanner
 from sluice.models.pipelines.pipeline import Late
 from tests.support.gateway.server import GatewayServer, gateway_server, stop
 from tests.support.models.onnx_models import save_mlp
@@ -82,7 +83,9 @@ def test_a_pipeline_that_is_loaded_later_has_the_settings_of_the_server(reposito
         assert server.request("POST", "/v2/repository/models/plain/load", b"{}")[0] == 200
         ask_over_http(server, "plain", {"X-Tenant": "acme"})
         assert stop(server.process) == 0
-    events = [decode_step(line).event for line in journal.read_bytes().splitlines()[1:]]
+    lines = journal.read_bytes().splitlines()
+    events = [decode_step(line).event for line in lines[1:]]
     (added,) = [each for event in events if isinstance(event, ServingChanged) for each in event.pipelines]
     assert (added.name, added.late, added.percentile) == ("plain:1@1", Late.EVICT, 99.9)
     assert [each.client for each in events if isinstance(each, RequestArrived)] == ["acme"]
+    assert replay(lines, LivePlanner()) is None

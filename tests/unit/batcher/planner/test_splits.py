@@ -4,8 +4,9 @@ import pytest
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import Observed
-from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, Reason, steps
-from sluice.batcher.planner.splits import MAX_STEPS, Split, best_step, judge
+from sluice.batcher.interface.resize_data import Ask, Cores, CoreStep, Judgement, Reason, Split
+from sluice.batcher.planner.splits import MAX_STEPS, best_step, judge
+from sluice.batcher.scheduler.core_steps import steps
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.balance import LoadChange
 from tests.support.scheduling.builders import MS, cascade, model, single, spec_of

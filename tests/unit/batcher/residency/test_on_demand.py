@@ -4,6 +4,7 @@ import msgspec
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.decisions import (
+    AcceptChange,
     AnyDecision,
     CompleteRequest,
     DispatchBatch,
@@ -270,16 +271,16 @@ def test_of_the_copies_of_a_pinned_model_the_one_in_the_smallest_memory_stays() 
 
 
 def test_a_model_that_was_brought_and_failed_to_load_keeps_its_room() -> None:
-    spec = demanded("a", "b", "new")
+    spec = demanded("a", "z", "new")
     old = msgspec.structs.replace(spec, models=spec.models[:2], pipelines=spec.pipelines[:2])
     scheduler = up(old, cpu0="a")
-    change = ServingChanged(spec.models[2:], spec.pipelines[2:], residency={"cpu0": ("new",)})
-    assert step(scheduler, 0, change) == [LoadModel("cpu0", "new")]
+    change = ServingChanged(spec.models[2:], spec.pipelines[2:])
+    assert step(scheduler, 0, change) == [AcceptChange({"new": ("cpu0",)}), LoadModel("cpu0", "new")]
     # Who asks for it meanwhile waits for that load.
     assert step(scheduler, 0, arrival(1, S, "new")) == []
     assert reason(step(scheduler, MS, ModelLoadFailed("cpu0", "new", "it is broken")))[0] is Outcome.FAILED_UNAVAILABLE
-    assert step(scheduler, 2 * MS, arrival(2, S, "b")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "b")]
-    step(scheduler, 12 * MS, ModelLoaded("cpu0", "b", ONE))
+    assert step(scheduler, 2 * MS, arrival(2, S, "z")) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "z")]
+    step(scheduler, 12 * MS, ModelLoaded("cpu0", "z", ONE))
     assert LoadModel("cpu0", "new") in step(scheduler, S + MS)
 
 

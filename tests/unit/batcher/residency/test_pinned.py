@@ -2,7 +2,7 @@
 
 import msgspec
 
-from sluice.batcher.interface.decisions import LoadModel, UnloadModel
+from sluice.batcher.interface.decisions import AcceptChange, LoadModel, UnloadModel
 from sluice.batcher.interface.events import (
     ModelLoaded,
     ModelLoadFailed,
@@ -15,17 +15,19 @@ from sluice.batcher.interface.residency_config import Eviction
 from tests.support.scheduling.builders import MS, ONE, S, arrival, completed, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up, wake
 
+WAITING = AcceptChange({"new": ()})
+
 
 def test_a_pinned_model_that_comes_takes_the_place_of_one_that_is_not() -> None:
     spec = demanded("a", "b", "new", memory=2, pinned="new")
     old = msgspec.structs.replace(spec, models=spec.models[:2], pipelines=spec.pipelines[:2])
     change = ServingChanged(spec.models[2:], spec.pipelines[2:])
     scheduler = up(old, cpu0="ab")
-    assert step(scheduler, MS, change) == []
+    assert step(scheduler, MS, change) == [WAITING]
     assert wake(scheduler, MS + 1) == [UnloadModel("cpu0", "a"), LoadModel("cpu0", "new")]
     unpinned = demanded("a", "b", "new", memory=2)
     scheduler = up(old, cpu0="ab")
-    assert step(scheduler, MS, ServingChanged(unpinned.models[2:], unpinned.pipelines[2:])) == []
+    assert step(scheduler, MS, ServingChanged(unpinned.models[2:], unpinned.pipelines[2:])) == [WAITING]
     assert scheduler.next_wakeup_ns() is None
 
 
@@ -34,7 +36,7 @@ def test_a_pinned_model_that_comes_in_place_of_the_revision_before_is_loaded_whe
     old = msgspec.structs.replace(spec, models=spec.models[:1], pipelines=spec.pipelines[:1])
     scheduler = up(old, cpu0="a")
     step(scheduler, 0, arrival(1, S, "a"))
-    assert step(scheduler, 0, ServingChanged(spec.models[1:], spec.pipelines[1:], retired=("a",))) == []
+    assert step(scheduler, 0, ServingChanged(spec.models[1:], spec.pipelines[1:], retired=("a",))) == [WAITING]
     assert step(scheduler, 1) == []
     assert step(scheduler, MS, completed(1, 0, MS))[1:] == [UnloadModel("cpu0", "a")]
     assert wake(scheduler, MS + 1) == [LoadModel("cpu0", "new")]

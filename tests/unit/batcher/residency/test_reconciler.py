@@ -3,6 +3,7 @@
 import msgspec
 
 from sluice.batcher.interface.decisions import (
+    AcceptChange,
     AnyDecision,
     BuildPlan,
     CompleteRequest,
@@ -253,8 +254,8 @@ def test_a_model_that_takes_its_worker_along_again_is_left_alone_for_longer_each
     old = msgspec.structs.replace(spec, models=spec.models[:1], pipelines=spec.pipelines[:1])
     scheduler = serving(old, ONE)
     load = LoadModel("cpu0", "n")
-    change = ServingChanged(spec.models[1:], spec.pipelines[1:], residency={"cpu0": ("n",)})
-    assert step(scheduler, 0, change) == [load]
+    change = ServingChanged(spec.models[1:], spec.pipelines[1:])
+    assert step(scheduler, 0, change) == [AcceptChange({"n": ("cpu0",)}), load]
     back = PartitionReady("cpu0", {"m": ONE})
     assert step(scheduler, MS, PartitionLost("cpu0", "killed"), back) == [load]
     assert step(scheduler, 2 * MS, PartitionLost("cpu0", "killed"), back) == []

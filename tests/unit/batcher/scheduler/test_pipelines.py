@@ -5,13 +5,15 @@ import gc
 import msgspec
 
 from sluice.batcher.drivers.journal import JournalWriter, replay
-from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.decisions import (
+    AcceptChange,
     AnyDecision,
     BuildPlan,
     CompleteRequest,
     DispatchBatch,
     LoadModel,
+    RejectChange,
     RejectRequest,
     ReleaseReason,
     UnloadModel,
@@ -52,8 +54,10 @@ from tests.support.scheduling.builders import (
 )
 
 FULL = ReleaseReason.FULL
-NEW = ServingChanged((model("m:1@1", 1),), (single("m:1@1"),), residency={"cpu0": ("m:1@1",)})
+MIB = 1 << 20
+NEW = ServingChanged((model("m:1@1", 1),), (single("m:1@1"),), is_reload=True)
 """Another revision of `m:1`, which is to be held beside it."""
+ACCEPTED = AcceptChange({"m:1@1": ("cpu0",)})
 
 
 def held(scheduler: Scheduler) -> dict[str, list[str]]:
@@ -63,6 +67,7 @@ def held(scheduler: Scheduler) -> dict[str, list[str]]:
 def test_a_revision_is_loaded_then_takes_the_requests_and_the_one_before_goes_when_its_last_request_is_done() -> None:
     scheduler = serving(spec_of([model("m:1", 1)]), ONE)
     assert step(scheduler, MS, arrival(1, S, "m:1"), NEW) == [
+        ACCEPTED,
         LoadModel("cpu0", "m:1@1"),
         dispatch(1, [1], FULL, model="m:1"),
     ]
@@ -82,19 +87,86 @@ def test_a_revision_is_loaded_then_takes_the_requests_and_the_one_before_goes_wh
     assert scheduler.spec == spec_of([model("m:1@1", 1)])
 
 
+def sized(key: str, memory_bytes: int) -> ScheduledModel:
+    return msgspec.structs.replace(model(key, 1), memory_bytes=memory_bytes)
+
+
+def bounded(memory_bytes: int, *names: str, **models: int) -> SchedulerSpec:
+    """Partitions of that many bytes, and the bytes that models take."""
+    partitions = [PartitionConfig(name, "cpu1", memory_bytes=memory_bytes) for name in names]
+    return spec_of([sized(f"{name}:1", size) for name, size in models.items()], partitions=partitions)
+
+
+def change(memory_bytes: int, *, is_reload: bool) -> ServingChanged:
+    return msgspec.structs.replace(NEW, models=(sized("m:1@1", memory_bytes),), is_reload=is_reload)
+
+
 def test_a_copy_that_can_be_spared_goes_before_a_new_model_comes() -> None:
-    scheduler = serving(spec_of([model("m:1", 1), model("n:1", 1)], partitions=("cpu0", "cpu1")), ONE)
-    spare = {"cpu0": ("m:1",), "cpu1": ("m:1", "n:1")}
-    residency = {"cpu0": ("m:1@1",), "cpu1": ("m:1@1",)}
-    change = msgspec.structs.replace(NEW, residency=residency, spare=spare)
-    assert step(scheduler, MS, change) == [
-        UnloadModel("cpu0", "m:1"),
-        UnloadModel("cpu1", "n:1"),
-        LoadModel("cpu0", "m:1@1"),
+    scheduler = serving(bounded(100, "cpu0", "cpu1", m=60), ONE)
+    assert step(scheduler, MS, change(60, is_reload=True)) == [
+        AcceptChange({"m:1@1": ("cpu1",)}),
+        UnloadModel("cpu1", "m:1"),
         LoadModel("cpu1", "m:1@1"),
     ]
-    assert held(scheduler) == {"cpu0": ["n:1"], "cpu1": ["m:1"]}
-    assert step(scheduler, 2 * MS, arrival(1, S, "m:1")) == [dispatch(1, [1], FULL, model="m:1", partition="cpu1")]
+    assert held(scheduler) == {"cpu0": ["m:1"], "cpu1": []}
+    assert step(scheduler, 2 * MS, arrival(1, S, "m:1")) == [dispatch(1, [1], FULL, model="m:1")]
+
+
+def test_a_change_that_has_no_room_beside_what_is_served_is_rejected_for_now_and_leaves_no_trace() -> None:
+    spec = bounded(100 * MIB, "cpu0", m=60 * MIB)
+    scheduler = serving(spec, ONE)
+    assert step(scheduler, MS, change(50 * MIB, is_reload=True)) == [
+        RejectChange(
+            ("m:1@1",),
+            "no partition has room for the 50 MiB of m:1@1 beside what is served: 40 MiB of 100 MiB are free",
+            passing=True,
+        )
+    ]
+    assert step(scheduler, MS, ServingChanged(retired=("m:1@1",))) == []
+    assert scheduler.spec == spec
+    assert list(scheduler.dispatcher.models) == ["m:1"]
+
+
+def test_a_rejected_change_calls_for_no_plan() -> None:
+    scheduler = Scheduler(bounded(100, "cpu0", m=60), LivePlanner())
+    (order,) = step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
+    assert isinstance(order, BuildPlan)
+    step(scheduler, 0, PlanBuilt(order.build, Plan(())))
+    rejected, *others = step(scheduler, 2 * S, change(60, is_reload=True), ServingChanged(retired=("m:1@1",)))
+    assert isinstance(rejected, RejectChange)
+    assert others == []
+
+
+def test_a_change_that_never_has_room_is_rejected_for_good() -> None:
+    scheduler = serving(bounded(100 * MIB, "cpu0", m=60 * MIB), ONE)
+    reason = "no partition has room for the 101 MiB that m:1@1 takes, only for 100 MiB"
+    rejected = RejectChange(("m:1@1",), reason, passing=False)
+    for is_reload in (True, False):
+        assert step(scheduler, MS, change(101 * MIB, is_reload=is_reload)) == [rejected]
+
+
+def test_a_model_that_replaces_none_waits_for_demand_where_there_is_no_room() -> None:
+    scheduler = serving(bounded(100, "cpu0", m=60), ONE)
+    assert step(scheduler, MS, change(50, is_reload=False)) == [AcceptChange({"m:1@1": ()})]
+    assert list(scheduler.pipelines) == ["m:1", "m:1@1"]
+
+
+def test_a_model_is_placed_where_a_worker_is_up_before_it_is_placed_where_one_may_come_back() -> None:
+    scheduler = serving(bounded(100, "cpu0", "cpu1", m=10), ONE)
+    step(scheduler, MS, PartitionLost("cpu0", "killed"))
+    assert step(scheduler, MS, change(60, is_reload=True))[0] == AcceptChange({"m:1@1": ("cpu1",)})
+    second = ServingChanged((sized("n:1", 60),), (single("n:1"),))
+    assert step(scheduler, MS, second) == [AcceptChange({"n:1": ("cpu0",)})]
+    assert step(scheduler, 2 * MS, PartitionReady("cpu0", {"m:1": ONE})) == [LoadModel("cpu0", "n:1")]
+
+
+def test_a_new_model_is_placed_on_no_partition_that_is_fixed() -> None:
+    ours = PartitionConfig("cpu0", "cpu1", models=("m:1",))
+    server = PartitionConfig("triton", "triton", models=("n:1",), fixed=True)
+    scheduler = Scheduler(spec_of([model("m:1", 1), model("n:1", 1)], partitions=[ours, server]))
+    step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}), PartitionReady("triton", {"n:1": ONE}))
+    assert step(scheduler, MS, NEW) == [ACCEPTED, LoadModel("cpu0", "m:1@1")]
+    assert [each.models for each in scheduler.spec.partitions] == [("m:1", "m:1@1"), ("n:1",)]
 
 
 def test_what_waits_for_a_retired_pipeline_still_runs() -> None:
@@ -144,7 +216,7 @@ def test_a_pipeline_over_models_that_are_there_is_served_at_once() -> None:
 
 def test_a_revision_that_does_not_load_is_retired_and_not_tried_again() -> None:
     scheduler = serving(spec_of([model("m:1", 1)]), ONE)
-    assert step(scheduler, MS, NEW) == [LoadModel("cpu0", "m:1@1")]
+    assert step(scheduler, MS, NEW) == [ACCEPTED, LoadModel("cpu0", "m:1@1")]
     assert step(scheduler, 2 * MS, ModelLoadFailed("cpu0", "m:1@1", "it is broken")) == []
     assert step(scheduler, 2 * MS, ServingChanged(retired=("m:1@1",))) == []
     assert list(scheduler.dispatcher.models) == ["m:1"]
@@ -163,7 +235,7 @@ def test_a_model_that_is_retired_while_it_is_loaded_is_unloaded_when_it_is_there
 def test_a_partition_that_comes_back_loads_what_is_new_and_gives_up_what_is_gone() -> None:
     scheduler = Scheduler(spec_of([model("m:1", 1), model("n:1", 1)]))
     both = {"m:1": ONE, "n:1": ONE}
-    assert step(scheduler, 0, NEW, ServingChanged(retired=("m:1",))) == []
+    assert step(scheduler, 0, NEW, ServingChanged(retired=("m:1",))) == [ACCEPTED]
     assert step(scheduler, MS, PartitionReady("cpu0", both)) == [
         UnloadModel("cpu0", "m:1"),
         LoadModel("cpu0", "m:1@1"),
@@ -178,7 +250,7 @@ def test_a_plan_for_what_was_served_before_is_not_followed() -> None:
     scheduler = Scheduler(spec_of([model("m:1", 1)], partitions=[bounded]), LivePlanner())
     (order,) = step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
     assert isinstance(order, BuildPlan)
-    assert step(scheduler, MS, NEW) == [LoadModel("cpu0", "m:1@1")]
+    assert step(scheduler, MS, NEW) == [ACCEPTED, LoadModel("cpu0", "m:1@1")]
     step(scheduler, 2 * MS, ModelLoaded("cpu0", "m:1@1", ONE), ServingChanged(retired=("m:1",)))
     (again,) = step(scheduler, 3 * MS, PlanBuilt(order.build, Plan((), {"cpu0": ("m:1",)})))
     assert isinstance(again, BuildPlan)
@@ -210,7 +282,7 @@ def test_nothing_is_left_of_revisions_that_were_served_before() -> None:
     scheduler = serving(spec_of([model(before)], partitions=[partition]), GAINING)
     for revision in range(1, 4):
         key, now_ns = f"kept:{revision}", now_ns + 10 * MS
-        step(scheduler, now_ns, ServingChanged((model(key),), (single(key),), residency={"cpu0": (key,)}))
+        step(scheduler, now_ns, ServingChanged((model(key),), (single(key),)))
         step(scheduler, now_ns, ModelLoaded("cpu0", key, GAINING), ServingChanged(retired=(before,)))
         (one,) = step(scheduler, now_ns, RequestArrived(revision, key, 1, now_ns + S, max_cost=1.0))
         assert isinstance(one, DispatchBatch)
@@ -255,12 +327,14 @@ def test_an_added_pipeline_that_evicts_has_places_behind_what_runs_already() -> 
 
 def test_a_journal_with_changes_replays() -> None:
     lines: list[bytes] = []
-    spec = spec_of([model("m:1", 1)])
+    spec = bounded(100, "cpu0", m=10)
     scheduler = Scheduler(spec)
     journal = JournalWriter(lines.append, spec)
     events: list[tuple[int, AnyEvent]] = [
         (0, PartitionReady("cpu0", {"m:1": ONE})),
-        (MS, NEW),
+        (MS, change(95, is_reload=True)),
+        (MS, ServingChanged(retired=("m:1@1",))),
+        (MS, change(60, is_reload=True)),
         (2 * MS, ModelLoaded("cpu0", "m:1@1", ONE)),
         (2 * MS, ServingChanged(retired=("m:1",))),
     ]
@@ -269,5 +343,6 @@ def test_a_journal_with_changes_replays() -> None:
         decisions = scheduler.handle(event, now_ns)
         journal.record(now_ns, event, decisions)
         reported += decisions
-    assert reported == [LoadModel("cpu0", "m:1@1"), UnloadModel("cpu0", "m:1")]
+    assert isinstance(reported[0], RejectChange)
+    assert reported[1:] == [ACCEPTED, LoadModel("cpu0", "m:1@1"), UnloadModel("cpu0", "m:1")]
     assert replay(lines) is None

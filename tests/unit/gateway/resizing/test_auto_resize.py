@@ -1,237 +1,189 @@
+"""The scheduler gets samples of partitions that may be resized, and its orders are carried out."""
+
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from sluice.batcher.planner.core_steps import Ask, Cores, CoreStep, Judgement, Reason
+from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import ResizePartition
+from sluice.batcher.interface.events import AnyEvent, PartitionsSampled, ResizeFailed, SizesKnown
+from sluice.gateway.deployment.dependencies import DependencyGraph
+from sluice.gateway.deployment.known_sizes import KnownSizes, Tables
+from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
-from sluice.gateway.resizing.plan_steps import PlanSteps
 from sluice.gateway.resizing.resizing import CLIENT_REQUEST, ResizeCause, ResizeMetrics, Resizing
 from sluice.models.errors import PartitionError
-from sluice.mps.partitions.balance import BalanceSettings, LoadChange
+from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
+from sluice.models.profiles.hardware import hardware_id
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.measurement import Cell
+from sluice.models.repository.scan import ModelEntry, entry_of_file
+from sluice.mps.partitions.balance import BalanceSettings, ResizeTrigger
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, ShareMode
-from tests.support.gateway.inventory import resized
+from tests.support.models.onnx_models import save_mlp
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 MS = 1_000_000
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
-
-
-class Plan:
-    """Knows other sizes, or does not; asks for what is in `asks`, look by look, while `meanwhile` happens."""
-
-    def __init__(self, *asks: Ask | None, knows: bool = True, meanwhile: Callable[[], None] = lambda: None) -> None:
-        self.asks = list(asks)
-        self.knows = knows
-        self.meanwhile = meanwhile
-        self.spare: list[Cores] = []
-        self.changed_s: list[float] = []
-
-    async def known(self, partitions: Sequence[CpuPartition], spare: Cores) -> dict[str, object]:
-        self.spare.append(spare)
-        return {"cpu1": {}, "cpu2": {}} if self.knows else {}
-
-    async def look(self, now_s: float, partitions: object, spare: Cores, known: object) -> Ask | None:
-        self.meanwhile()
-        return self.asks.pop(0) if self.asks else None
-
-    def changed(self, now_s: float) -> None:
-        self.changed_s.append(now_s)
+TABLES: Tables = {"cpu1": {"m": LatencyTable.from_ms({1: 2})}, "cpu2": {"m": LatencyTable.from_ms({1: 1})}}
 
 
 class Machine:
-    """Five cores, one of a Triton server and one of a GPU's host; partition a is busy for a part of the time."""
+    """Five cores, one of a Triton server and one of a GPU's host; resizes are done at once, or are `broken`."""
 
-    def __init__(self, *shares: MpsPartition, plan: Plan | None = None) -> None:
+    def __init__(self, *shares: MpsPartition, by: ResizeTrigger = ResizeTrigger.PLAN) -> None:
         gpu = MigPartition("gpu", "MIG-8f3a1c52-0000-4000-8000-000000000002", "2g", cores=(4,))
         self.inventory = Inventory([CpuPartition("a", (0,)), CpuPartition("b", (1,)), gpu, *shares])
-        self.busy_ns = {"a": 0, "b": 0, "triton": 0} | {each.name: 0 for each in shares}
-        self.resized: list[tuple[float, str, list[int]]] = []
-        self.asked: list[ResizeCause] = []
-        self.broken = False
+        self.busy_ns = {"a": 0, "b": 0}
+        self.events: list[tuple[float, AnyEvent]] = []
+        self.orders: list[ResizePartition] = []
+        self.broken: Exception | None = None
         self.under_way = False
-        settings = BalanceSettings(every_s=1.0, pause_s=4.0)
+        self.known: Tables = TABLES
+        self.asked: list[int] = []
         self.auto = AutoResize(
-            settings, self.inventory, cast(Resizing, self), lambda: self.busy_ns, [3], cast(PlanSteps, plan)
+            BalanceSettings(by, every_s=1.0),
+            self.inventory,
+            cast(Resizing, self),
+            lambda: self.busy_ns,
+            [3],
+            cast(KnownSizes, self),
+            lambda partition: PartitionConfig(partition.name, partition.profile_kind),
+            self.report,
         )
 
-    async def resize(
-        self, name: str, cores: Sequence[int] = (), share_percent: int = 0, cause: ResizeCause = CLIENT_REQUEST
-    ) -> None:
-        self.asked.append(cause)
-        self.resized.append((asyncio.get_running_loop().time(), name, list(cores) or [share_percent]))
+    def report(self, event: AnyEvent) -> None:
+        self.events.append((asyncio.get_running_loop().time(), event))
+
+    async def tables(self, partitions: Sequence[CpuPartition], most: int) -> Tables:
+        self.asked.append(most)
+        return self.known
+
+    async def carry_out(self, order: ResizePartition) -> None:
+        self.orders.append(order)
         if self.broken:
-            raise PartitionError("the new worker was killed")
-        if not cores:
-            resized(self.inventory, MpsPartition(name, GPU, share_percent, 1000))
-            return
-        resized(self.inventory, CpuPartition(name, tuple(cores)))
+            raise self.broken
 
-    async def work(self, seconds: int, busy: float, name: str = "a") -> None:
-        for _ in range(10 * seconds):
-            await asyncio.sleep(0.1)
-            self.busy_ns[name] += round(100 * MS * busy)
+    async def run(self, seconds: float) -> None:
+        running = asyncio.create_task(self.auto.run())
+        await asyncio.sleep(seconds)
+        running.cancel()
+
+    @property
+    def samples(self) -> list[tuple[float, PartitionsSampled]]:
+        return [(at_s, event) for at_s, event in self.events if isinstance(event, PartitionsSampled)]
+
+    @property
+    def sizes(self) -> list[SizesKnown]:
+        return [event for _, event in self.events if isinstance(event, SizesKnown)]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice.gateway.resizing.auto_resize.available_cores", lambda: (0, 1, 2, 3, 4))
 
 
-@pytest.mark.usefixtures("cores")
-def test_a_busy_partition_is_lent_the_free_core_and_gives_it_back_when_it_is_idle() -> None:
+def test_a_sample_has_the_load_and_the_cores_of_partitions_and_the_unassigned_cores() -> None:
     async def main(loop: VirtualLoop) -> None:
         machine = Machine()
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(10, busy=0.95)
-        await machine.work(10, busy=0.5)
-        await machine.work(5, busy=0.1)
-        running.cancel()
-        (grown_s, *grown), (shrunk_s, *shrunk) = machine.resized
-        assert (grown, shrunk) == (["a", [0, 2]], ["a", [0]])
-        assert machine.asked == [ResizeCause("load", "busy"), ResizeCause("load", "idle")]
-        assert 3 <= grown_s <= 4
-        assert 20 < shrunk_s <= 24.1
+        running = asyncio.create_task(machine.run(2.5))
+        await asyncio.sleep(0.5)
+        machine.busy_ns["a"] += 250 * MS
+        await running
+        first, second, third = machine.samples
+        assert first == (0.0, PartitionsSampled({"a": 0.0, "b": 0.0}, {"a": (0,), "b": (1,)}, (2,)))
+        assert second == (1.0, PartitionsSampled({"a": 0.25, "b": 0.0}, {"a": (0,), "b": (1,)}, (2,)))
+        assert third[1].busy == {"a": 0.0, "b": 0.0}
 
     run_virtual(main)
 
 
-@pytest.mark.usefixtures("cores")
-def test_a_busy_share_of_a_gpu_is_lent_what_nobody_was_promised_and_gives_it_back() -> None:
+def test_of_the_shares_of_a_gpu_only_those_with_a_cap_have_a_size_but_all_count_as_promised() -> None:
     async def main(loop: VirtualLoop) -> None:
         shares = [MpsPartition("half", GPU, 50, 1000), MpsPartition("rest", GPU, 35, 1000, ShareMode.ELASTIC)]
         machine = Machine(*shares)
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(20, busy=0.95, name="half")
-        await machine.work(20, busy=0.1, name="half")
-        running.cancel()
-        assert [(name, share) for _, name, (share,) in machine.resized] == [
-            ("half", 60),
-            ("half", 65),  # with the 35 % of the other one that is all
-            ("half", 55),
-            ("half", 50),
-        ]
-        assert all(later - earlier >= 4 for (earlier, *_), (later, *_) in pairwise(machine.resized))
+        await machine.run(0.5)
+        ((_, sample),) = machine.samples
+        assert (sample.shares, sample.unpromised) == ({GPU: {"half": 50}}, {GPU: 15})
 
     run_virtual(main)
 
 
-@pytest.mark.usefixtures("cores")
-def test_one_that_cannot_be_resized_is_tried_again_after_the_pause(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_sample_is_taken_while_a_partition_is_being_resized() -> None:
     async def main(loop: VirtualLoop) -> None:
         machine = Machine()
-        machine.broken = True
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(12, busy=1.0)
-        running.cancel()
-        times = [at_s for at_s, *_ in machine.resized]
-        assert len(times) == 3
-        assert all(later - earlier >= 4 for earlier, later in pairwise(times))
-
-    run_virtual(main)
-    assert "a partition could not be resized" in caplog.text
-
-
-@pytest.mark.usefixtures("cores")
-def test_what_is_resized_by_hand_stays_so_for_the_pause_and_three_looks() -> None:
-    async def main(loop: VirtualLoop) -> None:
-        machine = Machine()
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(20, busy=0.1)
-        resized(machine.inventory, CpuPartition("b", (1, 2)))
-        await machine.work(10, busy=0.1)
-        running.cancel()
-        ((changed_s, *change),) = machine.resized
-        assert change == ["b", [1]]
-        assert 24 <= changed_s <= 25.1
-
-    run_virtual(main)
-
-
-@pytest.mark.usefixtures("cores")
-def test_nothing_is_decided_while_a_partition_is_being_resized_by_hand() -> None:
-    async def main(loop: VirtualLoop) -> None:
-        machine = Machine()
-        running = asyncio.create_task(machine.auto.run())
         machine.under_way = True
-        await machine.work(10, busy=1.0)
-        assert machine.resized == []
-        machine.under_way = False
-        await machine.work(4, busy=1.0)
-        running.cancel()
-        assert [name for _, name, _ in machine.resized] == ["a"]
+        await machine.run(2.5)
+        assert machine.samples == []
 
     run_virtual(main)
 
 
-MOVE = CoreStep((LoadChange("b", (1,)), LoadChange("a", (0, 2))), 0)
-ASK = Ask(
-    MOVE,
-    Reason.OBJECTIVE,
-    Judgement(("m:1", "n:1"), 1.2, 4 / 3, 0.034 / 3600),
-    Judgement((), 0.61234, 1.0, 0.05 / 3600),
-)
-
-
-@pytest.mark.usefixtures("cores")
-def test_where_the_plan_knows_other_sizes_it_is_asked_instead_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_latencies_at_other_sizes_are_reported_when_they_have_changed() -> None:
     async def main(loop: VirtualLoop) -> None:
-        plan = Plan(None, None, ASK)
-        machine = Machine(plan=plan)
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(10, busy=0.95)
-        running.cancel()
-        assert plan.spare[0] == (2,)
-        assert machine.resized == [(3.0, "b", [1]), (3.0, "a", [0, 2])]
-        assert machine.asked == [ResizeCause("plan", "objective")] * 2
+        machine = Machine()
+        running = asyncio.create_task(machine.run(3.5))
+        await asyncio.sleep(1.5)
+        machine.known = {}
+        await running
+        sizes = {name: tuple(PartitionConfig(name, f"cpu{size}") for size in (1, 2, 3)) for name in "ab"}
+        assert machine.sizes == [SizesKnown(TABLES, sizes), SizesKnown({}, {})]
+        assert machine.asked == [3] * 4
+
+    run_virtual(main)
+
+
+def test_where_load_decides_the_latencies_at_other_sizes_are_not_read() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        machine = Machine(by=ResizeTrigger.LOAD)
+        await machine.run(2.5)
+        assert machine.asked == []
+        assert len(machine.samples) == 3
+
+    run_virtual(main)
+
+
+def order(partition: str) -> ResizePartition:
+    figures: dict[str, float | tuple[str, ...]] = {"missed": ("m:1",), "busiest": 1.2}
+    return ResizePartition(partition, (0, 2), (0,), ResizeTrigger.PLAN, "objective", figures)
+
+
+def test_orders_are_carried_out_in_turn_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        machine = Machine()
+        for name in "ab":
+            machine.auto.order(order(name))
+        await machine.run(0.5)
+        assert machine.orders == [order("a"), order("b")]
+        assert not any(isinstance(event, ResizeFailed) for _, event in machine.events)
 
     caplog.set_level(logging.INFO)
     run_virtual(main)
     reported = [record.__dict__["fields"] for record in caplog.records if record.message == "partition to be resized"]
-    figures = {
-        "by": "plan",
-        "reason": "objective",
-        "missed": ["m:1", "n:1"],
-        "busiest": 1.2,
-        "cost_per_hour": 0.034,
-        "missed_after": [],
-        "busiest_after": 0.612,
-        "cost_per_hour_after": 0.05,
-    }
-    assert reported == [{"partition": "b", "cores": [1], **figures}, {"partition": "a", "cores": [0, 2], **figures}]
+    figures = {"by": "plan", "reason": "objective", "missed": ("m:1",), "busiest": 1.2}
+    assert reported == [{"partition": name, "cores": [0, 2], **figures} for name in "ab"]
 
 
-@pytest.mark.usefixtures("cores")
-def test_where_the_plan_knows_no_other_sizes_it_goes_by_load() -> None:
+@pytest.mark.parametrize("error", [PartitionError("the new worker was killed"), RuntimeError("out of order")])
+def test_an_order_that_fails_is_reported_and_the_next_one_is_carried_out(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main(loop: VirtualLoop) -> None:
-        machine = Machine(plan=Plan(ASK, knows=False))
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(5, busy=0.95)
-        running.cancel()
-        assert machine.asked == [ResizeCause("load", "busy")]
+        machine = Machine()
+        machine.broken = error
+        for name in "ab":
+            machine.auto.order(order(name))
+        await machine.run(0.5)
+        failed = [event for _, event in machine.events if isinstance(event, ResizeFailed)]
+        assert failed == [ResizeFailed(name, str(error)) for name in "ab"]
 
     run_virtual(main)
-
-
-@pytest.mark.usefixtures("cores")
-def test_what_was_resized_by_hand_while_the_plan_was_asked_is_not_undone() -> None:
-    async def main(loop: VirtualLoop) -> None:
-        def by_hand() -> None:
-            resized(machine.inventory, CpuPartition("b", (1, 2)))
-
-        plan = Plan(ASK, meanwhile=by_hand)
-        machine = Machine(plan=plan)
-        running = asyncio.create_task(machine.auto.run())
-        await machine.work(5, busy=0.5)
-        running.cancel()
-        assert machine.resized == []
-        assert plan.changed_s == [2.0]
-
-    run_virtual(main)
+    assert caplog.text.count("a partition could not be resized") == 2
 
 
 def test_resizes_are_counted_by_origin() -> None:
@@ -240,3 +192,39 @@ def test_resizes_are_counted_by_origin() -> None:
         ({"partition": "a", "by": "plan", "reason": "cost"}, 2),
         ({"partition": "a", "by": "client", "reason": "request"}, 1),
     ]
+
+
+def profiled(directory: Path, *kinds: str) -> ModelEntry:
+    entry = entry_of_file(save_mlp(directory / "mlp.onnx", [4, 3]), 1)
+    cells = (Cell(1, 1000, 1100, 1200, 100),)
+    stored = (
+        ProfileEntry(
+            fingerprint=hardware_id(),
+            kind=kind,
+            source=FigureSource.MEASURED,
+            sha256=model_hash(entry.path),
+            cells=cells,
+        )
+        for kind in kinds
+    )
+    write_profile(entry.path.with_name("mlp.profile.json"), ModelProfile(entries=tuple(stored)))
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("kinds", "known"),
+    [
+        ((), set()),
+        (("cpu1",), set()),
+        (("cpu1", "cpu2", "cpu7", "mps-50"), {"cpu1", "cpu2"}),
+        (("cpu2/x3", "cpu3/x3"), set()),
+    ],
+)
+def test_sizes_are_known_where_profiles_have_two_that_there_could_be(
+    kinds: tuple[str, ...], known: set[str], tmp_path: Path
+) -> None:
+    sizes = KnownSizes(DependencyGraph({"mlp": Deployed((profiled(tmp_path, *kinds),), ())}))
+    tables = asyncio.run(sizes.tables([CpuPartition("a", (0,))], 4))
+    assert tables.keys() == known
+    assert all(by_key == {"mlp:1": LatencyTable(((1, 1000),))} for by_key in tables.values())
+    assert asyncio.run(sizes.tables([CpuPartition("a", (0,))], 4)) is tables

@@ -9,6 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.decisions import ResizePartition
 from sluice.gateway.cli.main import main
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.deployment.dependencies import DependencyGraph
@@ -16,11 +17,12 @@ from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.partitions.inventory import Inventory
-from sluice.gateway.resizing.resizing import CLIENT_REQUEST, Resizing
+from sluice.gateway.resizing.resizing import CLIENT_REQUEST, ResizeCause, Resizing
 from sluice.models.errors import NotFoundError, PartitionError, RequestError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.nvidia import free_memory
+from sluice.mps.partitions.balance import ResizeTrigger
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition, ShareMode
 from tests.support.gateway.inventory import resized
 from tests.unit.gateway.cli.test_model import answering
@@ -124,6 +126,29 @@ def test_a_hand_over_takes_no_memory_that_is_not_free(
 ) -> None:
     with pytest.raises(RequestError, match=f"the new worker needs {numbers}"):
         Machine(monkeypatch, free_mb=40).ask(*asked)
+
+
+def ordered(held: tuple[int, ...] | int, before: tuple[int, ...] | int) -> ResizePartition:
+    name = "quarter" if isinstance(held, int) else "cpu0"
+    return ResizePartition(name, held, before, ResizeTrigger.LOAD, "busy", {})
+
+
+def test_an_order_of_the_scheduler_is_carried_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    asyncio.run(machine.resizing.carry_out(ordered((0, 1), (0,))))
+    asyncio.run(machine.resizing.carry_out(ordered(35, 25)))
+    assert [config.kind for _, config in machine.orders] == ["cpu2", "mps-35"]
+    assert machine.resizing.done == {(name, ResizeCause("load", "busy")): 1 for name in ("cpu0", "quarter")}
+
+
+def test_an_order_for_a_partition_that_was_resized_meanwhile_is_not_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(monkeypatch)
+    for order in (ordered((0, 1), (0, 1, 3)), ordered(35, 30)):
+        with pytest.raises(PartitionError, match="was resized meanwhile"):
+            asyncio.run(machine.resizing.carry_out(order))
+    assert machine.orders == []
 
 
 def test_a_new_worker_that_cannot_take_over_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

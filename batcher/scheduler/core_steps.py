@@ -1,55 +1,10 @@
 """Steps that give, take or move one core because the plan asks for it, and when a step is carried out."""
 
-import enum
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
+from sluice.batcher.interface.resize_data import Ask, Cores, CoreStep, Reason
 from sluice.mps.partitions.balance import SAMPLES_IN_A_ROW, BalanceSettings, LoadChange
-
-Cores = tuple[int, ...]
-
-
-class CoreStep(NamedTuple):
-    """One core given, taken or moved: the new cores of partitions, in the order in which they are to be changed.
-
-    `cores` is the change of the total. A step that is not `free` takes a core from a partition that has no more than
-    its own.
-    """
-
-    changes: tuple[LoadChange[Cores], ...]
-    cores: int
-    free: bool = True
-
-
-class Judgement(NamedTuple):
-    """The planner's judgement of a split of the cores.
-
-    `missed` are the pipelines that cannot meet their objectives, or whose rate is too high. `busiest` is the share of
-    time that all models take at best of the busiest partitions, `overload` the factor by which it is too high (at least
-    1). `cost` is the cost of a second.
-    """
-
-    missed: tuple[str, ...]
-    busiest: float
-    overload: float
-    cost: float
-
-
-class Reason(enum.StrEnum):
-    """The reason for a step: an objective that is missed now, or the cost."""
-
-    OBJECTIVE = "objective"
-    COST = "cost"
-
-
-class Ask(NamedTuple):
-    """The plan asks for a step, which takes the judgement from `before` to `after`."""
-
-    step: CoreStep
-    reason: Reason
-    before: Judgement
-    after: Judgement
 
 
 def steps(held: Mapping[str, Cores], own: Mapping[str, Cores], spare: Cores) -> Iterator[CoreStep]:

@@ -1,6 +1,7 @@
 """Which steps there are from one split of the cores to another, and when the one that the plan asks for is done."""
 
-from sluice.batcher.planner.core_steps import Ask, CoreStep, Judgement, Reason, StepChoice, steps
+from sluice.batcher.interface.resize_data import Ask, CoreStep, Judgement, Reason
+from sluice.batcher.scheduler.core_steps import StepChoice, steps
 from sluice.mps.partitions.balance import BalanceSettings, LoadChange
 
 FIRST, SECOND = CoreStep((LoadChange("a", (0, 2)),), 1), CoreStep((LoadChange("b", (1, 2)),), 1)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from sluice.batcher.interface.config import PartitionConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel
 
 STAY = 0.8
 """Factor on the cost where a model is held already: models move to save a fifth, not with every change of traffic."""
@@ -65,6 +65,75 @@ def place_models(
     _replicate_as_asked(placed, rooms)
     _replicate(placed, rooms)
     return ResidencyPlan({room.name: tuple(sorted(room.models)) for room in rooms}, unplaced)
+
+
+class NewPlacement(NamedTuple):
+    """The new models that each partition is to hold, and the copies of other models that are to go first.
+
+    `unplaced` are the new models without room, sorted, and `free_bytes` is the most memory that any partition with a
+    bound has free now.
+    """
+
+    residency: dict[str, tuple[str, ...]]
+    spare: dict[str, tuple[str, ...]]
+    unplaced: tuple[str, ...]
+    free_bytes: int
+
+    def hosts(self, key: str) -> tuple[str, ...]:
+        """The partitions that are to hold a new model."""
+        return tuple(name for name, keys in self.residency.items() if key in keys)
+
+
+def model_needs(models: Collection[ScheduledModel], partitions: Iterable[PartitionConfig]) -> dict[str, ModelNeed]:
+    """The memory that models need, and their expected demand, which is their priority as long as nothing is known."""
+    kinds = dict.fromkeys(partition.kind for partition in partitions)
+    least = min((model.priority for model in models), default=0)
+    ranks = {model.key: model.priority - least for model in models}
+    ranked = any(ranks.values())
+    return {
+        model.key: ModelNeed(
+            model.most_bytes,
+            dict.fromkeys(kinds, float(ranks[model.key])) if ranked else {},
+            model.replicas,
+            model.pinned,
+        )
+        for model in models
+    }
+
+
+def find_room(
+    needs: Mapping[str, ModelNeed],
+    new: Collection[str],
+    partitions: Sequence[PartitionConfig],
+    held: Mapping[str, Collection[str]],
+    serving: Mapping[str, Collection[str]],
+) -> NewPlacement:
+    """Place new models beside those that are held: no partition exceeds its memory, and no model loses its last copy.
+
+    `needs` are of all models. `held` has the models that partitions hold or are loading, `serving` those that
+    partitions which are up hold.
+    """
+    target = place_models(needs, partitions, held).residency
+    copies = {name: set(models) for name, models in serving.items()}
+    residency: dict[str, tuple[str, ...]] = {}
+    spare: dict[str, tuple[str, ...]] = {}
+    most = 0
+    for partition in partitions:
+        name = partition.name
+        free = partition.memory_bytes - sum(needs[key].memory_bytes for key in held[name] if key in needs)
+        most = max(most, free)
+        coming = [key for key in target[name] if key in new]
+        if partition.memory_bytes and coming:
+            lacking = sum(needs[key].memory_bytes for key in coming) - free
+            leaving = _spare(lacking, needs, copies[name].difference(target[name]), copies, name)
+            if leaving is None:
+                continue
+            copies[name].difference_update(leaving)
+            if leaving:
+                spare[name] = tuple(sorted(leaving))
+        if coming:
+            residency[name] = tuple(coming)
+    return NewPlacement(residency, spare, tuple(sorted(set(new).difference(*residency.values()))), most)
 
 
 class _Room:
@@ -211,3 +280,22 @@ def _ranked(key: str, need: ModelNeed, rooms: Sequence[_Room]) -> list[_Room]:
 
 def _least(need: ModelNeed) -> float:
     return min(need.load.values(), default=0.0)
+
+
+def _spare(
+    lacking: int,
+    needs: Mapping[str, ModelNeed],
+    candidates: Collection[str],
+    copies: Mapping[str, Collection[str]],
+    partition: str,
+) -> list[str] | None:
+    """The candidates to unload for the lacking bytes, the largest first; None when they are not enough."""
+    leaving: list[str] = []
+    elsewhere = {key for name, models in copies.items() if name != partition for key in models}
+    able = (key for key in needs if key in candidates and key in elsewhere)
+    for key in sorted(able, key=lambda key: (-needs[key].memory_bytes, key)):
+        if lacking <= 0:
+            break
+        leaving.append(key)
+        lacking -= needs[key].memory_bytes
+    return leaving if lacking <= 0 else None

@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.batcher.interface.config import PartitionConfig
-from sluice.batcher.planner.residency import ModelNeed, ResidencyPlan, place_models
+from sluice.batcher.residency.placement import ModelNeed, ResidencyPlan, find_room, place_models
 
 A, B = PartitionConfig("a", "cpu1", memory_bytes=100), PartitionConfig("b", "cpu1", memory_bytes=100)
 FAST = PartitionConfig("fast", "gpu", price=2.0, memory_bytes=100)
@@ -115,3 +115,36 @@ def test_a_model_moves_only_when_that_saves_a_fifth() -> None:
 def test_a_kind_of_which_nothing_is_known_comes_last() -> None:
     models = {"x:1": ModelNeed(60, {"gpu": 9.0}), "y:1": ModelNeed(60, {"gpu": 1.0})}
     assert place_models(models, [A, FAST]).residency == {"a": ("y:1",), "fast": ("x:1",)}
+
+
+def bounded(name: str, memory_bytes: int) -> PartitionConfig:
+    return PartitionConfig(name, "cpu1", memory_bytes=memory_bytes)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "held", "residency", "spare", "free_bytes"),
+    [
+        (0, {"a": "m", "b": "m"}, {"a": ("n",), "b": ("n",)}, {}, 0),  # without bounds, everywhere
+        (10, {"a": "", "b": "m"}, {"a": ("n",)}, {}, 10),
+        (10, {"a": "m", "b": "m"}, {"b": ("n",)}, {"b": ("m",)}, 4),  # a copy goes first
+        (10, {"a": "m", "b": "k"}, {}, {}, 4),  # no last copy goes
+        (12, {"a": "m", "b": "k"}, {"a": ("n",)}, {}, 6),
+    ],
+)
+def test_a_model_has_the_room_that_is_left_and_that_of_spare_copies(
+    memory_bytes: int,
+    held: dict[str, str],
+    residency: dict[str, tuple[str, ...]],
+    spare: dict[str, tuple[str, ...]],
+    free_bytes: int,
+) -> None:
+    needs = {key: ModelNeed(6) for key in {"n", *"".join(held.values())}}
+    room = find_room(needs, {"n"}, [bounded("a", memory_bytes), bounded("b", memory_bytes)], held, held)
+    assert (room.residency, room.spare, max(room.free_bytes, 0)) == (residency, spare, free_bytes)
+
+
+def test_a_copy_on_a_partition_that_is_down_or_still_loads_is_no_copy() -> None:
+    needs = {key: ModelNeed(6) for key in "mn"}
+    partitions = [bounded("a", 10), bounded("b", 10)]
+    room = find_room(needs, {"n"}, partitions, {"a": "m", "b": "m"}, {"a": "", "b": "m"})
+    assert (room.residency, room.free_bytes) == ({}, 4)
