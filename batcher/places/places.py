@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import msgspec
@@ -171,7 +171,8 @@ class Places:
         is_usual = partition.ready and partition.slowdown == 1.0 and not batch.variance
         if planned[-1] is not batch or grown > batch.full_rows or not is_usual:
             return None
-        median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(max(grown, batch.room)))
+        most = batch.room if batch.room > grown else grown
+        median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
         took_ns = batch.length_ns
         if grown > batch.room:
             took_ns = median_ns + batch.gap_ns
@@ -182,21 +183,22 @@ class Places:
                 come = (start_ns - now_ns) / gap_ns if gap_ns else 0.0
                 if self._shares.is_cheaper_alone(batch, rows, added_ns, come):
                     return None
-        planned_batches.measure_depth(batch)
-        tail_ns = int(batch.caution * batch.depth * (service_ns - median_ns))
+        depth = sqrt(len(planned))
+        tail_ns = int(batch.caution * depth * (service_ns - median_ns))
         free_ns = partition.free_at_ns
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
-        end_ns += int(partition.between_ns * len(planned))
+        if partition.between_ns:
+            end_ns += int(partition.between_ns * len(planned))
         deadline_ns = event.deadline_ns
         limit_ns = deadline_ns - partition.hand_off_ns - kept_ns
         if pipeline.drift:
             limit_ns -= int(pipeline.drift * (end_ns - now_ns))
         latest_ns = end_ns + tail_ns
-        if pipeline in self._shares.bound:
+        if self._shares.bound:
             latest_ns += self._shares.left_ns(event, pipeline, partition.group, now_ns)
         if latest_ns > limit_ns or latest_ns > batch.limit_ns:
             return None
-        planned_batches.grow(batch, rows, deadline_ns, limit_ns, took_ns, tail_ns)
+        planned_batches.grow(batch, rows, deadline_ns, limit_ns, took_ns, tail_ns, depth)
         return Offer([(batch, rows)], end_ns, 0 if end_ns - took_ns <= now_ns else end_ns - now_ns)
 
     def _search(
@@ -316,7 +318,9 @@ class Places:
         request.waits_ns = offer.waits_ns
         request.kept = request.pipeline.drift
         if places:
-            request.client = self._shares.client(request.arrival, request.pipeline)
+            pipeline = request.pipeline
+            if pipeline.clients:
+                request.client = self._shares.client(request.arrival, pipeline)
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
             self._count(request, request.rows)
 

@@ -187,9 +187,10 @@ def join(batch: PlannedBatch, rows: float, share: float, from_ns: int, limit_ns:
     _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
 
 
-def grow(batch: PlannedBatch, rows: int, from_ns: int, limit_ns: int, took_ns: int, tail_ns: int) -> None:
+def grow(batch: PlannedBatch, rows: int, from_ns: int, limit_ns: int, took_ns: int, tail_ns: int, depth: float) -> None:
     """As `join`, for rows that are all certain to run, where it is known what the batch then takes and its tail."""
     grown = batch.rows + rows
+    batch.depth = depth
     batch.rows = grown
     batch.most += rows
     batch.members += 1

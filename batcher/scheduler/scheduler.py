@@ -176,7 +176,8 @@ class Scheduler:
         identity = event.request
         request = Request(identity, pipeline, rows, event.deadline_ns, event, pipeline.stage_count)
         self.requests[identity] = request
-        self.memory.take(pipeline.number, event.memory_bytes)
+        if event.memory_bytes:
+            self.memory.take(pipeline.number, event.memory_bytes)
         pipeline.outstanding += 1
         self._places.give(request, places)
         try:
@@ -224,7 +225,7 @@ class Scheduler:
         del self.requests[identity]
         request.pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: this breaks the cycle for the garbage collector
-        if not request.running:
+        if request.arrival.memory_bytes and not request.running:
             self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
