@@ -1,4 +1,7 @@
-"""Messages and descriptors over a Unix SEQPACKET socket: one msgpack message a packet, in order, never truncated."""
+"""Messages and descriptors over a Unix SEQPACKET socket: msgpack messages, in order, never truncated.
+
+A message is one packet. One that is longer than a packet may be is sent in parts, as that of a worker's many models.
+"""
 
 import array
 import os
@@ -12,6 +15,8 @@ from sluice.models.errors import PartitionError
 
 PACKET_BYTES = 1 << 20
 """Longest packet; a kernel with smaller socket buffers (net.core.wmem_max) sets a lower limit."""
+MESSAGE_BYTES = 16 << 20
+"""Longest message."""
 DRAIN_LIMIT = 64
 FDS_LIMIT = 4
 
@@ -21,6 +26,8 @@ _CONTROL_BYTES = socket.CMSG_SPACE(FDS_LIMIT * 4)
 # Plain numbers: combining the enum's members costs microseconds a message.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _DONT_WAIT = int(socket.MSG_DONTWAIT)
+_PART = b"\xc1"
+"""The first byte of a part, with which no msgpack message begins; the second one is 1 if others follow."""
 _CUT_SHORT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 Incoming = TypeVar("Incoming")
@@ -38,6 +45,7 @@ class Channel(Generic[Incoming]):
         self._decode = msgspec.msgpack.Decoder(incoming).decode
         self._buffer = bytearray(PACKET_BYTES)
         self._view = memoryview(self._buffer)
+        self._parts = bytearray()
 
     @property
     def closed(self) -> bool:
@@ -52,23 +60,31 @@ class Channel(Generic[Incoming]):
         """Close the socket; the other end reads the messages that were sent, then the end."""
         self._socket.close()
 
-    def encode(self, message: Any) -> bytes:
-        """Return the packet of a message; raises PartitionError when it is too long for one."""
-        packet = self._encode(message)
-        if len(packet) > self._limit:
-            raise PartitionError(
-                f"channel: a message of {len(packet)} bytes is over the limit of {self._limit} bytes a packet"
-            )
-        return packet
+    def packets(self, message: Any) -> Sequence[bytes]:
+        """Return the packets of a message, to be sent in turn; raises PartitionError when it is too long."""
+        encoded = self._encode(message)
+        if len(encoded) <= self._limit:
+            return (encoded,)
+        if len(encoded) > MESSAGE_BYTES:
+            raise PartitionError(f"channel: a message of {len(encoded)} bytes is over the limit of {MESSAGE_BYTES}")
+        room = self._limit - len(_PART) - 1
+        return [
+            b"%b%c%b" % (_PART, begin + room < len(encoded), encoded[begin : begin + room])
+            for begin in range(0, len(encoded), room)
+        ]
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         """Send a message, waiting for room if necessary; raises ConnectionError when the other end is gone."""
-        self._transmit(self.encode(message), fds, 0)
+        *before, last = self.packets(message)
+        for packet in before:
+            self._transmit(packet, (), 0)
+        self._transmit(last, fds, 0)
 
     def try_send(self, packet: bytes, fds: Sequence[int] = ()) -> bool:
-        """Send an encoded packet if there is room for it now, and return whether it was sent; raises as `send`.
+        """Send a packet if there is room for it now, and return whether it was sent; raises as `send`.
 
-        Any other OSError means that the kernel has run out of something, such as descriptors in transit.
+        Descriptors go with the last packet of a message. Any other OSError means that the kernel has run out of
+        something, such as descriptors in transit.
         """
         try:
             self._transmit(packet, fds, _DONT_WAIT)
@@ -83,7 +99,9 @@ class Channel(Generic[Incoming]):
         and PartitionError for a malformed packet; the packets after it can still be read.
         """
         flags = _RECEIVE_FLAGS if wait else _RECEIVE_FLAGS | _DONT_WAIT
-        for count in range(DRAIN_LIMIT):
+        packets = messages = 0
+        while packets < DRAIN_LIMIT or (wait and not messages):
+            packets += 1
             try:
                 nbytes, control, status, _ = self._socket.recvmsg_into([self._buffer], _CONTROL_BYTES, flags)
             except BlockingIOError:
@@ -91,19 +109,35 @@ class Channel(Generic[Incoming]):
             except ConnectionError:
                 nbytes, control, status = 0, [], 0
             if not nbytes:
-                if count:
+                if messages:
                     return
                 raise EOFError("the other end of the channel is closed")
             fds = _descriptors(control) if control else ()
             if status & _CUT_SHORT:
                 _close_all(fds)
                 raise PartitionError("channel: a packet or its descriptors were cut short")
-            yield self._message(nbytes, fds), fds
+            encoded: memoryview | bytearray = self._view[:nbytes]
+            if self._buffer[0] == _PART[0]:
+                if self._takes_part(self._view[:nbytes], fds):
+                    continue
+                encoded, self._parts = self._parts, bytearray()
+            yield self._message(encoded, fds), fds
+            messages += 1
             flags = _RECEIVE_FLAGS | _DONT_WAIT
 
-    def _message(self, nbytes: int, fds: Sequence[int]) -> Incoming:
+    def _takes_part(self, packet: memoryview, fds: Sequence[int]) -> bool:
+        """Keep a part of a message; returns whether others follow."""
+        follows = bytes(packet[1:2])
+        self._parts += packet[2:]
+        if not follows or len(self._parts) > MESSAGE_BYTES or (any(follows) and fds):
+            _close_all(fds)
+            self._parts.clear()
+            raise PartitionError("channel: a part of a message is too short, too long, or has descriptors too soon")
+        return any(follows)
+
+    def _message(self, encoded: memoryview | bytearray, fds: Sequence[int]) -> Incoming:
         try:
-            message: Incoming = self._decode(self._view[:nbytes])
+            message: Incoming = self._decode(encoded)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             _close_all(fds)
             raise PartitionError(f"channel: a packet is no message: {error}") from error

@@ -14,7 +14,7 @@ from sluice.mps.partitions.partition import Partition
 from sluice.mps.supervisor.child import Launch, launch_worker
 
 OUTGOING_LIMIT = 1024
-"""Messages queued for a worker that does not read. A worker with more is hung and is killed."""
+"""Packets queued for a worker that does not read. A worker with more is hung and is killed."""
 
 
 class WorkerProcess:
@@ -54,7 +54,12 @@ class WorkerProcess:
         """
         if self._channel.closed:
             return
-        packet = self._channel.encode(message)
+        *before, last = self._channel.packets(message)
+        for packet in before:
+            self._send_packet(packet, ())
+        self._send_packet(last, fds)
+
+    def _send_packet(self, packet: bytes, fds: Sequence[int]) -> None:
         if not self._outgoing and self._sent(packet, fds):
             return
         if len(self._outgoing) >= OUTGOING_LIMIT:

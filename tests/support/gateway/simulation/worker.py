@@ -172,10 +172,11 @@ class SimulatedWorker:
                 await self._change()
 
     async def _first_message(self) -> StartWorker:
-        await self._wait_until_readable()
-        message, _ = next(self._channel.receive())
-        assert isinstance(message, StartWorker)
-        return message
+        while True:
+            await self._wait_until_readable()
+            for message, _ in self._channel.receive():  # none while parts of it are missing
+                assert isinstance(message, StartWorker)
+                return message
 
     async def _handle(self, message: ToWorker, fds: Sequence[int]) -> None:
         assert self.tensors is not None
@@ -334,9 +335,10 @@ class SimulatedWorker:
         await self._running.wait()
 
     async def _send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        packet = self._channel.encode(message)
-        while not self._channel.try_send(packet, fds):
-            await self._spend(RETRY_S)
+        packets = self._channel.packets(message)
+        for packet in packets:
+            while not self._channel.try_send(packet, fds if packet is packets[-1] else ()):
+                await self._spend(RETRY_S)
 
 
 _LIES = (

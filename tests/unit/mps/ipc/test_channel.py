@@ -1,5 +1,6 @@
 import os
 import socket
+import threading
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_an_end_closed_with_unread_messages_is_an_end_as_well(ends: Pair) -> Non
 
 def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) -> None:
     gateway, worker = ends
-    packet = gateway.encode(RunBatch(1, "m" * 50_000, ()))
+    (packet,) = gateway.packets(RunBatch(1, "m" * 50_000, ()))
     sent = 0
     while gateway.try_send(packet):
         sent += 1
@@ -95,7 +96,7 @@ def test_a_full_socket_is_reported_and_can_be_used_when_it_was_read(ends: Pair) 
 
 def test_a_full_socket_is_reported_as_well_when_a_descriptor_goes_along(ends: Pair) -> None:
     gateway, worker = ends
-    packet = gateway.encode(RunBatch(1, "m" * 50_000, ()))
+    (packet,) = gateway.packets(RunBatch(1, "m" * 50_000, ()))
     while gateway.try_send(packet):
         pass
     assert not gateway.try_send(packet, [0])
@@ -140,18 +141,53 @@ def test_bytes_that_are_no_message_are_refused_and_their_descriptors_closed(pack
     gateway.close()
 
 
-def test_the_longest_message_fits(ends: Pair) -> None:
+def test_a_message_that_is_longer_than_a_packet_arrives_whole_with_its_descriptor(ends: Pair) -> None:
     gateway, worker = ends
-    with pytest.raises(PartitionError, match="a message of 2000018 bytes is over the limit of") as refusal:
-        gateway.encode(RunBatch(1, "m" * 2_000_000, ()))
-    limit = int(str(refusal.value).split()[-4])
-    assert limit <= PACKET_BYTES
-    longest = RunBatch(1, "m" * (limit - 18), ())
-    gateway.send(longest)
-    assert list(worker.receive()) == [(longest, ())]
-    with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit} bytes"):
-        gateway.encode(RunBatch(1, "m" * (limit - 17), ()))
+    fd = os.memfd_create("test-parts")
+    long = RunBatch(1, "m" * (2 * PACKET_BYTES), ())
+    sender = threading.Thread(target=gateway.send, args=(long, [fd]))
+    sender.start()
+    ((message, (received,)),) = worker.receive(wait=True)
+    sender.join()
+    assert message == long
+    os.close(received)
+    os.close(fd)
+    gateway.send(WithdrawBatch(2))
+    assert list(worker.receive()) == [(WithdrawBatch(2), ())]
     _close(ends)
+
+
+def test_the_parts_of_a_message_are_awaited(ends: Pair) -> None:
+    gateway, worker = ends
+    long = RunBatch(1, "m" * PACKET_BYTES, ())
+    first, *others = gateway.packets(long)
+    assert gateway.try_send(first)
+    assert list(worker.receive()) == []
+    assert [list(worker.receive()) for packet in others if gateway.try_send(packet)][-1] == [(long, ())]
+    _close(ends)
+
+
+def test_the_longest_message_fits(ends: Pair) -> None:
+    gateway, _ = ends
+    limit = 16 * 1024 * 1024
+    assert len(gateway.packets(RunBatch(1, "m" * (limit - 20), ()))) >= 17
+    with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit}"):
+        gateway.packets(RunBatch(1, "m" * (limit - 17), ()))
+    _close(ends)
+
+
+@pytest.mark.parametrize("packet", [b"\xc1", b"\xc1\x01m"])
+def test_a_part_that_cannot_be_one_is_refused_and_its_descriptor_closed(packet: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gateway: Channel[FromWorker] = Channel(ours, FromWorker)
+    fd = os.memfd_create("test-no-part")
+    socket.send_fds(theirs, [packet], [fd])
+    with pytest.raises(PartitionError, match="channel: a part of a message is too short, too long, or has descriptors"):
+        next(gateway.receive())
+    assert len(memory_files(os.getpid(), "test-no-part")) == 1
+    os.close(fd)
+    theirs.close()
+    gateway.close()
 
 
 def _close(ends: Pair) -> None:
