@@ -4,10 +4,11 @@ A full batch is the largest of a model. The objective of a row is given in full 
 stage that a request runs, on the faster kind of partition. The offered rate is given as a multiple of the peak,
 which is the rate in full batches on all partitions. The time of a batch counts with its hand-off.
 
-The bound. A partition serves batch after batch of b rows, each in the time t(b), and can do so for as long as the rows
-of a batch come soon enough: they come within b/λ at the rate λ that its partition is offered, and the first of them is
-to be answered within the objective. So the bound is the highest rate b/t(b) with t(b) + b/λ <= objective, or what is
-offered where that is less. A batch of one row waits for no other.
+The fluid bound. A partition serves batch after batch of b rows, each in the time t(b), and can do so for as long as the
+rows of a batch come soon enough: they come within b/λ at the rate λ that its partition is offered, and the first of
+them is to be answered within the objective. So the bound is the highest rate b/t(b) with t(b) + b/λ <= objective, or
+what is offered where that is less. A batch of one row waits for no other. All batches have the same rows, so where
+arrivals come by chance a plan of batches that differ may do a little better.
 
 - With noise, the condition has the time that 99 of 100 batches stay below (2.33 standard deviations of the sum over the
   stages), the rate the mean.
@@ -18,18 +19,32 @@ offered where that is less. A batch of one row waits for no other.
   batches of 100 are: the condition has the number and the times that 97 of 100 stay below.
 - Two models on one partition take turns, each with half of what is offered.
 - Partitions of two kinds are offered parts by their peaks, and their rates are added.
+
+The clairvoyant. Near the peak, arrivals by chance leave time unused that no scheduler can get back. So a row of one
+partition, offered at most 1.1 times its peak, also has the most requests of those measured that a plan with knowledge
+of all arrivals answers in time (`benchmarks.support.clairvoyant`). The bound of the row is the lower of the two.
+
+- A batch takes the mean time, and has to start as early as the condition of the fluid bound says. The stages of a
+  pipeline are taken as one model. In a cascade this is done only where the best batches share no later stage. The plan
+  does not know who escalates, so there it is a reference and no strict bound. With noise it is one too.
+- The partition is free when the measuring starts, and may still be busy when it ends. That is worth up to one
+  objective, so with long objectives the clairvoyant is above the fluid bound and says nothing. It is left out there.
+
+A row has three goals: the share of the bound; of the admitted, few are late or evicted; below the peak, few are refused
+of those that the clairvoyant, or else the fluid bound, would answer in time.
 """
 
 import argparse
 import itertools
 import math
 import random
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 import msgspec
 
+from benchmarks.support.clairvoyant import most_in_time
 from sluice.batcher.drivers.simulator import Host, Simulator
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, DispatchBatch, Settlement
@@ -51,8 +66,12 @@ REQUESTS = 8_000
 OBJECTIVES = (1.4, 2.2, 5.5, 20.0)
 FACTORS = (0.8, 1.1, 2.0, 10.0)
 NOISES = (0.0, 0.1)
-GOOD, TARDY = 0.95, 0.01
-"""The goals: the least share of the bound, and the largest share of the admitted that is late or evicted."""
+GOOD, TARDY, REFUSED = 0.95, 0.01, 0.01
+"""The goals: the least share of the bound, and the largest shares of the admitted that is late or evicted, and of the
+offered that is refused below the peak without need.
+"""
+FORESEEN_FACTOR, FORESEEN_OBJECTIVE = 1.1, 10.0
+"""The largest factor on the peak, and the longest objective in full batches, of the rows with a clairvoyant."""
 
 
 def batch_ms(rows: float) -> float:
@@ -82,6 +101,18 @@ class Stage(msgspec.Struct, frozen=True):
     def table(self, slowdown: float) -> LatencyTable:
         """A cell for each batch size, so that nothing is rounded up to a larger batch."""
         return LatencyTable.from_ms({rows: batch_ms(rows) * self.scale * slowdown for rows in range(1, FULL + 1)})
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Seconds of a batch: of its first stage, of the later ones by the mean, with a row in each of them, and on top.
+
+    `strays_s` is what noise and the number of rows that escalate may add.
+    """
+
+    first_s: float
+    later_s: float
+    whole_s: float
+    strays_s: float
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -128,32 +159,45 @@ class Case(msgspec.Struct, frozen=True):
         """The standard deviations from the mean that leave out the share of batches that may be late."""
         return NormalDist().inv_cdf(1 - TARDY / min(stage.share for stage in self.stages))
 
-    def bound(self, offered: float, objective_s: float, noise: float) -> float:
-        """The most requests a second that can be answered in time, as the module says."""
+    def fluid(self, offered: float, objective_s: float, noise: float) -> float:
+        """The fluid bound: the most requests a second that can be answered in time, as the module says."""
         return min(offered, sum(self.best(kind, offered, objective_s, noise)[0] for kind in self.kinds))
 
     def best(self, kind: str, offered: float, objective_s: float, noise: float) -> tuple[float, int, int]:
         """The best rate of a partition, with the rows of a batch and how many of them share the later stages."""
-        slowdown = KINDS[kind]
-        offered *= FULL / self.full_s(slowdown) / self.peak / self.pipelines
-        first, *later = self.stages
-        widest = max((stage.share for stage in later), default=FULL)
+        offered *= FULL / self.full_s(KINDS[kind]) / self.peak / self.pipelines
+        widest = max((stage.share for stage in self.stages[1:]), default=FULL)
         best = 0.0, 0, 0
         for rows in range(1, FULL + 1):
             for batches in range(1, max(int(FULL / (widest * rows)), 1) + 1):
-                first_s = first.seconds(rows, slowdown)
-                later_s = [stage.seconds(stage.share * rows * batches, slowdown) for stage in later]
-                whole_s = [stage.seconds(max(stage.share * rows * batches, 1), slowdown) for stage in later]
-                strays_s = [self.deviations * noise * each_s for each_s in (*[first_s] * batches, *whole_s)]
-                strays_s += [
-                    stage.seconds(stage.most(rows * batches, self.deviations), slowdown) - each_s
-                    for stage, each_s in zip(later, whole_s, strict=True)
-                ]
+                times = self.times(kind, rows, batches, noise)
                 gather_s = rows / offered if rows > 1 else 0.0
-                wait_s = max(gather_s + batches * first_s, batches * gather_s + first_s)
-                if wait_s + sum(whole_s) + math.hypot(*strays_s) <= objective_s:
-                    best = max(best, (rows * batches / (batches * first_s + sum(later_s)), rows, batches))
+                wait_s = max(gather_s + batches * times.first_s, batches * gather_s + times.first_s)
+                if wait_s + times.whole_s + times.strays_s <= objective_s:
+                    best = max(best, (rows * batches / (batches * times.first_s + times.later_s), rows, batches))
         return best
+
+    def times(self, kind: str, rows: int, batches: int, noise: float) -> Times:
+        """The times of that many first batches, which share the later stages."""
+        slowdown = KINDS[kind]
+        first, *later = self.stages
+        first_s = first.seconds(rows, slowdown)
+        later_s = [stage.seconds(stage.share * rows * batches, slowdown) for stage in later]
+        whole_s = [stage.seconds(max(stage.share * rows * batches, 1), slowdown) for stage in later]
+        strays_s = [self.deviations * noise * each_s for each_s in (*[first_s] * batches, *whole_s)]
+        strays_s += [
+            stage.seconds(stage.most(rows * batches, self.deviations), slowdown) - each_s
+            for stage, each_s in zip(later, whole_s, strict=True)
+        ]
+        return Times(first_s, sum(later_s), sum(whole_s), math.hypot(*strays_s))
+
+    def foreseen(self, queues: Sequence[Sequence[int]], objective_ns: int, noise: float) -> int:
+        """The most requests in time on the first partition, if the arrivals of each pipeline, in ns, are known."""
+        times = [self.times(self.kinds[0], rows, 1, noise) for rows in range(1, FULL + 1)]
+        mean_s = [each.first_s + each.later_s for each in times]
+        most_s = [each.first_s + each.whole_s + each.strays_s for each in times]
+        mean_ns, most_ns = (tuple(round(each_s * NS_PER_S) for each_s in all_s) for all_s in (mean_s, most_s))
+        return most_in_time(tuple(map(tuple, queues)), mean_ns, most_ns, objective_ns)
 
 
 CASES = {
@@ -180,17 +224,24 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Requests a second, the share of the admitted that were answered late or evicted, and the mean batch.
+    """Requests a second: offered, answered in time, and late or evicted; and the mean batch.
 
-    `best` has the rows of the bound's batches, by kind of partition: with "x3", three share one of what escalates.
+    `fluid` and `clairvoyant` are bounds of what is answered in time. `best` has the rows of the fluid bound's batches,
+    by kind of partition: with "x3", three share one of what escalates.
     """
 
     offered: float
     good: float
-    bound: float
-    tardy: float
+    late: float
+    fluid: float
+    clairvoyant: float | None
     batch: float
     best: str
+
+    @property
+    def bound(self) -> float:
+        """The lower bound of the two, in requests a second."""
+        return self.fluid if self.clairvoyant is None else min(self.fluid, self.clairvoyant)
 
     @property
     def share(self) -> float:
@@ -198,14 +249,25 @@ class Measured(msgspec.Struct, frozen=True):
         return self.good / self.bound
 
     @property
-    def refused(self) -> float:
-        """The part of the bound that was not answered in time, below the peak what was refused for no reason."""
-        return max(1 - self.share, 0.0)
+    def tardy(self) -> float:
+        """The part of the admitted that was answered late or evicted."""
+        return self.late / max(self.good + self.late, 1)
 
     @property
-    def missed(self) -> bool:
-        """True unless both goals are met."""
-        return self.share < GOOD or self.tardy > TARDY
+    def refused(self) -> float:
+        """The part of the offered that was refused, less what the clairvoyant, or else the fluid bound, refuses."""
+        answered = self.fluid if self.clairvoyant is None else self.clairvoyant
+        return max(answered - self.good - self.late, 0) / self.offered
+
+
+def missed(row: Row, measured: Measured) -> list[str]:
+    """The goals that a row misses."""
+    goals = {
+        "goodput": measured.share >= GOOD,
+        "late": measured.tardy <= TARDY,
+        "refused": row.factor >= 1 or measured.refused <= REFUSED,
+    }
+    return [name for name, is_met in goals.items() if not is_met]
 
 
 class Machine:
@@ -263,12 +325,15 @@ def measure(row: Row, seed: int = 1, requests: int = REQUESTS) -> Measured:
     }
     generator = random.Random(seed)
     came: list[int] = []
+    queues: dict[str, list[int]] = defaultdict(list)
     outcomes: Counter[Outcome] = Counter()
     sizes: Counter[int] = Counter()
 
     def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if isinstance(event, RequestArrived):
             came.append(now_ns)
+            if now_ns >= warm_ns:
+                queues[event.pipeline].append(now_ns)
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 if warm_ns <= now_ns < until_ns:
@@ -284,11 +349,20 @@ def measure(row: Row, seed: int = 1, requests: int = REQUESTS) -> Measured:
     good, late = outcomes[Outcome.COMPLETED], outcomes[Outcome.COMPLETED_LATE] + outcomes[Outcome.EVICTED_DEADLINE]
     offered = outcomes.total() / measured_s
     best = [case.best(kind, offered, objective_s, row.noise) for kind in dict.fromkeys(case.kinds)]
+    clairvoyant = None
+    if (
+        row.factor <= FORESEEN_FACTOR
+        and row.objective <= FORESEEN_OBJECTIVE
+        and len(case.kinds) == 1
+        and best[0][2] == 1
+    ):
+        clairvoyant = case.foreseen(list(queues.values()), objective_ns, row.noise) / measured_s
     return Measured(
         offered,
         good / measured_s,
-        case.bound(offered, objective_s, row.noise),
-        late / max(good + late, 1),
+        late / measured_s,
+        case.fluid(offered, objective_s, row.noise),
+        clairvoyant,
         sum(size * count for size, count in sizes.items()) / max(sizes.total(), 1),
         "+".join(f"{rows}x{batches}" if batches > 1 else f"{rows}" for _, rows, batches in best),
     )
@@ -301,18 +375,20 @@ def table() -> Iterator[Row]:
 
 
 HEADER = (
-    f"{'case':<12}{'objective':>10}{'offered':>8}{'late':>7}{'noise':>6}  {'offered/s':>9}{'good/s':>8}{'bound':>8}"
-    f"{'of bound':>9}{'late':>7}{'refused':>8}{'batch':>6}{'best':>7}"
+    f"{'case':<12}{'objective':>10}{'offered':>8}{'late':>7}{'noise':>6}  {'offered/s':>9}{'good/s':>8}{'fluid':>8}"
+    f"{'clairvoyant':>12}{'of bound':>9}{'late':>7}{'refused':>8}{'batch':>6}{'best':>7}"
 )
 
 
 def line(row: Row, measured: Measured) -> str:
-    """A row of the table as text; a row that misses a goal ends with a star."""
+    """A row of the table as text; after a star, it has the goals that it misses."""
+    clairvoyant = "" if measured.clairvoyant is None else f"{measured.clairvoyant:.0f}"
+    goals = ", ".join(missed(row, measured))
     return (
         f"{row.case:<12}{row.objective:>10}{row.factor:>8}{row.late:>7}{row.noise:>6}  {measured.offered:>9.0f}"
-        f"{measured.good:>8.0f}{measured.bound:>8.0f}{measured.share:>9.1%}{measured.tardy:>7.1%}"
+        f"{measured.good:>8.0f}{measured.fluid:>8.0f}{clairvoyant:>12}{measured.share:>9.1%}{measured.tardy:>7.1%}"
         f"{f'{measured.refused:.1%}' if row.factor < 1 else '':>8}{measured.batch:>6.1f}{measured.best:>7}"
-        f"{' *' * measured.missed}"
+        f"{f' * {goals}' if goals else ''}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from benchmarks.support.overload import GOOD, HOST, LIMITS, TARDY, Machine, Row, Stage, line, measure
+from benchmarks.support.overload import GOOD, HOST, LIMITS, TARDY, Machine, Measured, Row, Stage, line, measure, missed
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
@@ -137,6 +137,35 @@ def test_what_is_answered_in_time_is_near_the_bound(
     measured = measure(row, requests=16_000 if noise else 4_000)
     assert measured.share >= GOOD, line(row, measured)
     assert measured.tardy <= TARDY, line(row, measured)
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.1])
+@pytest.mark.parametrize("case", ["single", "two models"])
+@pytest.mark.parametrize("objective", [1.4, 2.2])
+def test_no_scheduler_answers_more_than_the_clairvoyant(case: str, objective: float, factor: float) -> None:
+    measured = measure(Row(case, objective, factor, Late.SERVE, 0), requests=2_000)
+    assert measured.clairvoyant is not None
+    assert measured.good <= measured.clairvoyant <= measured.offered
+
+
+@pytest.mark.parametrize(
+    ("case", "objective", "factor"), [("single", 2.2, 2), ("single", 20, 0.8), ("two kinds", 2.2, 0.8)]
+)
+def test_rows_without_a_clairvoyant_have_the_fluid_bound(case: str, objective: float, factor: float) -> None:
+    measured = measure(Row(case, objective, factor, Late.SERVE, 0), requests=200)
+    assert measured.clairvoyant is None
+    assert measured.bound == measured.fluid
+
+
+def test_a_row_names_the_goals_that_it_misses() -> None:
+    below, above = (Row("single", 2.2, factor, Late.SERVE, 0) for factor in (0.8, 1.1))
+    measured = Measured(offered=100, good=90, late=2, fluid=99, clairvoyant=97, batch=5, best="9")
+    assert missed(below, measured) == ["goodput", "late", "refused"]
+    assert missed(above, measured) == ["goodput", "late"]
+    assert line(below, measured).endswith("92.8%   2.2%    5.0%   5.0      9 * goodput, late, refused")
+    met = msgspec.structs.replace(measured, good=96, late=0)
+    assert missed(below, met) == []
+    assert line(below, met).endswith("99.0%   0.0%    1.0%   5.0      9")
 
 
 @pytest.mark.parametrize("late", Late)
