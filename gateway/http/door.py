@@ -38,6 +38,7 @@ class Door:
     ) -> None:
         self._hosts = hosts
         self._origins = frozenset(origin.lower().encode() for origin in origins)
+        self._last_host: bytes | None = None
         self._schemes = (b"https",) if tls else (b"http", b"https")
 
     def inference_lines(self, headers: list[tuple[bytes, bytes]], address: _Address) -> bytes | None:
@@ -46,23 +47,22 @@ class Door:
         `address` is the server's end of the connection.
         """
         head = dict(headers)
-        origin = head.get(b"origin")
-        if not self.knows_host(head.get(b"host"), address):
-            return None
+        host, origin = head.get(b"host"), head.get(b"origin")
+        if host != self._last_host:  # most requests name the same one
+            if not self.knows_host(host, address):
+                return None
+            self._last_host = host
         if origin is None:
             return b""
         if not self._allows(origin):
-            return b"" if self._is_own(origin, head.get(b"host")) else None
+            return b"" if self._is_own(origin, host) else None
         return b"".join(b"%s: %s\r\n" % line for line in _cors(origin))
 
     def knows_host(self, host: bytes | None, address: _Address) -> bool:
         """True if the value of the header `Host` is one of the server's names, with any port."""
         if self._hosts is None or host is None:
             return True
-        name, _, port = host.rpartition(b":")
-        if not port.isdigit():
-            name = host
-        name = name.lower()
+        name = _name(host)
         return name in self._hosts or (address is not None and name == _in_header(address[0]))
 
     def refusal(self, method: str, path: str, head: dict[bytes, bytes], address: _Address) -> tuple[int, str] | None:
@@ -86,9 +86,8 @@ class Door:
     def preflight(self, path: str, methods: list[str], head: dict[bytes, bytes]) -> list[tuple[bytes, bytes]] | None:
         """The headers that let a page of another origin ask; None if it may not."""
         origin, method = head[b"origin"], head[b"access-control-request-method"].decode("latin-1")
-        own = self._is_own(origin, head.get(b"host"))
         harmless = method in SAFE or _READS.fullmatch(path) is not None or _INFERENCE.fullmatch(path) is not None
-        if not own and not (harmless and self._allows(origin)):
+        if not self._is_own(origin, head.get(b"host")) and not (harmless and self._allows(origin)):
             return None
         return [
             *_cors(origin),
@@ -181,6 +180,12 @@ def _is_json(head: dict[bytes, bytes]) -> bool:
     """True unless the head says that the body is something else, such as a form."""
     kind = head.get(b"content-type", _JSON).partition(b";")[0].strip().lower()
     return kind in _BODIES or (kind == _FORM and b"origin" not in head and head.get(b"user-agent") == _TRITON_CLIENT)
+
+
+def _name(host: bytes) -> bytes:
+    """The name in a value of the header `Host`, without the port, in lower case."""
+    name, _, port = host.rpartition(b":")
+    return (name if port.isdigit() else host).lower()
 
 
 def _in_header(address: str) -> bytes:

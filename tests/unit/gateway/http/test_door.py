@@ -1,6 +1,7 @@
 """The door: hosts, pages of other origins, forms, preflights, HEAD and OPTIONS."""
 
 import json
+from functools import cache
 
 import pytest
 
@@ -32,6 +33,7 @@ FORMS = (
 )
 
 
+@cache
 def gateway(*origins: str) -> InstantGateway:
     return instant_gateway(
         identity("m", ("x", DataType.FP32, (1,))), door=Door(host_names("127.0.0.1", ["models.example"]), origins)
