@@ -19,9 +19,9 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
+from tests.support.certificates import certificate
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_identity
-from tests.system.test_management import certificate
 
 CODE = b"open('ran', 'w').close()\ndef infer(inputs):\n    return {'y': inputs['x']}\n"
 CONFIG = {
