@@ -15,6 +15,8 @@ CODE_BACKEND = "python"
 """The backend that runs the file of a model as code."""
 CODE_SUFFIXES = (".py", ".pyc", ".pyd", ".pyz", ".pth", ".so", ".dll", ".dylib", ".sh", ".exe")
 """The endings of names that are refused as code, whether the model would run the file or not."""
+CODE_BEGINNINGS = (b"\x7fELF", b"#!")
+"""The beginnings of programs and scripts, which are refused as well."""
 
 
 class Override:
@@ -65,8 +67,8 @@ def read_override(parameters: Mapping[str, object], *, allows_code: bool = False
     """Read the parameters of a request to load a model; None without any.
 
     Over HTTP, files are in base64. Raises RequestError for a parameter that is unknown, of a wrong type, or names a
-    file outside of the model's directory, and for files without a configuration; ForbiddenRequest for a file whose name
-    is that of code, unless `allows_code`.
+    file outside of the model's directory, and for files without a configuration; ForbiddenRequest for a file that is
+    code by its name or its beginning, unless `allows_code`.
     """
     if not parameters:
         return None
@@ -78,10 +80,10 @@ def read_override(parameters: Mapping[str, object], *, allows_code: bool = False
                 raise RequestError(f"parameter 'config' must be a configuration in JSON, got {type(value).__name__}")
             config = value
         elif name.startswith(_FILE):
-            path = _path(name)
-            if not allows_code and path.lower().endswith(CODE_SUFFIXES):
+            path, content = _path(name), _content(name, value)
+            if not allows_code and (path.lower().endswith(CODE_SUFFIXES) or content.startswith(CODE_BEGINNINGS)):
                 raise _forbidden(path)
-            files[path] = _content(name, value)
+            files[path] = content
         else:
             raise RequestError(f"parameter '{name:.80}' is unknown; expected 'config' and 'file:<version>/<name>'")
     if config is None:

@@ -121,9 +121,20 @@ def test_what_needs_a_name_with_an_override_is_read_beside_it(repository: Path) 
     override.discard()
 
 
-@pytest.mark.parametrize("path", ["1/model.py", "1/Model.PY", "1/model.py/", "lib/helper.so", "1/__pycache__/a.pyc"])
-def test_a_file_with_the_name_of_code_is_refused(path: str) -> None:
-    parameters: dict[str, object] = {"config": "{}", f"file:{path}": b""}
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("1/model.py", b""),
+        ("1/Model.PY", b""),
+        ("1/model.py/", b""),
+        ("lib/helper.so", b""),
+        ("1/__pycache__/a.pyc", b""),
+        ("1/weights", b"\x7fELF\2\1\1"),
+        ("start", b"#!/bin/sh\n"),
+    ],
+)
+def test_a_file_that_is_code_by_its_name_or_its_beginning_is_refused(path: str, content: bytes) -> None:
+    parameters: dict[str, object] = {"config": "{}", f"file:{path}": content}
     with pytest.raises(ForbiddenRequest, match=r"is code, which this server does not take.*--allow-upload"):
         read_override(parameters)
     assert read_override(parameters, allows_code=True) is not None
