@@ -49,6 +49,10 @@ class UnsupportedRequest(RequestError):
     """The request is well formed, but uses a part of the protocol that is not supported."""
 
 
+class ForbiddenRequest(RequestError):
+    """The request is well formed, but the server was not started with the option that allows it."""
+
+
 class AlreadyExists(RequestError):
     """The request would create something that exists."""
 

@@ -72,7 +72,8 @@ def request(
     data = None if body is None else json.dumps(body).encode()
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
-        message = urllib.request.Request(url.rstrip("/") + path, data, dict(headers))
+        kind = {} if data is None else {"Content-Type": "application/json"}
+        message = urllib.request.Request(url.rstrip("/") + path, data, kind | dict(headers))
         with _open_url(message, timeout=timeout_s) as response:
             answer: bytes = response.read(MAX_BODY_BYTES + 1)
     except urllib.error.HTTPError as error:

@@ -22,9 +22,13 @@ _SAME_NAME = (
     "default_slo_ms",
     "drain_timeout_s",
     "allow_client_shm",
+    "client_shm_prefix",
+    "allow_upload",
     "cache_bytes",
 )
 """Options that override the configuration key of the same name."""
+_LISTS = {"load_models": "load_model", "open_groups": "open_group", "allowed_hosts": "allowed_host"}
+"""Repeatable options by the key that they override."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +70,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="let clients pass tensors in system shared memory",
+    )
+    add("--client-shm-prefix", metavar="TEXT", help="the beginning of the names of system shared memory for clients")
+    add(
+        "--allow-upload",
+        action="store_true",
+        default=None,
+        help="let clients upload Python models, that is, run code as the user of the server",
+    )
+    add(
+        "--open-group",
+        action="append",
+        metavar="GROUP",
+        help="leave a management group open although host is not the loopback (repeatable)",
+    )
+    add(
+        "--allowed-host", action="append", metavar="NAME", help="a further name of this server in requests (repeatable)"
+    )
+    add(
+        "--cors-origin",
+        action="append",
+        metavar="ORIGIN",
+        help="an origin whose pages may ask for inference (repeatable)",
     )
     add("--journal", type=Path, metavar="FILE", help="record every event and decision in a new file")
     add("--ready-file", type=Path, metavar="FILE", help="write the ports and process id here, as JSON, when ready")
@@ -176,8 +202,11 @@ def _config(options: argparse.Namespace) -> "ServerConfig":
 
     config = ServerConfig() if options.config is None else read_config(options.config)
     settings: dict[str, Any] = msgspec.to_builtins(config)
-    if options.load_model is not None:
-        settings["load_models"] = options.load_model
+    for name, given in _LISTS.items():
+        if (value := getattr(options, given)) is not None:
+            settings[name] = value
+    if options.cors_origin is not None:
+        settings["cors"]["origins"] = options.cors_origin
     for name in _SAME_NAME:
         if (value := getattr(options, name)) is not None:
             settings[name] = value

@@ -3,7 +3,7 @@
 import enum
 import hmac
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,9 @@ class ApiGroup(enum.StrEnum):
     TRACE = "trace"
     LOGGING = "logging"
     PARTITIONS = "partitions"
+    EXPLAIN = "explain"
+    METRICS = "metrics"
+    REFLECTION = "reflection"
 
 
 class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,21 +46,37 @@ class RestrictedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class Restrictions:
-    """The keys of all restricted groups. Raises ValueError for a group with two keys."""
+    """The keys of all restricted groups, and the groups that are `closed` to all. Raises ValueError for two keys.
 
-    def __init__(self, settings: Sequence[RestrictedSettings] = ()) -> None:
+    Without a key of its own, `explain` has that of `trace`.
+    """
+
+    def __init__(self, settings: Sequence[RestrictedSettings] = (), closed: Collection[ApiGroup] = ()) -> None:
         self._keys: dict[ApiGroup, RestrictedSettings] = {}
         for each in settings:
             for group in each.groups:
                 if group in self._keys:
                     raise ValueError(f"group {group} has two keys, expected one")
                 self._keys[group] = each
+        if ApiGroup.TRACE in self._keys:
+            self._keys.setdefault(ApiGroup.EXPLAIN, self._keys[ApiGroup.TRACE])
+        self.closed = frozenset(closed) - self._keys.keys()
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return bool(self._keys or self.closed)
+
+    @property
+    def keyed(self) -> frozenset[ApiGroup]:
+        """The groups that need a key."""
+        return frozenset(self._keys)
 
     def refusal(self, group: ApiGroup, headers: Mapping[str, str], prefix: str = "") -> str:
         """The reason to refuse a request with these headers the use of a group; "" if it may."""
+        if group in self.closed:
+            return (
+                f"The group '{group}' is closed, since the server listens on more than the loopback: expected a key "
+                f"for it in 'restricted', or --open-group {group}"
+            )
         key = self._keys.get(group)
         if key is None:
             return ""

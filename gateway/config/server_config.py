@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
-from sluice.gateway.config.restricted import RestrictedSettings, Restrictions
+from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
+from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
@@ -83,10 +84,15 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB
     allow_client_shm: bool = False
+    client_shm_prefix: str | None = None
+    allow_upload: bool = False
     cache_bytes: int = 0
     statuses: StatusSettings = TRITON_STATUSES
     tls: TlsSettings | None = None
     restricted: tuple[RestrictedSettings, ...] = ()
+    open_groups: tuple[ApiGroup, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    cors: CorsSettings = CorsSettings()
     trace: TraceFileSettings = TraceFileSettings()
     trace_requests: int = TRACE_REQUESTS
     client_key: str | None = None
@@ -107,7 +113,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             if not self.partitions and not self.triton:
                 raise ValueError("partitions: expected at least one, or a triton server")
             _check_devices(self.partitions)
-        Restrictions(self.restricted)
+        _check_access(self)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
         _check_seconds(self)
@@ -123,6 +129,19 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         if isinstance(self.resize, BalanceSettings):
             return self.resize
         return BalanceSettings() if self.resize is ResizeMode.AUTO else None
+
+    @property
+    def restrictions(self) -> Restrictions:
+        """The keys of groups, and the groups that are closed because others than this machine reach the server."""
+        closed = () if is_loopback(self.host) else set(MANAGEMENT) - set(self.open_groups)
+        return Restrictions(self.restricted, closed)
+
+    @property
+    def shm_prefix(self) -> str | None:
+        """The beginning of the names of shared memory that clients may register; None if they may register none."""
+        if self.client_shm_prefix is None:
+            return "" if self.allow_client_shm and is_loopback(self.host) else None
+        return self.client_shm_prefix.removeprefix("/")
 
     @property
     def repositories(self) -> tuple[Path, ...]:
@@ -170,6 +189,25 @@ def _partition(document: Any, path: str) -> Any:
     if kind not in _KINDS:
         raise ConfigError(f"{path}: kind: expected one of {', '.join(_KINDS)}, got '{kind}'")
     return convert_settings(document, _KINDS[kind], path)
+
+
+def _check_access(config: ServerConfig) -> None:
+    """Raise ValueError for settings of who may do what that contradict each other or open too much."""
+    keyed = Restrictions(config.restricted).keyed
+    for group in config.open_groups:
+        if group not in MANAGEMENT:
+            raise ValueError(f"open_groups: expected some of {', '.join(MANAGEMENT)}, got '{group}'")
+        if group in keyed:
+            raise ValueError(f"open_groups: expected groups without a key in restricted, got '{group}'")
+    check_hosts(config.allowed_hosts)
+    prefix = config.client_shm_prefix
+    if prefix is not None and (not prefix.strip("/") or "/" in prefix[1:] or not prefix.isprintable()):
+        raise ValueError(f"client_shm_prefix: expected the beginning of names such as 'tensors_', got '{prefix}'")
+    if config.allow_upload and ApiGroup.MODEL_REPOSITORY not in keyed and not is_loopback(config.host):
+        raise ValueError(
+            f"allow_upload: expected a key in restricted for the group {ApiGroup.MODEL_REPOSITORY}, since host is "
+            f"'{config.host}' and not the loopback, got none"
+        )
 
 
 def _check_seconds(config: ServerConfig) -> None:

@@ -69,8 +69,8 @@ class Deployer:
         """Serve a name as it is in the repository now, or with an override; nothing happens if it is served so already.
 
         Everything that needs it is reloaded with it, and what it needs is loaded if it is not there. Raises
-        RequestError when that fails, RejectedError when there is no room for it now, and ModelNotFound without an entry
-        of the name.
+        RequestError when that fails, RejectedError when there is no room for it now, ModelNotFound without an entry of
+        the name, and ForbiddenRequest if the override has code and may not.
         """
         try:
             if override is not None:
@@ -183,7 +183,11 @@ class Deployer:
         self, names: Collection[str], number: int, overrides: Mapping[str, Override], reread: Collection[str]
     ) -> Revision:
         served = dict(self.dependencies.served)
-        return await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, reread)
+        revision = await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, reread)
+        for name, override in overrides.items():
+            if (read := revision.deployed.get(name)) is not None:
+                override.check(read.models)
+        return revision
 
     async def _load_and_wait(self, prepared: PreparedRevision) -> None:
         """Load and warm new models; raises as `Rollout.load`."""

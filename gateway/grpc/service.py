@@ -39,6 +39,7 @@ _CALLS = {
     ApiGroup.STATISTICS: ("ModelStatistics",),
     ApiGroup.TRACE: ("TraceSetting",),
     ApiGroup.LOGGING: ("LogSettings",),
+    ApiGroup.REFLECTION: ("ServerReflectionInfo",),
 }
 _GROUP = {method: group for group, methods in _CALLS.items() for method in methods}
 

@@ -74,10 +74,9 @@ def build_app(
         redirect_slashes=False,
         responses={"4XX": {"model": ErrorMessage}},
     )
-    # Restricted like trace settings: explanations reveal the requests of other clients.
-    explanations = router(ApiGroup.TRACE, restrictions)
+    explanations, exposition = router(ApiGroup.EXPLAIN, restrictions), router(ApiGroup.METRICS, restrictions)
 
-    @app.get("/metrics")
+    @exposition.get("/metrics")
     async def metrics_exposition() -> Response:
         return Response(await metrics.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -93,6 +92,7 @@ def build_app(
         inference_router(restrictions),
         _server_metadata(control, restrictions),
         explanations,
+        exposition,
         partition_router(control.inventory, restrictions),
         resize_router(control.resizing, restrictions),
     ):

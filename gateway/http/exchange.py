@@ -94,7 +94,7 @@ class Exchange:
 
     The connection passes the body to `receive` and `finish`. It calls `run` once, when the exchange is `ready` and all
     earlier responses have been written. A request that is refused because of its head or its length is ready at once;
-    the rest of its body is ignored.
+    the rest of its body is ignored. `added_lines` are header lines that its response gets besides.
     """
 
     __slots__ = (
@@ -111,6 +111,7 @@ class Exchange:
         "_submission",
         "_template",
         "_version",
+        "added_lines",
         "disconnected",
         "expects_continue",
         "keep_alive",
@@ -139,6 +140,7 @@ class Exchange:
         self._submission: Submission | None = None
         self.expects_continue = expects_continue
         self.keep_alive = True
+        self.added_lines = b""
         self.ready = self.started = self.response_complete = self.disconnected = False
         try:
             self._json_length, self._explain, self._encoded, self._accepted = _read_headers(
@@ -284,7 +286,7 @@ class Exchange:
 
     def _last_headers(self) -> bytes:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return self._client.common_headers() + self._request_headers() + end
+        return self._client.common_headers() + self.added_lines + self._request_headers() + end
 
     def _request_headers(self) -> bytes:
         """The header lines of this request; none if it never reached the runtime."""

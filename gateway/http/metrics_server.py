@@ -3,6 +3,10 @@
 import asyncio
 import contextlib
 
+import orjson
+
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.http.door import Door
 from sluice.gateway.http.listener import listen
 from sluice.gateway.observability.metrics import ServerMetrics
 
@@ -15,11 +19,21 @@ HEAD_TIMEOUT_S = 10.0
 class MetricsServer:
     """Answers only `GET /metrics` over HTTP, one request per connection. The port is bound by the constructor.
 
-    Port 0 takes a free one. Raises ConfigError if the port cannot be bound.
+    Requests must pass the `door` and have the key of the group, if it has one. Port 0 takes a free one. Raises
+    ConfigError if the port cannot be bound.
     """
 
-    def __init__(self, metrics: ServerMetrics, host: str, port: int) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        host: str,
+        port: int,
+        door: Door | None = None,
+        restrictions: Restrictions | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._door = door or Door()
+        self._restrictions = restrictions or Restrictions()
         self._listener = listen("metrics", host, port)
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
@@ -46,22 +60,33 @@ class MetricsServer:
             # A client that is too slow, sends too much or disconnects gets no answer.
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(HEAD_TIMEOUT_S):
-                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
+                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n"), writer))
                     await writer.drain()
         finally:
             self._open.discard(writer)
             writer.close()
 
-    async def _answer(self, head: bytes) -> bytes:
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> bytes:
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
+        lines = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+        headers = {name.strip().lower().decode("latin-1"): value.strip().decode("latin-1") for name, _, value in lines}
+        host = headers["host"].encode("latin-1") if "host" in headers else None
+        if not self._door.knows_host(host, writer.get_extra_info("sockname")[:2]):
+            return _error("421 Misdirected Request", "expected a name of this server as the host")
         if path != b"/metrics":
-            return _response("404 Not Found", b"application/json", b'{"error":"Not Found"}')
+            return _error("404 Not Found", "Not Found")
+        if refusal := self._restrictions.refusal(ApiGroup.METRICS, headers):
+            return _error("403 Forbidden", refusal)
         if method not in (b"GET", b"HEAD"):
-            return _response("405 Method Not Allowed", b"application/json", b'{"error":"Method Not Allowed"}')
+            return _error("405 Method Not Allowed", "Method Not Allowed")
         body = await self._metrics.scrape()
         answer = _response("200 OK", b"text/plain; version=0.0.4; charset=utf-8", body)
         return answer if method == b"GET" else answer[: len(answer) - len(body)]
+
+
+def _error(status: str, reason: str) -> bytes:
+    return _response(status, b"application/json", orjson.dumps({"error": reason}))
 
 
 def _response(status: str, content: bytes, body: bytes) -> bytes:

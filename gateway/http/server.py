@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.http.door import Door, Doorkeeper
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.listener import listen
 from sluice.gateway.inference.request_template import Template
@@ -28,9 +30,17 @@ class Connection(HttpToolsProtocol):
     a request waits there or while the client does not read responses, which bounds the memory of a connection.
     """
 
-    def __init__(self, route: InferRoute, *args: Any, restrictions: Restrictions | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        route: InferRoute,
+        *args: Any,
+        restrictions: Restrictions | None = None,
+        door: Door | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._route = route
+        self._door = door
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
@@ -69,10 +79,12 @@ class Connection(HttpToolsProtocol):
         path = self._match() if parser.get_method() == b"POST" else None
         if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
             path = None
-        if path is None:
+        added = b"" if path is None or self._door is None else self._door.inference_lines(self.headers, self.server)
+        if path is None or added is None:
             self._begin_cycle()
             return
         exchange = Exchange(self._route, self, path, self.headers, self.expect_100_continue)
+        exchange.added_lines = added
         if not parser.should_keep_alive() or parser.get_http_version() == "1.0":
             exchange.keep_alive = False
         waits = self.cycle is not None and not self.cycle.response_complete
@@ -242,15 +254,21 @@ class HttpServer(uvicorn.Server):
 
 
 def http_config(
-    app: Any, route: InferRoute, max_connections: int = 4096, *, restrictions: Restrictions | None = None
+    app: Starlette,
+    route: InferRoute,
+    max_connections: int = 4096,
+    *,
+    restrictions: Restrictions | None = None,
+    door: Door | None = None,
 ) -> uvicorn.Config:
     """The uvicorn configuration that serves `route` and, for all other requests, the ASGI application `app`.
 
-    With `restrictions`, inference without the key goes to the application, which refuses it.
+    With `restrictions`, inference without the key goes to the application, which refuses it; so does inference that may
+    not pass the `door`.
     """
     return uvicorn.Config(
-        app,
-        http=partial(Connection, route, restrictions=restrictions or None),  # type: ignore[arg-type]
+        app if door is None else Doorkeeper(app, door),
+        http=partial(Connection, route, restrictions=restrictions or None, door=door),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

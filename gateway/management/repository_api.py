@@ -22,17 +22,23 @@ class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepositoryApi:
-    """The repository for clients. In the control mode `explicit` they load and unload models through `deployer`."""
+    """The repository for clients. In the control mode `explicit` they load and unload models through `deployer`.
+
+    The files that they give may be code only with `allow_upload`.
+    """
 
     def __init__(
         self,
         registry: ModelRegistry,
         deployer: Deployer | None = None,
         control: ModelControlMode = ModelControlMode.NONE,
+        *,
+        allow_upload: bool = False,
     ) -> None:
         self._registry = registry
         self._deployer = deployer
         self._control = control
+        self._allow_upload = allow_upload
 
     @property
     def changes(self) -> bool:
@@ -62,7 +68,7 @@ class RepositoryApi:
         if self._deployer is None or not self.changes:
             raise _not_allowed("load", name, self._control)
         _check_name("load", name)
-        await self._deployer.load(name, read_override(parameters))
+        await self._deployer.load(name, read_override(parameters, allows_code=self._allow_upload))
 
     async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
         """Unload a model or pipeline; it gets no more requests."""

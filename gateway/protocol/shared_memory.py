@@ -9,7 +9,14 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
-from sluice.models.errors import AlreadyExists, BadTensor, NotFoundError, RequestError, UnsupportedRequest
+from sluice.models.errors import (
+    AlreadyExists,
+    BadTensor,
+    ForbiddenRequest,
+    NotFoundError,
+    RequestError,
+    UnsupportedRequest,
+)
 from sluice.models.tensors.arrays import WireBytes
 
 DIRECTORY = "/dev/shm"
@@ -106,17 +113,28 @@ class SharedMemoryWindow(msgspec.Struct, frozen=True, eq=False):
 class SharedMemory:
     """The regions that clients have registered; without `allowed` they may register none.
 
-    `max_tensor_bytes` bounds one input.
+    `max_tensor_bytes` bounds one input. Only objects whose names begin with `prefix` can be registered; None: none can.
     """
 
-    def __init__(self, allowed: bool, max_tensor_bytes: int) -> None:
+    def __init__(self, allowed: bool, max_tensor_bytes: int, prefix: str | None = "") -> None:
         self.allowed = allowed
+        self._prefix = prefix
         self._max_tensor_bytes = max_tensor_bytes
         self._regions: dict[str, SharedMemoryRegion] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open the region `name`. Raises AlreadyExists, RequestError, or UnsupportedRequest if it is not allowed."""
+        """Open the region `name`.
+
+        Raises AlreadyExists, RequestError, ForbiddenRequest for a key without the prefix, or UnsupportedRequest if no
+        key is allowed.
+        """
         self._check_allowed()
+        if self._prefix is None or not key.removeprefix("/").startswith(self._prefix):
+            beginning = "" if self._prefix is None else f", which is '{self._prefix}'"
+            raise ForbiddenRequest(
+                f"shared memory key '{key:.80}' may not be registered: expected one that begins with the value of "
+                f"--client-shm-prefix{beginning or ', without which a server on a network accepts none'}"
+            )
         if not name:
             raise RequestError("a shared memory region must have a name")
         if name in self._regions:

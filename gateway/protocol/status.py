@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 _CODES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
     errors.NotFoundError: (404, grpc.StatusCode.NOT_FOUND),
     errors.UnsupportedRequest: (501, grpc.StatusCode.UNIMPLEMENTED),
+    errors.ForbiddenRequest: (403, grpc.StatusCode.PERMISSION_DENIED),
     errors.AlreadyExists: (400, grpc.StatusCode.ALREADY_EXISTS),
     errors.RequestError: (400, grpc.StatusCode.INVALID_ARGUMENT),
     errors.TooManyRequests: (429, grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -1,19 +1,25 @@
 """The front ends of a server: HTTP and gRPC over the data and the control plane, and a port for metrics."""
 
+import logging
 from dataclasses import dataclass
 
-from sluice.gateway.config.restricted import Restrictions
+from sluice.gateway.config.access import host_names, is_loopback
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.app import build_app
+from sluice.gateway.http.door import Door
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
+from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,14 @@ def front_ends(
     config: ServerConfig, dataplane: DataPlane, control: ControlPlane, metrics: ServerMetrics, traces: RecentTraces
 ) -> FrontEnds:
     """The servers of both protocols, which listen already."""
-    restrictions = Restrictions(config.restricted)
+    restrictions = config.restrictions
+    door = Door(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
+    _log_access(config, restrictions)
     context = credentials = None
     if config.tls is not None:
         context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions)
+    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions, door=door)
     http = http_server(settings, config.host, config.http_port, context)
     grpc, grpc_port = grpc_server(
         dataplane,
@@ -46,5 +54,21 @@ def front_ends(
         restrictions=restrictions,
         credentials=credentials,
     )
-    metrics_server = None if config.metrics_port is None else MetricsServer(metrics, config.host, config.metrics_port)
+    metrics_server = None
+    if config.metrics_port is not None:
+        metrics_server = MetricsServer(metrics, config.host, config.metrics_port, door, restrictions)
     return FrontEnds(http, grpc, metrics_server, (config.host, http.port, grpc_port))
+
+
+def _log_access(config: ServerConfig, restrictions: Restrictions) -> None:
+    """Log which groups are open to whom."""
+    everyone = "this machine" if is_loopback(config.host) else "everyone who reaches the ports"
+    keyed, closed = restrictions.keyed, restrictions.closed
+    groups = {
+        f"open to {everyone}": [group for group in ApiGroup if group not in keyed | closed],
+        "open with a key": [group for group in ApiGroup if group in keyed],
+        "closed": [group for group in ApiGroup if group in closed],
+    }
+    for state, names in groups.items():
+        if names:
+            log(logger, logging.INFO, f"groups {state}", groups=",".join(names))

@@ -121,7 +121,7 @@ def build_server(
     gateway = build_gateway(config, repository, journal, triton, processes, mps)
     control = ControlPlane(
         gateway.registry,
-        RepositoryApi(gateway.registry, gateway.deployer, config.control),
+        RepositoryApi(gateway.registry, gateway.deployer, config.control, allow_upload=config.allow_upload),
         gateway.metrics.statistics,
         gateway.dataplane.shared_memory,
         LogSettings(),
@@ -167,7 +167,7 @@ def build_gateway(
         execution.runtime,
         config.default_slo_ms,
         surroundings.clock,
-        SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes),
+        SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes, config.shm_prefix),
         execution.cache,
         config.statuses,
         config.client_key,

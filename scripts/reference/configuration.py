@@ -13,6 +13,7 @@ from sluice.batcher.policies.registry import DEFAULT, batch_policies
 from sluice.batcher.settings.residency import ResidencySettings
 from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
 from sluice.gateway.cli.main import build_parser
+from sluice.gateway.config.access import CorsSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
@@ -84,10 +85,19 @@ SERVER = Section(
         "cache_bytes": "Size of the response cache, for models with "
         "[`response_cache`](model-configuration.md). `0` turns it off.",
         "allow_client_shm": "Let clients on this machine pass tensors in system shared memory.",
+        "client_shm_prefix": "The beginning of the names of shared memory that clients may register. Without it, they "
+        "may register every name if `host` is the loopback, and none otherwise.",
+        "allow_upload": "Let clients upload [code](../operate/access.md#code), such as a Python model, with a request "
+        "to load it.",
         "prices": "Cost of an hour of the machine. See [below](#prices).",
         "statuses": "HTTP statuses of requests that are refused under load. See [below](#statuses).",
         "tls": "Certificates for HTTPS and secure gRPC. See [below](#tls).",
         "restricted": "Parts of the API that only clients with a key may use. See [below](#restricted).",
+        "open_groups": "Groups of the [management](../operate/access.md#groups) that stay open without a key although "
+        "`host` is not the loopback.",
+        "allowed_hosts": "Names in the header `Host` that are [accepted](../operate/access.md#names) besides those of "
+        'the server, `"*"` for all.',
+        "cors": "Web pages that may ask for inference. See [below](#cors).",
         "trace": "A file of traces in Triton's format. See [below](#trace).",
         "trace_requests": "Recent requests that are remembered for [`sluice why`](../use/explain.md), and as many "
         "that were not answered in time.",
@@ -102,6 +112,7 @@ SERVER = Section(
         "limits": "see below",
         "prices": "see below",
         "statuses": "see below",
+        "cors": "see below",
         "trace": "see below",
     },
 )
@@ -242,7 +253,8 @@ SECTIONS = (
             "key": "The key of `certificate`.",
             "client_ca": "The certificate that signs those of clients; without it, clients need none.",
         },
-        "Both ports then speak TLS only, version 1.2 or newer. The files are in PEM.",
+        "Both ports then speak TLS only, version 1.2 or newer. The files are in PEM. Files that have changed are "
+        "read again at the next handshake ([access](../operate/access.md#certificates)).",
     ),
     Section(
         "restricted",
@@ -256,8 +268,19 @@ SECTIONS = (
         "header, over "
         "gRPC as metadata whose name begins with `triton-grpc-protocol-`. Otherwise it is refused with 403 or "
         "`UNAVAILABLE`. A group may be in one element only.",
-        "`/metrics` and the OpenAPI document belong to no group. `sluice model`, `sluice why` and `sluice partitions "
-        "resize` send a key with `--header 'NAME: VALUE'`.",
+        "Without a key of its own, `explain` has that of `trace`. The OpenAPI document belongs to no group. `sluice "
+        "model`, `sluice why` and `sluice partitions resize` send a key with `--header 'NAME: VALUE'`. See "
+        "[access](../operate/access.md#groups).",
+    ),
+    Section(
+        "cors",
+        CorsSettings,
+        {
+            "origins": "Origins such as `https://app.example:8443`, whose pages may read and ask for inference; "
+            '`"*"` for all.',
+        },
+        "Pages of other origins may not ask for inference, and only pages of the server itself may change it. See "
+        "[access](../operate/access.md#web-pages).",
     ),
     Section(
         "trace",
@@ -342,9 +365,18 @@ def _options() -> Mapping[str, str]:
     return {action.dest: action.option_strings[-1] for action in serve._actions if action.option_strings}
 
 
+_LISTED = {
+    "load_models": "load_model",
+    "open_groups": "open_group",
+    "allowed_hosts": "allowed_host",
+    "cors": "cors_origin",
+}
+"""Options of `sluice serve` that are given once for each element of a key."""
+
+
 def _option(key: str) -> str:
     """The option of `sluice serve` that overrides a key."""
-    option = code(_options().get({"load_models": "load_model", "policy_name": "policy"}.get(key, key), ""))
+    option = code(_options().get({"policy_name": "policy", **_LISTED}.get(key, key), ""))
     return f"{option} and others" if key == "policy" else option
 
 
@@ -459,12 +491,17 @@ load_models: [mlp]            # the others are loaded by clients
 poll_s: 5                     # only used with `control: poll`
 recycle: true
 allow_client_shm: true
+client_shm_prefix: tensors_   # clients register /dev/shm/tensors_…
+allow_upload: true            # clients with the key may load Python models
 cache_bytes: 268435456
 prices: {core_hour: 0.05, gpu_hour: 3.5}
 statuses: {overload: 429, expired: 504}
 tls: {certificate: server.pem, key: server.key}
 restricted:
   - {groups: [model-repository, logging, trace], header: admin-key, value: s3cret}
+open_groups: [partitions]     # everyone may resize
+allowed_hosts: [models.example]
+cors: {origins: ["https://app.example"]}
 trace: {file: traces.json, rate: 100}
 trace_requests: 50000
 drain_timeout_s: 10

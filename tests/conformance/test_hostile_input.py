@@ -152,7 +152,7 @@ def conversation(server: GatewayServer, *parts: bytes) -> bytes:
 
 @pytest.mark.behaviour("L0_http", "request_many_chunks: a body in very many chunks is refused with 400")
 def test_a_body_in_very_many_chunks_is_bounded(server: GatewayServer) -> None:
-    head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = conversation(server, head, b"1\r\nA\r\n" * (MAX_BODY + 2), b"0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"the body exceeds the limit of %d bytes" % MAX_BODY in answer
@@ -160,7 +160,7 @@ def test_a_body_in_very_many_chunks_is_bounded(server: GatewayServer) -> None:
 
 @pytest.mark.behaviour("L0_http", "input_size_limit: a body that is declared too large is refused with 400")
 def test_much_that_is_declared_and_little_that_is_sent_takes_no_memory(server: GatewayServer) -> None:
-    head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     answer = conversation(server, head % (1 << 30), bytes(1000))
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert conversation(server, head % MAX_BODY, bytes(1000)) == b""

@@ -127,7 +127,7 @@ def test_a_stream_is_cancelled(server: GatewayServer, busy: Callable[[], None]) 
 def test_a_client_that_disconnects_cancels(server: GatewayServer, busy: Callable[[], None]) -> None:
     before = metric(server, "request_failure", "m", reason="CANCELED")
     body = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}).encode()
-    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.create_connection(("127.0.0.1", server.http_port)) as connection:
         connection.sendall(head + body)
         until(lambda: metric(server, "pending_request_count", "m") == 1)

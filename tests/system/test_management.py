@@ -5,7 +5,6 @@ import json
 import multiprocessing.shared_memory
 import queue
 import ssl
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from sluice.models.tensors.spec import DataType
+from tests.support.certificates import certificate
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_identity
 
@@ -252,15 +252,6 @@ def test_health_is_served_to_orchestrators(server: GatewayServer) -> None:
     with grpc.insecure_channel(server.grpc_url) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def certificate(directory: Path, name: str, signer: str | None = None) -> None:
-    """Make `name`.pem and `name`.key, signed by `signer` or by itself."""
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
-    about = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-days", "2"]
-    signed = [] if signer is None else ["-CA", f"{signer}.pem", "-CAkey", f"{signer}.key"]
-    command = ["openssl", "req", "-x509", *key, "-out", f"{name}.pem", *about, *signed]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True)
 
 
 @pytest.mark.behaviour("L0_https", "TLS with certificates of clients; strangers are turned away", through="https grpc")

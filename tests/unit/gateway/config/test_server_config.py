@@ -142,8 +142,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
             "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
             "batch_timeout_s, quarantine, spare_worker, model_loading, triton, max_body_bytes, allow_client_shm, "
-            "cache_bytes, statuses, tls, restricted, trace, trace_requests, client_key, drain_timeout_s, policy, "
-            "max_batch_size, models, default_slo_ms, late, percentile, residency, prices",
+            "client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, allowed_hosts, "
+            "cors, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, "
+            "default_slo_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -154,6 +155,22 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "group trace has two keys, expected one",
         ),
         ("restricted: [{groups: [trace], header: A B, value: v}]", "restricted[0]: expected at least one group"),
+        ("open_groups: [inference]", "open_groups: expected some of model-repository, shared-memory, trace, logging, "),
+        (
+            "{open_groups: [trace], restricted: [{groups: [trace], header: a, value: v}]}",
+            "open_groups: expected groups without a key in restricted, got 'trace'",
+        ),
+        ("allowed_hosts: ['a.example:80']", "allowed_hosts: expected names or addresses without a port, such as "),
+        ("allowed_hosts: ['https://a.example']", "allowed_hosts: expected names or addresses without a port, such as "),
+        ("cors: {origins: [app.example]}", "cors: origins: expected origins such as https://app.example:8443, or '*'"),
+        ("cors: {origins: ['https://app.example/']}", "cors: origins: expected origins such as https://app.example"),
+        ("cors: {origin: []}", "cors: Object contains unknown field `origin`; expected origins"),
+        ("client_shm_prefix: ''", "client_shm_prefix: expected the beginning of names such as 'tensors_', got ''"),
+        ("client_shm_prefix: a/b", "client_shm_prefix: expected the beginning of names such as 'tensors_', got 'a/b'"),
+        (
+            "{allow_upload: true, host: 0.0.0.0, open_groups: [model-repository]}",
+            "allow_upload: expected a key in restricted for the group model-repository, since host is '0.0.0.0' and",
+        ),
         ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
         ("cache_bytes: -1", "cache_bytes: expected at least 0, got -1"),
         ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),

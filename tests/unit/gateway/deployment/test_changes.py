@@ -348,7 +348,7 @@ def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) ->
 def refused(name: str, parameters: dict[str, object], reason: str) -> None:
     async def main() -> None:
         gateway = Served()
-        api = RepositoryApi(gateway.registry, gateway.deployer, ModelControlMode.EXPLICIT)
+        api = RepositoryApi(gateway.registry, gateway.deployer, ModelControlMode.EXPLICIT, allow_upload=True)
         with pytest.raises(RequestError, match=reason):
             await api.load("", name, parameters)
         gateway.deployer.close()

@@ -13,7 +13,7 @@ import pytest
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.override import Override, read_override
 from sluice.gateway.deployment.revision import Deployed, RevisionSource, read_revision
-from sluice.models.errors import RequestError
+from sluice.models.errors import ForbiddenRequest, RequestError
 
 PIPELINE = "stages: {only: {model: m, inputs: {x: request.x}}}\noutputs: {y: only.y}\n"
 
@@ -119,6 +119,41 @@ def test_what_needs_a_name_with_an_override_is_read_beside_it(repository: Path) 
     assert keys(revision.deployed) == {"p": ["p:1@2"]}
     assert revision.deployed["p"].pipelines[0].stages[0].model == "m:1@1"
     override.discard()
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("1/model.py", b""),
+        ("1/Model.PY", b""),
+        ("1/model.py/", b""),
+        ("lib/helper.so", b""),
+        ("1/__pycache__/a.pyc", b""),
+        ("1/weights", b"\x7fELF\2\1\1"),
+        ("start", b"#!/bin/sh\n"),
+    ],
+)
+def test_a_file_that_is_code_by_its_name_or_its_beginning_is_refused(path: str, content: bytes) -> None:
+    parameters: dict[str, object] = {"config": "{}", f"file:{path}": content}
+    with pytest.raises(ForbiddenRequest, match=r"is code, which this server does not take.*--allow-upload"):
+        read_override(parameters)
+    assert read_override(parameters, allows_code=True) is not None
+
+
+def test_a_file_that_a_model_would_run_is_refused_under_any_name(repository: Path) -> None:
+    config: dict[str, object] = {"backend": "python", "default_model_filename": "weights.bin"}
+    config |= {put: [{"name": put, "data_type": "TYPE_FP32", "dims": [1]}] for put in ("input", "output")}
+    for allows_code in (False, True):
+        override = read_override({"config": json.dumps(config), "file:1/weights.bin": b""}, allows_code=allows_code)
+        assert override is not None
+        override.write("given")
+        (model,) = read_revision(source(repository), ["given"], 1, {}, {"given": override}).deployed["given"].models
+        if allows_code:
+            override.check([model])
+        else:
+            with pytest.raises(ForbiddenRequest, match=r"'file:1/weights\.bin' is code"):
+                override.check([model])
+        override.discard()
 
 
 def test_files_come_as_bytes_or_in_base64() -> None:

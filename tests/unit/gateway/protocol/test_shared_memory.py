@@ -10,7 +10,14 @@ import pytest
 
 from sluice.gateway.protocol import shared_memory
 from sluice.gateway.protocol.shared_memory import RegionStatus, SharedMemory, SharedMemoryRef
-from sluice.models.errors import AlreadyExists, BadTensor, NotFoundError, RequestError, UnsupportedRequest
+from sluice.models.errors import (
+    AlreadyExists,
+    BadTensor,
+    ForbiddenRequest,
+    NotFoundError,
+    RequestError,
+    UnsupportedRequest,
+)
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
 
 KEY = f"/test-regions-{os.getpid()}"
@@ -186,3 +193,14 @@ def test_clients_have_no_regions_unless_they_may(memory: Path) -> None:
     ):
         with pytest.raises(UnsupportedRequest, match="started without --allow-client-shm"):
             attempt()
+
+
+def test_only_objects_with_the_prefix_are_registered(memory: Path) -> None:
+    regions = SharedMemory(True, 48, "test-regions-")
+    regions.register("a", KEY, 0, 64)
+    regions.register("b", KEY[1:], 0, 64)
+    for key in ("/other", "x" + KEY[1:], "//test-regions-1", ""):
+        with pytest.raises(ForbiddenRequest, match="begins with the value of --client-shm-prefix, which is 'test-reg"):
+            regions.register("c", key, 0, 64)
+    with pytest.raises(ForbiddenRequest, match="without which a server on a network accepts none"):
+        SharedMemory(True, 48, None).register("a", KEY, 0, 64)
