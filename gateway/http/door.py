@@ -59,11 +59,16 @@ class Door:
         return b"".join(b"%s: %s\r\n" % line for line in _cors(origin))
 
     def knows_host(self, host: bytes | None, address: _Address) -> bool:
-        """True if the value of the header `Host` is one of the server's names, with any port."""
+        """True if the value of the header `Host` is one of the server's names, with any port.
+
+        A name without a dot belongs to a local network: nobody else can let it stand for an address.
+        """
         if self._hosts is None or host is None:
             return True
         name = _name(host)
-        return name in self._hosts or (address is not None and name == _in_header(address[0]))
+        if name in self._hosts or (address is not None and name == _in_header(address[0])):
+            return True
+        return b"." not in name and b":" not in name
 
     def refusal(self, method: str, path: str, head: dict[bytes, bytes], address: _Address) -> tuple[int, str] | None:
         """The status and the reason to refuse a request; None if it is served."""

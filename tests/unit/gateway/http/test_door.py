@@ -62,7 +62,7 @@ def test_the_names_of_the_server_are_accepted_with_any_port(host: str) -> None:
         "127.0.0.1.evil.example:8000",
         "evil.example:localhost",
         "localhost@evil.example",
-        "xlocalhost",
+        "xlocalhost.",
         "0.0.0.0:8000",
         "192.0.2.7",
         "[::2]:8000",
@@ -72,6 +72,11 @@ def test_other_names_are_misdirected(host: str) -> None:
     for reply in (ask("GET", "/v2", Host=host), ask("POST", INFER, BODY, Host=host), ask("OPTIONS", "/v2", Host=host)):
         assert reply.status == 421
         assert "expected one of allowed_hosts" in reply.json["error"]
+
+
+@pytest.mark.parametrize("host", ["sluice", "sluice:8000", "gpu-7"])
+def test_names_of_a_local_network_are_accepted(host: str) -> None:
+    assert ask("POST", INFER, BODY, Host=host).status == 200
 
 
 def test_the_address_that_the_client_has_connected_to_is_a_name_of_the_server() -> None:
