@@ -30,6 +30,11 @@ class ServerProcess:
         """Proportional set size of the server and its children, in MB."""
         return sum(_pss_kb(pid) for pid in self.pids()) / 1024
 
+    def rss_mb(self) -> float:
+        """Resident memory of the server's own process, in MB."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
     def keep_on(self, core: int) -> None:
         """Pin the server's own process to a core; its workers already have cores of their own."""
         for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
