@@ -32,7 +32,7 @@ PipelineState   scheduler/scheduler.py        arrived_rows outstanding
 PipelineState   scheduler/replanner.py        rate
 PipelineState   scheduler/admission.py        last_probe_ns demand
 Request         scheduler/scheduler.py        open_stages settled running entries missing runs ran_on
-PipelineState   places/places.py              row_gap_ns last_row_ns drift owed raised_ns planned_rows
+PipelineState   places/places.py              row_gap_ns gaps last_row_ns drift owed raised_ns planned_rows
 PipelineState   places/shares.py              clients
 ClientState     places/shares.py              planned_rows row_gap_ns last_row_ns
 Request         places/places.py              places placed waits_ns kept client
@@ -251,6 +251,7 @@ class PipelineState:
     last_probe_ns: int | None = None  # ns; when corrections last decayed so that a request might be admitted
     arrived_rows: int = 0  # rows of all requests so far, admitted or not
     row_gap_ns: float = 0.0  # ns; smoothed time between two rows that arrive, admitted or not; 0 before the second
+    gaps: int = 0  # how many of the first times between two rows it has
     last_row_ns: int = 0  # ns; when its last request arrived
     planned_rows: int = 0  # rows of its requests that have places
     clients: dict[str, ClientState] = field(

@@ -48,6 +48,8 @@ MOST_KEPT = 0.5
 """The largest share of a request's time that is kept."""
 GAP_WEIGHT = 0.02
 """Weight of one request in the smoothed time between two rows."""
+FIRST_GAPS = 5
+"""The first times between two rows count alike: one alone says little, and would weigh for long."""
 KEY_WEIGHT = 0.1
 """The same for one batch key."""
 ROOM = 0.65
@@ -113,10 +115,14 @@ class Places:
             self._shares.add(pipeline)
         if silent_ns >= FORGET_NS:
             pipeline.row_gap_ns = 0.0  # what was before says nothing
-        elif gap_ns := pipeline.row_gap_ns:
-            pipeline.row_gap_ns = gap_ns + GAP_WEIGHT * (silent_ns / event.rows - gap_ns)
+            pipeline.gaps = 0
         elif last_ns:
-            pipeline.row_gap_ns = silent_ns / event.rows
+            weight = GAP_WEIGHT
+            if pipeline.gaps < FIRST_GAPS:
+                pipeline.gaps += 1
+                weight = 1 / pipeline.gaps
+            gap_ns = pipeline.row_gap_ns
+            pipeline.row_gap_ns = gap_ns + weight * (silent_ns / event.rows - gap_ns)
         pipeline.last_row_ns = now_ns
         if event.client or pipeline.clients:
             self._shares.count(event, pipeline, now_ns)

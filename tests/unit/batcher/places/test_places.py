@@ -431,6 +431,17 @@ def kept_shares(late_ns: Sequence[int]) -> list[float]:
 IN_TIME = -500 * MS
 
 
+def test_the_first_five_times_between_rows_count_alike() -> None:
+    """Then one more, of 30 ms, counts with a fiftieth."""
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    pipeline, seen, now_ns = scheduler.pipelines["m:1"], [], MS
+    for number, gap_ms in enumerate((0, 1, 3, 5, 7, 4, 30)):
+        now_ns += gap_ms * MS
+        step(scheduler, now_ns, arrival(number, now_ns + S))
+        seen.append(pipeline.row_gap_ns / MS)
+    assert seen == pytest.approx([0, 1, 2, 3, 4, 4, 4 + 26 / 50])
+
+
 def test_places_keep_more_time_for_each_late_request_up_to_a_bound() -> None:
     assert kept_shares([IN_TIME] * 3) == [0, 0, 0]
     assert kept_shares([S] * 3) == pytest.approx([0.02, 0.04, 0.06])
