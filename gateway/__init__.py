@@ -1,1 +1,1 @@
-"""The front door and the live shell: protocols, tensors, asyncio, metrics, command line."""
+"""The front access and the live shell: protocols, tensors, asyncio, metrics, command line."""

@@ -6,7 +6,7 @@ import contextlib
 import orjson
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.door import Door
+from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.listener import listen
 from sluice.gateway.observability.metrics import ServerMetrics
 
@@ -19,8 +19,8 @@ HEAD_TIMEOUT_S = 10.0
 class MetricsServer:
     """Answers only `GET /metrics` over HTTP, one request per connection. The port is bound by the constructor.
 
-    Requests must pass the `door` and have the key of the group, if it has one. Port 0 takes a free one. Raises
-    ConfigError if the port cannot be bound.
+    The rules of `access` must allow a request, and it must have the key of the group, if that has one. Port 0 takes a
+    free one. Raises ConfigError if the port cannot be bound.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class MetricsServer:
         metrics: ServerMetrics,
         host: str,
         port: int,
-        door: Door | None = None,
+        access: AccessRules | None = None,
         restrictions: Restrictions | None = None,
     ) -> None:
         self._metrics = metrics
-        self._door = door or Door()
+        self._access = access or AccessRules()
         self._restrictions = restrictions or Restrictions()
         self._listener = listen("metrics", host, port)
         self.port: int = self._listener.getsockname()[1]
@@ -72,7 +72,7 @@ class MetricsServer:
         lines = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
         headers = {name.strip().lower().decode("latin-1"): value.strip().decode("latin-1") for name, _, value in lines}
         host = headers["host"].encode("latin-1") if "host" in headers else None
-        if not self._door.knows_host(host, writer.get_extra_info("sockname")[:2]):
+        if not self._access.knows_host(host, writer.get_extra_info("sockname")[:2]):
             return _error("421 Misdirected Request", "expected a name of this server as the host")
         if path != b"/metrics":
             return _error("404 Not Found", "Not Found")

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.door import Door, Doorkeeper
+from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.listener import listen
 from sluice.gateway.inference.request_template import Template
@@ -35,12 +35,12 @@ class Connection(HttpToolsProtocol):
         route: InferRoute,
         *args: Any,
         restrictions: Restrictions | None = None,
-        door: Door | None = None,
+        access: AccessRules | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._route = route
-        self._door = door
+        self._access = access
         self._restrictions = restrictions
         self._turn: Exchange | None = None
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
@@ -79,7 +79,7 @@ class Connection(HttpToolsProtocol):
         path = self._match() if parser.get_method() == b"POST" else None
         if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
             path = None
-        added = b"" if path is None or self._door is None else self._door.inference_lines(self.headers, self.server)
+        added = b"" if path is None or self._access is None else self._access.inference_lines(self.headers, self.server)
         if path is None or added is None:
             self._begin_cycle()
             return
@@ -259,16 +259,16 @@ def http_config(
     max_connections: int = 4096,
     *,
     restrictions: Restrictions | None = None,
-    door: Door | None = None,
+    access: AccessRules | None = None,
 ) -> uvicorn.Config:
     """The uvicorn configuration that serves `route` and, for all other requests, the ASGI application `app`.
 
-    With `restrictions`, inference without the key goes to the application, which refuses it; so does inference that may
-    not pass the `door`.
+    With `restrictions`, inference without the key goes to the application, which refuses it; so does inference that
+    the rules of `access` refuse.
     """
     return uvicorn.Config(
-        app if door is None else Doorkeeper(app, door),
-        http=partial(Connection, route, restrictions=restrictions or None, door=door),  # type: ignore[arg-type]
+        app if access is None else AccessControl(app, access),
+        http=partial(Connection, route, restrictions=restrictions or None, access=access),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -8,8 +8,8 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
+from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
-from sluice.gateway.http.door import Door
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.server import HttpServer, http_config, http_server
@@ -37,13 +37,13 @@ def front_ends(
 ) -> FrontEnds:
     """The servers of both protocols, which listen already."""
     restrictions = config.restrictions
-    door = Door(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
+    access = AccessRules(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
     _log_access(config, restrictions)
     context = credentials = None
     if config.tls is not None:
         context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions, door=door)
+    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions, access=access)
     http = http_server(settings, config.host, config.http_port, context)
     grpc, grpc_port = grpc_server(
         dataplane,
@@ -56,7 +56,7 @@ def front_ends(
     )
     metrics_server = None
     if config.metrics_port is not None:
-        metrics_server = MetricsServer(metrics, config.host, config.metrics_port, door, restrictions)
+        metrics_server = MetricsServer(metrics, config.host, config.metrics_port, access, restrictions)
     return FrontEnds(http, grpc, metrics_server, (config.host, http.port, grpc_port))
 
 

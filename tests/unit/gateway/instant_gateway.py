@@ -17,8 +17,8 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
-from sluice.gateway.http.door import Door
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.server import Connection, http_config
 from sluice.gateway.inference.dataplane import DataPlane
@@ -130,7 +130,7 @@ class InstantGateway(NamedTuple):
     make_app: Callable[[], FastAPI]
     route: InferRoute
     restrictions: Restrictions | None
-    door: Door | None
+    access: AccessRules | None
 
     @property
     def app(self) -> FastAPI:
@@ -170,7 +170,7 @@ def instant_gateway(
     allow_client_shm: bool = True,
     trace_file: str = "",
     restrictions: Restrictions | None = None,
-    door: Door | None = None,
+    access: AccessRules | None = None,
     resizing: object = None,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
@@ -197,7 +197,15 @@ def instant_gateway(
         return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
 
     return InstantGateway(
-        runtime, inventory, registry, dataplane, control, app, InferRoute(dataplane, max_body_bytes), restrictions, door
+        runtime,
+        inventory,
+        registry,
+        dataplane,
+        control,
+        app,
+        InferRoute(dataplane, max_body_bytes),
+        restrictions,
+        access,
     )
 
 
@@ -257,10 +265,15 @@ def talk(served: InstantGateway, conversation: Callable[[Client], Coroutine[Any,
     async def run() -> T:
         state = ServerState()
         state.default_headers = [(b"date", b"today")]
-        config = http_config(served.app, served.route, door=served.door)
+        config = http_config(served.app, served.route, access=served.access)
         restrictions = served.restrictions
         connection = Connection(
-            served.route, restrictions=restrictions, door=served.door, config=config, server_state=state, app_state={}
+            served.route,
+            restrictions=restrictions,
+            access=served.access,
+            config=config,
+            server_state=state,
+            app_state={},
         )
         ours, theirs = socket.socketpair()
         await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, theirs)

@@ -1,4 +1,4 @@
-"""The door: hosts, pages of other origins, forms, preflights, HEAD and OPTIONS."""
+"""Access over HTTP: hosts, pages of other origins, forms, preflights, HEAD and OPTIONS."""
 
 import json
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from sluice.gateway.config.access import host_names
-from sluice.gateway.http.door import Door
+from sluice.gateway.http.access import AccessRules
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import InstantGateway, Reply, identity, instant_gateway, message, send
 
@@ -36,7 +36,8 @@ FORMS = (
 @cache
 def gateway(*origins: str) -> InstantGateway:
     return instant_gateway(
-        identity("m", ("x", DataType.FP32, (1,))), door=Door(host_names("127.0.0.1", ["models.example"]), origins)
+        identity("m", ("x", DataType.FP32, (1,))),
+        access=AccessRules(host_names("127.0.0.1", ["models.example"]), origins),
     )
 
 
@@ -80,15 +81,15 @@ def test_names_of_a_local_network_are_accepted(host: str) -> None:
 
 
 def test_the_address_that_the_client_has_connected_to_is_a_name_of_the_server() -> None:
-    door = Door(frozenset({b"models.example"}))
+    access = AccessRules(frozenset({b"models.example"}))
     for address, host in (
         ("192.0.2.7", b"192.0.2.7:80"),
         ("::ffff:192.0.2.7", b"192.0.2.7"),
         ("fe80::1%2", b"[fe80::1]"),
     ):
-        assert door.knows_host(host, (address, 80))
-        assert not door.knows_host(host, ("192.0.2.8", 80))
-    assert not door.knows_host(b"192.0.2.7", None)
+        assert access.knows_host(host, (address, 80))
+        assert not access.knows_host(host, ("192.0.2.8", 80))
+    assert not access.knows_host(b"192.0.2.7", None)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,9 @@ def test_a_page_of_the_server_itself_may_do_everything() -> None:
     own = "http://localhost:8000"
     assert ask("POST", INFER, BODY, Origin=own).status == 200
     assert ask("POST", "/v2/logging", b"{}", Origin=own, Content_Type="application/json").status == 200
-    door = Door(tls=True)
-    assert door.inference_lines([(b"host", b"a"), (b"origin", b"http://a")], None) is None
-    assert door.inference_lines([(b"host", b"a"), (b"origin", b"https://a")], None) == b""
+    access = AccessRules(tls=True)
+    assert access.inference_lines([(b"host", b"a"), (b"origin", b"http://a")], None) is None
+    assert access.inference_lines([(b"host", b"a"), (b"origin", b"https://a")], None) == b""
 
 
 def test_a_page_of_a_configured_origin_reads_and_infers_and_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The door of the HTTP server: which hosts and web pages may ask, and answers to HEAD, OPTIONS and preflights."""
+"""Access over HTTP: which hosts and web pages may ask, and answers to HEAD, OPTIONS and preflights."""
 
 import re
 from typing import Any
@@ -25,7 +25,7 @@ _FORM = b"application/x-www-form-urlencoded"
 _Address = tuple[str, int | None] | None
 
 
-class Door:
+class AccessRules:
     """Decides by the head of a request whether it is served.
 
     `hosts` are the names of the server that requests may use, beside the address that the client has connected to; None
@@ -114,18 +114,18 @@ class Door:
         return host is not None and scheme in self._schemes and rest.lower() == host.lower()
 
 
-class Doorkeeper:
-    """The ASGI application behind a door; it also answers HEAD as GET, and OPTIONS."""
+class AccessControl:
+    """The ASGI application behind rules of access; it also answers HEAD as GET, and OPTIONS."""
 
-    def __init__(self, app: Starlette, door: Door) -> None:
+    def __init__(self, app: Starlette, access: AccessRules) -> None:
         self._app = app
-        self._door = door
+        self._access = access
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request, or refuse it."""
-        door, method, path = self._door, scope["method"], scope["path"]
+        access, method, path = self._access, scope["method"], scope["path"]
         head = dict(scope["headers"])
-        if refused := door.refusal(method, path, head, scope["server"]):
+        if refused := access.refusal(method, path, head, scope["server"]):
             await _send(send, refused[0], [], refused[1])
             return
         if method == "OPTIONS":
@@ -133,7 +133,7 @@ class Doorkeeper:
             return
         if method == "HEAD":  # the server sends no body for it
             scope = {**scope, "method": "GET"}
-        if added := door.answer_headers(head):
+        if added := access.answer_headers(head):
             answer = send
 
             async def send(message: Any) -> None:
@@ -153,7 +153,7 @@ class Doorkeeper:
             methods = [*found, *(["HEAD"] if "GET" in found else []), "OPTIONS"]
         headers = [(b"allow", ", ".join(methods).encode())]
         if b"origin" in head and b"access-control-request-method" in head:
-            allowed = self._door.preflight(scope["path"], methods, head)
+            allowed = self._access.preflight(scope["path"], methods, head)
             if allowed is None:
                 await _send(send, 403, headers, f"a page of '{_text(head[b'origin'])}' may not ask this server")
                 return
