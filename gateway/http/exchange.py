@@ -113,6 +113,7 @@ class Exchange:
         "_version",
         "disconnected",
         "expects_continue",
+        "held",
         "keep_alive",
         "ready",
         "response_complete",
@@ -139,6 +140,8 @@ class Exchange:
         self._submission: Submission | None = None
         self.expects_continue = expects_continue
         self.keep_alive = True
+        self.held = 0
+        """The bytes of the request that count in the buffer of the front door."""
         self.ready = self.started = self.response_complete = self.disconnected = False
         try:
             self._json_length, self._explain, self._encoded, self._accepted = _read_headers(

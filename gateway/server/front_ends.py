@@ -4,10 +4,13 @@ from dataclasses import dataclass
 
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.faults import ClientFaults
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
+from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
@@ -34,9 +37,11 @@ def front_ends(
     context = credentials = None
     if config.tls is not None:
         context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    budget = Budget(config.front_door.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
+    door = FrontDoor(config.front_door, budget, ClientFaults())
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions)
-    http = http_server(settings, config.host, config.http_port, context)
+    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), door, restrictions=restrictions)
+    http = http_server(settings, config.host, config.http_port, context, door)
     grpc, grpc_port = grpc_server(
         dataplane,
         control,
