@@ -1,6 +1,7 @@
 """Bodies of HTTP inference requests and responses: JSON, followed by binary tensors."""
 
 import json
+import re
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -90,6 +91,7 @@ class EncodedBody(NamedTuple):
 
 
 _BYTES = DataType.BYTES.value
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -182,7 +184,10 @@ def _parse(text: bytes | bytearray | memoryview) -> _Request:
 def _parse_leniently(text: bytes) -> _Request:
     """Parse a request with the literals NaN, Infinity and -Infinity, which clients send although JSON has none."""
     try:
-        return msgspec.convert(json.loads(text), _ParsedRequest)
+        document = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        return msgspec.convert(document, _ParsedRequest)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not an inference request in JSON: {error}") from error
 

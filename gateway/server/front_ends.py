@@ -40,7 +40,8 @@ def front_ends(
     budget = Budget(config.front_door.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
     door = FrontDoor(config.front_door, budget, ClientFaults())
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), door, restrictions=restrictions)
+    route = InferRoute(dataplane, config.max_body_bytes, config.front_door.json_bytes, budget)
+    settings = http_config(app, route, door, restrictions=restrictions)
     http = http_server(settings, config.host, config.http_port, context, door)
     grpc, grpc_port = grpc_server(
         dataplane,

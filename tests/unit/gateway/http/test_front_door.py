@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.unit.gateway.instant_gateway import (
     identity,
     instant_gateway,
     message,
+    send,
     talk,
     until,
 )
@@ -31,7 +34,7 @@ PATH = "/v2/models/s/infer"
 HEALTH = message("GET", "/v2/health/live")
 BODY = json.dumps({"id": "7", "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}).encode()
 REQUEST = message("POST", PATH, BODY)
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 OFFER = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQBAAAAAAIAAAAA"}
 
 
@@ -247,6 +250,81 @@ def test_a_client_that_does_not_read_is_left(served: InstantGateway) -> None:
         await until(lambda: client.connection.budget.used == 0)
 
     talk(served, conversation)
+
+
+@pytest.mark.parametrize("name", ["a" * 256, 128 * "\u00e9"])
+def test_an_id_has_a_bound(served: InstantGateway, name: str) -> None:
+    body = json.loads(BODY)
+    for id, status in ((name, 200), (name + "b", 400)):
+        reply = send(served, message("POST", PATH, json.dumps(body | {"id": id}).encode()))
+        assert reply.status == status
+    assert "expected an id of at most 256 bytes, got 'a" in reply.json["error"] or name[0] != "a"
+    assert len(served.runtime.submitted) == 1
+
+
+@pytest.mark.parametrize("encode", [bytes, zlib.compress])
+def test_json_has_a_bound_and_binary_data_has_not(encode: Callable[[bytes], bytes]) -> None:
+    width = 2 * MIB
+    served = instant_gateway(identity("s", ("x", DataType.FP32, (width,))), max_body_bytes=16 * MIB)
+    tensor = {"name": "x", "shape": [1, width], "datatype": "FP32", "parameters": {"binary_data_size": 4 * width}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {} if encode is bytes else {"Content-Encoding": "deflate"}
+    for padding, status in ((0, 200), (4 * MIB, 400)):
+        json_part = head + padding * b" "
+        lengths = {"Inference-Header-Content-Length": str(len(json_part)), **headers}
+        reply = send(served, message("POST", PATH, encode(json_part + bytes(4 * width)), headers=lengths))
+        assert (reply.status, status == 400 and "exceeds 4194304 bytes" in reply.json["error"]) == (
+            status,
+            status == 400,
+        )
+    for whole in ([encode(5 * MIB * b" ")], [encode(5 * MIB * b" "), b""]):
+        assert "exceeds 4194304 bytes" in send(served, message("POST", PATH, *whole, headers=headers)).json["error"]
+
+
+def test_large_json_is_parsed_beside_the_loop(served: InstantGateway) -> None:
+    padded = message("POST", PATH, BODY + 512 * KIB * b" ")
+    wrong = message("POST", PATH, 512 * KIB * b"[")
+
+    async def conversation(client: Client) -> None:
+        client.send(padded + wrong + padded + REQUEST)
+        assert [(await client.reply()).status for _ in range(4)] == [200, 400, 200, 200]
+        assert client.connection.budget.used == 0
+        client.send(padded)
+        await until(lambda: client.connection.phase() is Phase.ANSWER)
+        client.close()
+        await until(client.connection.transport.is_closing)
+
+    talk(served, conversation)
+
+
+def test_a_body_that_grows_beyond_the_buffer_is_refused() -> None:
+    served = instant_gateway(identity("s", ("x", DataType.FP32, (1,))), max_body_bytes=8 * MIB)
+    served.route.budget = Budget(MIB)
+    reply = send(served, message("POST", PATH, gzip.compress(4 * MIB * b" "), headers={"Content-Encoding": "gzip"}))
+    assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+    small = message("POST", PATH, gzip.compress(BODY), headers={"Content-Encoding": "gzip"})
+    assert send(served, small).status == 200
+    assert served.route.budget.limit == MIB
+
+
+def test_an_upload_has_a_bound_of_values() -> None:
+    served = instant_gateway(identity("s", ("x", DataType.FP32, (1,))), max_body_bytes=8 * MIB)
+    body = b'{"parameters": {"a": [' + MIB * b"[]," + b"[]]}}"
+    reply = send(served, message("POST", "/v2/repository/models/s/load", body))
+    assert (reply.status, reply.json["error"]) == (400, "the body has too many values, the limit is 100000")
+
+
+def test_a_client_that_goes_away_during_an_upload_leaves_no_traceback(
+    served: InstantGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def conversation(client: Client) -> None:
+        client.send(message("POST", "/v2/repository/models/s/load", b"{}")[:-1])
+        await until(lambda: client.connection.phase() is Phase.BODY)
+        client.close()
+        await until(client.connection.transport.is_closing)
+
+    talk(served, conversation)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def serve(
