@@ -26,6 +26,7 @@ _SECONDS = (
     "progress_s",
     "grpc_idle_s",
     "grpc_age_s",
+    "grpc_message_s",
     "grpc_ping_s",
 )
 
@@ -52,6 +53,7 @@ class FrontDoorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     grpc_streams: int = 1024
     grpc_idle_s: float = 300
     grpc_age_s: float = 3600
+    grpc_message_s: float = 120
     grpc_ping_s: float = 10
 
     def __post_init__(self) -> None:

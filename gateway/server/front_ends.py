@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.front_door.addresses import listening_address
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.faults import ClientFaults
 from sluice.gateway.grpc.service import grpc_server
@@ -17,6 +18,7 @@ from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.server.open_files import allowed_connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +39,25 @@ def front_ends(
     context = credentials = None
     if config.tls is not None:
         context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
-    budget = Budget(config.front_door.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
-    door = FrontDoor(config.front_door, budget, ClientFaults())
+    host = listening_address(config.host)
+    limits = config.front_door
+    http_connections, grpc_connections = allowed_connections(limits)
+    budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
+    door = FrontDoor(limits, budget, ClientFaults(), http_connections)
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    route = InferRoute(dataplane, config.max_body_bytes, config.front_door.json_bytes, budget)
-    settings = http_config(app, route, door, restrictions=restrictions)
-    http = http_server(settings, config.host, config.http_port, context, door)
+    route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
+    http = http_server(http_config(app, route, door, restrictions=restrictions), host, config.http_port, context, door)
     grpc, grpc_port = grpc_server(
         dataplane,
         control,
-        config.host,
+        host,
         config.grpc_port,
         config.max_body_bytes,
         restrictions=restrictions,
         credentials=credentials,
+        settings=limits,
+        max_connections=grpc_connections,
+        budget=budget,
     )
-    metrics_server = None if config.metrics_port is None else MetricsServer(metrics, config.host, config.metrics_port)
+    metrics_server = None if config.metrics_port is None else MetricsServer(metrics, host, config.metrics_port)
     return FrontEnds(http, grpc, metrics_server, (config.host, http.port, grpc_port))

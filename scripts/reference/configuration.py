@@ -248,6 +248,7 @@ SECTIONS = (
             "grpc_streams": "Open calls on one gRPC connection; clients keep others back.",
             "grpc_idle_s": "Seconds after which a gRPC connection without calls is closed.",
             "grpc_age_s": "Seconds after which a gRPC connection takes no more calls. Its open calls end normally.",
+            "grpc_message_s": "Seconds for the message of a gRPC call to arrive; streams may wait longer.",
             "grpc_ping_s": "Seconds between two pings of a gRPC client; a connection with more pings is closed.",
         },
         before="[Front door](../operate/front-door.md) describes what each of these bounds protects.",
