@@ -59,10 +59,10 @@ _GROUP = {method: group for group, methods in _CALLS.items() for method in metho
 class InferenceService(ManagementCalls):
     """The service `inference.GRPCInferenceService`."""
 
-    def __init__(self, dataplane: DataPlane, control: ControlPlane, budget: Budget) -> None:
+    def __init__(self, dataplane: DataPlane, control: ControlPlane, budget: Budget, max_parsed_bytes: int) -> None:
         super().__init__(control)
         self._budget = budget
-        self.inference = InferHandler(dataplane)
+        self.inference = InferHandler(dataplane, max_parsed_bytes)
         self._registry = control.registry
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
@@ -171,10 +171,15 @@ def grpc_server(
     )
     refusal = partial(_refusal, restrictions) if restrictions else None
     server = GrpcServer(options, refusal, budget, settings.grpc_message_s)
-    service = InferenceService(dataplane, control, budget)
+    service = InferenceService(dataplane, control, budget, settings.json_bytes)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
     infer = grpc.unary_unary_rpc_method_handler(service.inference.begin)
-    server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer})
+    stream = grpc.stream_stream_rpc_method_handler(
+        service.ModelStreamInfer,
+        request_deserializer=service.inference.parse,
+        response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
+    )
+    server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer, "ModelStreamInfer": stream})
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.registry, (_SERVICE, _HEALTH)), server)
     reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
         (_SERVICE, _HEALTH, reflection.SERVICE_NAME)

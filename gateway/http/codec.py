@@ -1,5 +1,6 @@
 """Bodies of HTTP inference requests and responses: JSON, followed by binary tensors."""
 
+import gc
 import json
 import re
 from typing import Annotated, Any, NamedTuple
@@ -15,6 +16,9 @@ from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import DataType
 
+MAX_DIMENSIONS = 1024
+"""More than any tensor has; the shapes of longer ones are not worth a message that names them."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -27,7 +31,7 @@ class _InputParameters(msgspec.Struct):
 
 class _Input(msgspec.Struct):
     name: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
     datatype: str
     parameters: _InputParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -140,6 +144,19 @@ def decode_request(
     binary_flags, deliveries = _output_options(message.outputs, binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
     return InferRequest(inputs, names, message.id, parameters, shared, deliveries), binary_flags
+
+
+def decode_large_request(
+    body: bytes | bytearray, json_length: int | None, signature: Signature
+) -> tuple[InferRequest, tuple[bool, ...]]:
+    """As `decode_request`, for a thread, without the collector, which would look again and again at the many lists."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return decode_request(body, json_length, signature)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def encode_response(response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature) -> EncodedBody:

@@ -13,7 +13,7 @@ import orjson
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
-from sluice.gateway.http.codec import EncodedBody, decode_request, encode_response
+from sluice.gateway.http.codec import EncodedBody, decode_large_request, decode_request, encode_response
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
@@ -250,7 +250,7 @@ class Exchange:
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
                 parsing = asyncio.get_running_loop().run_in_executor(
-                    self._route.threads, decode_request, body, self._json_length, signature
+                    self._route.threads, decode_large_request, body, self._json_length, signature
                 )
                 parsing.add_done_callback(partial(self._parsed, body, headers, signature))
                 return

@@ -10,6 +10,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.grpc.transport.fields import check_fields
 from sluice.models.errors import RequestError
 
 Metadata = Iterable[tuple[str, str]]
@@ -130,11 +131,7 @@ class ServerCall:
             if (message := await self._awaited) is None:
                 self._all_read = True
                 return
-            try:
-                request = message if deserializer is None else deserializer(message)
-            except Exception as error:
-                raise RequestError(f"the message cannot be parsed: {error}") from error
-            yield request
+            yield message if deserializer is None else parsed(deserializer, message)
 
     def interrupt(self) -> None:
         """End `requests` early, so that the handler ends when it has answered the messages it has."""
@@ -182,6 +179,20 @@ class ServerCall:
             self._release()
             if self.on_cancelled is not None:
                 self.on_cancelled()
+
+
+def parsed(deserializer: Callable[[bytes], Any], message: bytes) -> Any:
+    """A message as its deserializer gives it. Raises RequestError for one that cannot be parsed, or has too many parts.
+
+    Then the client is at fault.
+    """
+    check_fields(message)
+    try:
+        return deserializer(message)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"the message cannot be parsed: {error}") from error
 
 
 def message_of(event: Any) -> bytes | None:

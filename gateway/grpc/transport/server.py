@@ -14,7 +14,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.grpc.transport.arrivals import Arrivals
-from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
+from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of, parsed
 from sluice.gateway.grpc.transport.cancellation import CancellationWatch
 from sluice.models.errors import RequestError
 
@@ -232,10 +232,7 @@ class GrpcServer:
     async def _answer(self, call: ServerCall, handler: Any, request: Any) -> None:
         try:
             if not handler.request_streaming and handler.request_deserializer is not None:
-                try:
-                    request = handler.request_deserializer(request)
-                except Exception as error:
-                    raise RequestError(f"the message cannot be parsed: {error}") from error
+                request = parsed(handler.request_deserializer, request)
             call.serializer = handler.response_serializer
             if not handler.response_streaming:
                 call.finish(await handler.unary_unary(request, call))
