@@ -8,14 +8,16 @@ from sluice.gateway.observability.logs import log
 LOG_PERIOD_S = 10.0
 """One line reports all faults of this time, so that clients cannot fill the log."""
 
+REASONS = ("malformed", "head_too_large", "incomplete", "too_slow", "no_memory", "no_connections")
+
 logger = logging.getLogger(__name__)
 
 
 class ClientFaults:
-    """Counts what clients did wrong, by a word for the reason; the words are fixed in the code."""
+    """Counts faults by the words in `REASONS`."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._logged: Counter[str] = Counter()
         self._logged_s = -LOG_PERIOD_S
 

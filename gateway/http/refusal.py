@@ -19,7 +19,7 @@ class RefusedConnection(Protocol):
         ...
 
 
-class Refusal:
+class RefusedRequest:
     """Takes the place of a request in the order of responses; nothing that the client sends after it is read."""
 
     __slots__ = (

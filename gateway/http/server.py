@@ -19,7 +19,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.listener import listen
-from sluice.gateway.http.refusal import Refusal
+from sluice.gateway.http.refusal import RefusedRequest
 from sluice.gateway.inference.request_template import Template
 
 BACKLOG = 4096
@@ -295,7 +295,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start the next request."""
         self._turn = cycle
-        if not isinstance(cycle, Exchange | Refusal):
+        if not isinstance(cycle, Exchange | RefusedRequest):
             super()._start_asgi_task(cycle, app)
             return
         cycle.send_continue()
@@ -305,7 +305,7 @@ class Connection(HttpToolsProtocol):
     def _run(self) -> None:
         turn = self._turn
         if (
-            isinstance(turn, Exchange | Refusal)
+            isinstance(turn, Exchange | RefusedRequest)
             and turn.ready
             and not turn.started
             and not self.flow.write_paused
@@ -368,7 +368,7 @@ class Connection(HttpToolsProtocol):
             return
         self._in_body = False
         self._unparsed = 0
-        self._take(Refusal(self, status, reason))
+        self._take(RefusedRequest(self, status, reason))
 
     def _withdraw(self) -> bool:
         """Take back the request whose body is being read; False if it has been answered already, at least in part."""

@@ -7,6 +7,7 @@ from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.front_door.addresses import listening_address
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.faults import ClientFaults
+from sluice.gateway.front_door.metrics import FrontDoorMetrics
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.app import build_app
@@ -43,7 +44,9 @@ def front_ends(
     limits = config.front_door
     http_connections, grpc_connections = allowed_connections(limits)
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
-    door = FrontDoor(limits, budget, ClientFaults(), http_connections)
+    faults = ClientFaults()
+    door = FrontDoor(limits, budget, faults, http_connections)
+    metrics.include(FrontDoorMetrics(budget, faults, lambda: len(door.connections)))
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
     http = http_server(http_config(app, route, door, restrictions=restrictions), host, config.http_port, context, door)

@@ -16,7 +16,7 @@ _NO_MEMORY = grpc.StatusCode.UNAVAILABLE, "the server has no memory left to read
 _STATM = Path("/proc/self/statm")
 
 
-class Arrivals:
+class AwaitedMessages:
     """The calls that wait for a message. One timer serves all and runs while there are any.
 
     A call ends when its message has not arrived within `timeout_s`. The memory of the process stands for what the core

@@ -13,7 +13,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from sluice.gateway.front_door.budget import Budget
-from sluice.gateway.grpc.transport.arrivals import Arrivals
+from sluice.gateway.grpc.transport.arrivals import AwaitedMessages
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of, parsed
 from sluice.gateway.grpc.transport.cancellation import CancellationWatch
 from sluice.models.errors import RequestError
@@ -71,7 +71,7 @@ class GrpcServer:
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
         self._watch: CancellationWatch
-        self.arrivals: Arrivals
+        self.arrivals: AwaitedMessages
         self._ended: asyncio.Event
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
@@ -97,7 +97,7 @@ class GrpcServer:
         """Start accepting calls."""
         self._loop = asyncio.get_running_loop()
         self._watch = CancellationWatch(self._loop)
-        self.arrivals = Arrivals(self._loop, self._budget, self._message_timeout_s)
+        self.arrivals = AwaitedMessages(self._loop, self._budget, self._message_timeout_s)
         self._ended = asyncio.Event()
         self._server.start()
         self._serving = True

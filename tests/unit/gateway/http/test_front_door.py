@@ -7,12 +7,14 @@ import json
 import socket
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.metrics import FrontDoorMetrics
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.server import HttpServer, Phase, http_config, http_server
@@ -426,7 +428,12 @@ def test_faults_of_clients_are_counted_and_logged_together(
     async def conversation(server: HttpServer) -> None:
         for _ in range(50):
             assert await status(await connect(server, b"nonsense\r\n\r\n")) == 400
-        assert door.faults.counts == {"malformed": 50}
+        assert +door.faults.counts == {"malformed": 50}
+        exposed = generate_latest(
+            cast(CollectorRegistry, FrontDoorMetrics(door.budget, door.faults, lambda: 7))
+        ).decode()
+        assert 'sluice_client_faults_total{reason="malformed"} 50.0' in exposed
+        assert "sluice_http_connections 7.0" in exposed
         caplog.clear()
         for second in (100, 101, 102):
             door.faults.report(second)
