@@ -19,7 +19,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.listener import listen
-from sluice.gateway.http.refusal import RefusedRequest
+from sluice.gateway.http.refusal import RefusedRequest, refusal
 from sluice.gateway.inference.request_template import Template
 
 BACKLOG = 4096
@@ -99,8 +99,11 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         reason = self._door.enter(self, self._address)
         self._only_health = self._door.is_full
-        if reason:
-            self.refuse(503, reason, "no_connections")
+        if reason:  # at once, since a connection that lingers would still count
+            self._door.faults.counts["no_connections"] += 1
+            self._stopped = True
+            transport.write(refusal(503, reason))
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request in flight and drop the waiting ones."""
@@ -513,7 +516,7 @@ class Connection(HttpToolsProtocol):
         A client that has closed resets the connection when something is written, which shows in the socket's state.
         """
         turn = self._turn
-        if not self.half_closed or getattr(turn, "response_started", False):
+        if not self.half_closed or getattr(turn, "response_started", False) or self.parser.get_http_version() == "1.0":
             return
         if not self._probed:
             self._probed = True
@@ -551,6 +554,19 @@ class HttpServer(uvicorn.Server):
             self.config.load()
         self.config.ssl = self._tls
         await super().serve([self._listener, *(sockets or ())])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; unlike uvicorn alone, with a limit of time for the TLS handshake."""
+        await self.lifespan.startup()
+        limit_s = None if self._tls is None or self._door is None else self._door.settings.head_timeout_s
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol, sock=each, ssl=self._tls, backlog=self.config.backlog, ssl_handshake_timeout=limit_s
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
 
     async def on_tick(self, counter: int) -> bool:
         """Sweep the connections once a second."""
