@@ -246,7 +246,7 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             signature = dataplane.signature(self._name, self._version)
-            json_length = len(body) if self._json_length is None else self._json_length
+            json_length = len(body) if self._json_length is None else min(self._json_length, len(body))
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
                 parsing = asyncio.get_running_loop().run_in_executor(

@@ -38,7 +38,7 @@ class GuardedConnection(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Refuse the request that is being read, or end the connection of a client that does not read."""
+        """Refuse the request that is being read, or end the connection of a client that has more open."""
         ...
 
     def abort(self) -> None:
@@ -125,10 +125,10 @@ class FrontDoor:
         """Enforce the time limits; give up the largest requests if others have waited since the last sweep."""
         for connection in tuple(self.connections):
             connection.sweep(now_s)
-        if self.paused and self._pressed:
-            while self.budget.used > self.budget.mark and self._give_up_largest():
-                pass
-            self.relieve()
+        most = self.budget.mark if self.paused and self._pressed else self.budget.limit
+        while self.budget.used > most and self._give_up_largest():
+            pass
+        self.relieve()
         self._pressed = bool(self.paused)
         self.faults.report(now_s)
 
@@ -137,7 +137,6 @@ class FrontDoor:
         largest = max(self.connections, key=lambda each: each.kept_bytes(), default=None)
         if largest is None or not largest.kept_bytes():
             return False
-        self.faults.counts["no_memory"] += 1
         largest.give_up()
         return True
 

@@ -27,6 +27,8 @@ BACKLOG = 4096
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 20
 """The bounds of reading on from a client that has been refused; without it the refusal might be lost."""
+SMALL_BYTES = 4096
+"""Smaller parts of heads are not counted."""
 WAITING_BYTES = 2048
 """The least memory of a request that waits for its turn."""
 SWEEP_TICKS = 10
@@ -90,6 +92,7 @@ class Connection(HttpToolsProtocol):
         """True if the client sends no more; it may still read."""
         self._in_body = self._stopped = self._probed = self._only_health = False
         self._unread = 0
+        self._head_held = 0
         self._phase = Phase.IDLE
         self._moved = 0
         self.since_s = 0.0
@@ -108,11 +111,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request in flight and drop the waiting ones."""
         super().connection_lost(exc)
-        turn, cycle = self._turn, cast(Any, self.cycle)
-        for each in {id(each): each for each in (turn, cycle, *(waits for waits, _ in self.pipeline)) if each}.values():
-            self._release(each)
-        self.budget.used -= self._unread
-        self._unread = 0
+        turn = self._turn
+        self._release_all()
         self.pipeline.clear()
         if isinstance(turn, Exchange):
             turn.disconnect()
@@ -149,10 +149,22 @@ class Connection(HttpToolsProtocol):
                     self.refuse(400, "Invalid HTTP request received.", "malformed")
                 return
             del pieces[0]
-        if self._unparsed > self._head_bytes and not self._stopped:
-            self._refuse_head()
+        if self._unparsed > SMALL_BYTES and not self._stopped:
+            self._keep_unparsed()
         if self.budget.used > self.budget.mark:
             self._door.press(self)
+
+    def _keep_unparsed(self) -> None:
+        """Count a part of a head in the buffer, and refuse a head that is too large."""
+        if self._unparsed > self._head_bytes:
+            self._refuse_head()
+        else:
+            self.budget.used += self._unparsed - self._head_held
+            self._head_held = self._unparsed
+
+    def _release_head(self) -> None:
+        self.budget.used -= self._head_held
+        self._head_held = 0
 
     def _head_without_upgrade(self) -> bytes:
         """The head of the latest request without its offer of a protocol, for a new parser, which reads the body."""
@@ -207,6 +219,8 @@ class Connection(HttpToolsProtocol):
             self.refuse(503, f"the server has reached its limit of {limit} connections", "no_connections")
             return
         self._unparsed = 0
+        if self._head_held:
+            self._release_head()
         self.since_s = 0.0
         path = self._match() if method == b"POST" else None
         if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
@@ -260,6 +274,8 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body of the latest request."""
         self._unparsed = 0
+        if self._head_held:
+            self._release_head()
         cycle = cast(Any, self.cycle)
         if not isinstance(cycle, Exchange):
             if not self._stopped and not cycle.response_complete:
@@ -371,6 +387,7 @@ class Connection(HttpToolsProtocol):
             return
         self._in_body = False
         self._unparsed = 0
+        self._release_head()
         self._take(RefusedRequest(self, status, reason))
 
     def _withdraw(self) -> bool:
@@ -419,6 +436,15 @@ class Connection(HttpToolsProtocol):
         request.held += size
         self.budget.used += size
 
+    def _release_all(self) -> None:
+        """Count nothing of this connection any longer."""
+        for request in (self._turn, cast(Any, self.cycle), *(waits for waits, _ in self.pipeline)):
+            if request is not None:
+                self._release(request)
+        self.budget.used -= self._unread
+        self._unread = 0
+        self._release_head()
+
     def _release(self, request: Any) -> None:
         self.budget.used -= request.held
         request.held = 0
@@ -445,14 +471,15 @@ class Connection(HttpToolsProtocol):
         """The bytes that are freed if the request that is read is refused, or the client that does not read is left."""
         if self.transport.is_closing():
             return 0
-        return max(self._unread, self.read_bytes() if self._in_body else 0)
+        body = self.read_bytes() if self._in_body else 0
+        return self._unread + self._head_held + body + WAITING_BYTES * len(self.pipeline)
 
     def give_up(self) -> None:
-        """Refuse the request that is being read, or end the connection of a client that does not read."""
+        """Refuse the request that is being read, or end the connection of a client that has more open."""
         self._door.paused.discard(self)
-        if self._unread or not self._in_body:
-            self.budget.used -= self._unread
-            self._unread = 0
+        if self._unread or self.pipeline:
+            self._door.faults.counts["no_memory"] += 1
+            self._release_all()
             self.transport.abort()
         else:
             self.refuse(503, "the server has no memory left to read the request", "no_memory")

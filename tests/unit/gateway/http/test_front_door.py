@@ -420,6 +420,37 @@ def test_large_bodies_wait_for_room_and_the_largest_is_given_up(served: InstantG
     serve(served, door, conversation, 1 << 20)
 
 
+def test_parts_of_heads_and_answers_that_nobody_reads_count_as_well(served: InstantGateway) -> None:
+    door = FrontDoor(budget=Budget(64 * MIB))
+
+    async def conversation(server: HttpServer) -> None:
+        slow = [await connect(server, b"GET /v2 HTTP/1.1\r\nHost: h\r\nx: " + 40 * KIB * b"a") for _ in range(5)]
+        await until(lambda: door.budget.used > 200 * KIB)
+        deaf = socket.create_connection(("127.0.0.1", server.port))
+        deaf.setblocking(False)
+        connection: Any = None
+        while connection is None:
+            with contextlib.suppress(BlockingIOError):
+                deaf.send(10 * message("GET", "/openapi.json"))
+            await asyncio.sleep(0)
+            connection = next((each for each in door.connections if cast(Any, each).flow.write_paused), None)
+        assert door.budget.used > 264 * KIB
+        door.budget.limit = 250 * KIB
+        door.sweep(1)
+        assert 200 * KIB < door.budget.used <= 250 * KIB
+        door.budget.limit = 150 * KIB
+        door.sweep(1)
+        assert 100 * KIB < door.budget.used <= 150 * KIB
+        assert door.faults.counts["no_memory"] == 3
+        deaf.close()
+        for each in slow:
+            each[1].close()
+        await until(lambda: not door.connections)
+        assert door.budget.used == 0
+
+    serve(served, door, conversation, KIB)
+
+
 def test_faults_of_clients_are_counted_and_logged_together(
     served: InstantGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
