@@ -10,6 +10,7 @@ import yaml
 
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
+from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -83,6 +84,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     triton: tuple[TritonSettings, ...] = ()
     limits: ServerLimits = ServerLimits()
     max_body_bytes: int = 64 * _MIB
+    front_door: FrontDoorSettings = FrontDoorSettings()
     allow_client_shm: bool = False
     client_shm_prefix: str | None = None
     allow_upload: bool = False
@@ -105,6 +107,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name}: expected a port from 0 (any free one) to 65535, got {port}")
         if self.max_body_bytes < 1:
             raise ValueError(f"max_body_bytes: expected at least 1, got {self.max_body_bytes}")
+        self.front_door.buffer_bytes(self.limits.memory_mb, self.max_body_bytes)
         if self.load_models and self.control is not ModelControlMode.EXPLICIT:
             raise ValueError(f"load_models requires control explicit, got control {self.control}")
         if self.cache_bytes < 0:

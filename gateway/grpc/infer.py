@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 from sluice.gateway.grpc.codec import decode_request, encode_response
 from sluice.gateway.grpc.errors import ResponseMetadata, call_status, parse_version
 from sluice.gateway.grpc.transport.call import ServerCall
+from sluice.gateway.grpc.transport.fields import LARGE_BYTES, check_fields
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     DataPlane,
@@ -87,10 +88,14 @@ class KnownTemplate(NamedTuple):
 
 
 class InferHandler:
-    """Submits inference requests to the data plane and encodes its answers."""
+    """Submits inference requests to the data plane and encodes its answers.
 
-    def __init__(self, dataplane: DataPlane) -> None:
+    A message has at most `max_parsed_bytes` beside its raw contents.
+    """
+
+    def __init__(self, dataplane: DataPlane, max_parsed_bytes: int = LARGE_BYTES) -> None:
         self._dataplane = dataplane
+        self._max_parsed_bytes = max_parsed_bytes
         self._templates: dict[tuple[int, bytes], KnownTemplate] = {}
 
     def begin(self, body: bytes, call: ServerCall) -> None:
@@ -103,6 +108,14 @@ class InferHandler:
             return
         call.on_cancelled = partial(self._dataplane.cancel, submission)
         submission.future.add_done_callback(partial(self._answered, call, submission, encoder, explain))
+
+    def parse(self, body: bytes) -> Any:
+        """The ModelInferRequest of these bytes. Raises RequestError."""
+        check_fields(body, _RAW_INPUTS, self._max_parsed_bytes)
+        try:
+            return service_pb2.ModelInferRequest.FromString(body)
+        except DecodeError as error:
+            raise RequestError(f"the message is not a ModelInferRequest: {error}") from error
 
     async def message(self, request: Any, context: Any, metadata: ResponseMetadata) -> Any:
         """The ModelInferResponse to a ModelInferRequest.
@@ -153,10 +166,7 @@ class InferHandler:
             if signature is known.template.signature:
                 inputs, client = known.template.tensors(body), _client(signature, call)
                 return self._dataplane.submit(signature, inputs, known.template.options, client), known.encoder
-        try:
-            request = service_pb2.ModelInferRequest.FromString(body)
-        except DecodeError as error:
-            raise RequestError(f"the message is not a ModelInferRequest: {error}") from error
+        request = self.parse(body)
         signature, inputs, encoder = self._check(request, budget_ns)
         raw = request.raw_input_contents
         if budget_ns is None and not request.id and len(raw) == len(inputs) == 1:  # ids differ from call to call

@@ -1,5 +1,6 @@
 """The gRPC server: inference, health, metadata and the calls of the control plane."""
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -8,8 +9,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.restricted import GRPC_PREFIX, ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.front_door.addresses import ipv6_blocker
+from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.grpc.errors import abort, parse_version
 from sluice.gateway.grpc.infer import InferHandler
 from sluice.gateway.grpc.management import ManagementCalls
@@ -24,6 +28,15 @@ from sluice.models.tensors.spec import TensorSpec
 ERROR_ENDS_STREAM = "triton_grpc_error"
 """Metadata of a stream: its first error ends it with a status."""
 
+MS_PER_S = 1000
+KEEPALIVE_MS = 120_000
+KEEPALIVE_TIMEOUT_MS = 20_000
+"""A client that has not answered a ping by then is gone."""
+PING_STRIKES = 2
+"""Pings that may come too early before the connection is closed."""
+BIND_ATTEMPTS = 8
+
+_DEFAULTS = FrontDoorSettings()
 _SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -47,9 +60,10 @@ _GROUP = {method: group for group, methods in _CALLS.items() for method in metho
 class InferenceService(ManagementCalls):
     """The service `inference.GRPCInferenceService`."""
 
-    def __init__(self, dataplane: DataPlane, control: ControlPlane) -> None:
+    def __init__(self, dataplane: DataPlane, control: ControlPlane, budget: Budget, max_parsed_bytes: int) -> None:
         super().__init__(control)
-        self.inference = InferHandler(dataplane)
+        self._budget = budget
+        self.inference = InferHandler(dataplane, max_parsed_bytes)
         self._registry = control.registry
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
@@ -102,6 +116,7 @@ class InferenceService(ManagementCalls):
             lambda request, metadata: self.inference.message(request, context, metadata),
             context.write,
             error_ends_stream=error_ends_stream,
+            budget=self._budget,
         )
         failed: BaseException | None = None
         try:
@@ -138,34 +153,79 @@ def grpc_server(
     *,
     restrictions: Restrictions | None = None,
     credentials: grpc.ServerCredentials | None = None,
+    settings: FrontDoorSettings = _DEFAULTS,
+    max_connections: int | None = None,
+    budget: Budget | None = None,
 ) -> tuple[GrpcServer, int]:
     """A server that is not started yet, and its port; port 0 takes a free one.
 
     Messages larger than `max_body_bytes` are refused; responses have no bound. `credentials` make it a TLS server.
+    `max_connections` replaces the number in the settings.
     Raises ConfigError if the port cannot be bound.
     """
-    server = GrpcServer(
-        (
-            ("grpc.max_receive_message_length", max_body_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),
-        ),
-        partial(_refusal, restrictions) if restrictions else None,
+    budget = budget or Budget(settings.buffer_bytes(256, max_body_bytes))
+    options = (
+        ("grpc.max_receive_message_length", max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        *_bounds(settings, max_connections or settings.grpc_connections),
     )
-    service = InferenceService(dataplane, control)
+    refusal = partial(_refusal, restrictions) if restrictions else None
+    server = GrpcServer(options, refusal, budget, settings.grpc_message_s)
+    service = InferenceService(dataplane, control, budget, settings.json_bytes)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
     infer = grpc.unary_unary_rpc_method_handler(service.inference.begin)
-    server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer})
+    stream = grpc.stream_stream_rpc_method_handler(
+        service.ModelStreamInfer,
+        request_deserializer=service.inference.parse,
+        response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
+    )
+    server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer, "ModelStreamInfer": stream})
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.registry, (_SERVICE, _HEALTH)), server)
     reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
         (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
     )
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        return server, server.add_port(address, credentials)
+        return server, _bind(server, host, port, credentials)
     except RuntimeError as error:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error
+
+
+def _bounds(settings: FrontDoorSettings, max_connections: int) -> tuple[tuple[str, int], ...]:
+    """The options of the core that bound connections and streams."""
+    return (
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", settings.grpc_streams),
+        ("grpc.max_connection_idle_ms", round(settings.grpc_idle_s * MS_PER_S)),
+        ("grpc.max_connection_age_ms", round(settings.grpc_age_s * MS_PER_S)),
+        ("grpc.server_handshake_timeout_ms", round(settings.head_timeout_s * MS_PER_S)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(settings.grpc_ping_s * MS_PER_S)),
+        ("grpc.http2.max_ping_strikes", PING_STRIKES),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    )
+
+
+def _bind(server: GrpcServer, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    """Bind the port. The core would take the host 0.0.0.0 for all addresses of both families, unless IPv6 is taken."""
+    if host != "0.0.0.0":
+        return server.add_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials)
+    for attempt in range(BIND_ATTEMPTS):
+        with contextlib.ExitStack() as stack:
+            blocker = ipv6_blocker(port)
+            free = port
+            if blocker is not None:
+                stack.enter_context(blocker)
+                free = blocker.getsockname()[1]
+            try:
+                return server.add_port(f"{host}:{free}", credentials)
+            except RuntimeError:  # the port that is free for IPv6 may be taken for IPv4
+                if port or attempt == BIND_ATTEMPTS - 1:
+                    raise
+    raise AssertionError("unreachable")
 
 
 def _refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
+from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.grpc.errors import ResponseMetadata
 from sluice.gateway.protocol.status import error_message
 
 STREAM_REQUESTS = 256
 """Requests of one stream in flight; the next one is read when one of them has been answered."""
-
 Infer = Callable[[Any, ResponseMetadata], Awaitable[Any]]
 """Answers a ModelInferRequest with a ModelInferResponse. The list receives the metadata, even of an error."""
 
@@ -20,13 +21,23 @@ class InferStream:
     """The concurrent requests of one stream, and their answers.
 
     A failed request is answered by an error within the stream. With `error_ends_stream`, `run` raises the error in a
-    group and cancels the other requests. They are also cancelled with `run`.
+    group and cancels the other requests. They are also cancelled with `run`. While the buffer is nearly full, the next
+    request is read when one of the stream has been answered.
     """
 
-    def __init__(self, infer: Infer, write: Callable[[Any], Awaitable[None]], error_ends_stream: bool) -> None:
+    def __init__(
+        self,
+        infer: Infer,
+        write: Callable[[Any], Awaitable[None]],
+        error_ends_stream: bool,
+        budget: Budget | None = None,
+    ) -> None:
         self._infer = infer
         self._write = write
         self._error_ends_stream = error_ends_stream
+        self._budget = budget or Budget(1 << 62)
+        self._held = 0
+        self._freed = asyncio.Event()
         self._slots = asyncio.Semaphore(STREAM_REQUESTS)
         self._writing = asyncio.Lock()
 
@@ -35,7 +46,20 @@ class InferStream:
         async with asyncio.TaskGroup() as tasks:
             async for request in requests:
                 await self._slots.acquire()
-                tasks.create_task(self._answer(request))
+                size = request.ByteSize()
+                self._count(size)
+                tasks.create_task(self._answer(request)).add_done_callback(partial(self._done, size))
+                while self._held and self._budget.used > self._budget.mark:
+                    self._freed.clear()
+                    await self._freed.wait()
+
+    def _count(self, size: int) -> None:
+        self._held += size
+        self._budget.used += size
+
+    def _done(self, size: int, _: asyncio.Task[None]) -> None:
+        self._count(-size)
+        self._freed.set()
 
     async def _answer(self, request: Any) -> None:
         metadata: ResponseMetadata = []

@@ -5,6 +5,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -18,7 +19,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
-from sluice.models.errors import BackendUnavailable, NotFoundError, ServingError
+from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.tensors.spec import TensorSpec
 
@@ -199,6 +200,10 @@ def _add_errors(app: FastAPI) -> None:
         response.status_code = error.status_code
         response.headers.update(error.headers or {})
         return response
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_gone(_: Request, error: ClientDisconnect) -> Response:
+        return answer(CancelledError("the client has gone"))
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> Response:

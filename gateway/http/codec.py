@@ -1,6 +1,8 @@
 """Bodies of HTTP inference requests and responses: JSON, followed by binary tensors."""
 
+import gc
 import json
+import re
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -14,6 +16,9 @@ from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import DataType
 
+MAX_DIMENSIONS = 1024
+"""More than any tensor has; the shapes of longer ones are not worth a message that names them."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -26,7 +31,7 @@ class _InputParameters(msgspec.Struct):
 
 class _Input(msgspec.Struct):
     name: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
     datatype: str
     parameters: _InputParameters | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -90,6 +95,7 @@ class EncodedBody(NamedTuple):
 
 
 _BYTES = DataType.BYTES.value
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -140,6 +146,19 @@ def decode_request(
     return InferRequest(inputs, names, message.id, parameters, shared, deliveries), binary_flags
 
 
+def decode_large_request(
+    body: bytes | bytearray, json_length: int | None, signature: Signature
+) -> tuple[InferRequest, tuple[bool, ...]]:
+    """As `decode_request`, for a thread, without the collector, which would look again and again at the many lists."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return decode_request(body, json_length, signature)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def encode_response(response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
     """The body of a response; binary tensors are not copied."""
     tensors: list[_Tensor] = []
@@ -182,7 +201,10 @@ def _parse(text: bytes | bytearray | memoryview) -> _Request:
 def _parse_leniently(text: bytes) -> _Request:
     """Parse a request with the literals NaN, Infinity and -Infinity, which clients send although JSON has none."""
     try:
-        return msgspec.convert(json.loads(text), _ParsedRequest)
+        document = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        return msgspec.convert(document, _ParsedRequest)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not an inference request in JSON: {error}") from error
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol, TypeAlias
 from urllib.parse import unquote
@@ -9,7 +11,9 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
-from sluice.gateway.http.codec import EncodedBody, decode_request, encode_response
+from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.http.codec import EncodedBody, decode_large_request, decode_request, encode_response
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
@@ -28,7 +32,7 @@ from sluice.gateway.inference.dataplane import (
 )
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.request import MAX_VERSION_DIGITS
+from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
 from sluice.gateway.runtime.submission import Submission
@@ -37,6 +41,9 @@ from sluice.models.errors import RequestError
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 MAX_LENGTH_DIGITS = 18
+LARGE_JSON_BYTES = 256 << 10
+"""Larger JSON is parsed in a thread."""
+THREADS = 2
 
 _PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
 _PLAIN_PATH = re.compile(r"/[^%?#]*")
@@ -73,11 +80,26 @@ class ClientConnection(Protocol):
 
 
 class InferRoute:
-    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer` and refuses bodies larger than `max_body_bytes`."""
+    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`.
 
-    def __init__(self, dataplane: DataPlane, max_body_bytes: int) -> None:
+    It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`. `threads` do what would take the
+    event loop too long.
+    """
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        max_body_bytes: int,
+        json_bytes: int = FrontDoorSettings().json_bytes,
+        budget: Budget | None = None,
+    ) -> None:
         self.dataplane = dataplane
         self.max_body_bytes = max_body_bytes
+        self.json_bytes = json_bytes
+        self.unchecked_bytes = min(json_bytes, max_body_bytes)
+        """No request of this size is too large."""
+        self.budget = budget or Budget(1 << 62)
+        self.threads = ThreadPoolExecutor(THREADS, "http")
 
     @staticmethod
     def match(url: bytes) -> tuple[str, str] | None:
@@ -114,6 +136,7 @@ class Exchange:
         "added_lines",
         "disconnected",
         "expects_continue",
+        "held",
         "keep_alive",
         "ready",
         "response_complete",
@@ -141,11 +164,13 @@ class Exchange:
         self.expects_continue = expects_continue
         self.keep_alive = True
         self.added_lines = b""
+        self.held = 0
+        """The bytes of the request that count in the buffer of the front door."""
         self.ready = self.started = self.response_complete = self.disconnected = False
         try:
-            self._json_length, self._explain, self._encoded, self._accepted = _read_headers(
-                headers, route.max_body_bytes
-            )
+            length, self._json_length, self._explain, self._encoded, self._accepted = _read_headers(headers)
+            if length > route.unchecked_bytes:
+                self._check_length(length)
         except RequestError as error:
             self._refuse(error)
 
@@ -158,9 +183,28 @@ class Exchange:
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += chunk
+        if len(self._body) > self._route.unchecked_bytes:
+            try:
+                self._check_length(len(self._body), known=False)
+            except RequestError as error:
+                self._refuse(error)
+
+    def _check_length(self, length: int, known: bool = True) -> None:
+        """Refuse a body that has this length, or more if that is not `known`. Raises RequestError."""
         limit = self._route.max_body_bytes
-        if len(self._body) > limit:
-            self._refuse(RequestError(f"the body exceeds the limit of {limit} bytes"))
+        if length > limit:
+            raise RequestError(
+                f"the body has {length} bytes, the limit is {limit}"
+                if known
+                else f"the body exceeds the limit of {limit} bytes"
+            )
+        if self._json_length is None and not self._encoded:
+            self._check_json(length)
+
+    def _check_json(self, length: int) -> None:
+        limit = self._route.json_bytes
+        if length > limit:
+            raise RequestError(f"the JSON of the request exceeds {limit} bytes; large tensors are sent as binary data")
 
     def finish(self) -> None:
         """Mark the body as complete."""
@@ -169,14 +213,23 @@ class Exchange:
             return
         # In a thread: a small body may expand to a large one, and the loop serves other clients.
         body, self._body = self._body, b""
-        decoding = asyncio.get_running_loop().run_in_executor(None, decompress, body, self._route.max_body_bytes)
-        decoding.add_done_callback(self._decoded)
+        route = self._route
+        decoding = asyncio.get_running_loop().run_in_executor(
+            route.threads, decompress, body, route.max_body_bytes, route.budget
+        )
+        decoding.add_done_callback(self._decompressed)
 
-    def _decoded(self, decoding: asyncio.Future[bytes]) -> None:
+    def _decompressed(self, decoding: asyncio.Future[bytes | bytearray]) -> None:
         try:
-            self._body = decoding.result()
+            body = decoding.result()
         except Exception as error:
             self._error = error
+        else:
+            if self.disconnected:
+                return
+            self._body = body
+            self.held += len(body)
+            self._route.budget.used += len(body)
         self.ready = True
         self._client.on_ready()
 
@@ -195,30 +248,61 @@ class Exchange:
             if self._error is not None:
                 raise self._error
             signature = dataplane.signature(self._name, self._version)
+            json_length = len(body) if self._json_length is None else min(self._json_length, len(body))
+            if json_length > LARGE_JSON_BYTES:
+                self._check_json(json_length)
+                parsing = asyncio.get_running_loop().run_in_executor(
+                    self._route.threads, decode_large_request, body, self._json_length, signature
+                )
+                parsing.add_done_callback(partial(self._parsed, body, headers, signature))
+                return
             template, inputs = self._client.template, None
             if template is not None and template.matches(body, self._json_length, signature):
                 inputs = template.tensors(body)
             if template is None or inputs is None:
-                template, inputs = self._read(body, signature)
-            self._template = template
-            client = "" if signature.client_key is None else signature.client_key.in_headers(headers)
-            self._submission = dataplane.submit(signature, inputs, template.options, client)
+                template, inputs = self._check(body, signature, *decode_request(body, self._json_length, signature))
+                self._client.template = template if template.repeatable else None
+            self._submit(signature, template, inputs, headers)
         except Exception as error:
-            self._error = None
-            self._send(self._error_response(error))
-        else:
-            self._submission.future.add_done_callback(self._answered)
+            self._fail(error)
 
-    def _read(self, body: bytes | bytearray, signature: Signature) -> tuple[Template, dict[str, Tensor]]:
-        request, binary_flags = decode_request(body, self._json_length, signature)
+    def _parsed(
+        self,
+        body: bytes | bytearray,
+        headers: Headers,
+        signature: Signature,
+        parsing: asyncio.Future[tuple[InferRequest, tuple[bool, ...]]],
+    ) -> None:
+        """Submit a request that a thread has parsed."""
+        if self.disconnected:
+            return
+        try:
+            parsed = parsing.result()
+            if self._route.dataplane.signature(self._name, self._version) is not signature:  # replaced since then
+                self._body, self._headers = body, headers
+                self.run()
+                return
+            self._submit(signature, *self._check(body, signature, *parsed), headers)
+        except Exception as error:
+            self._fail(error)
+
+    def _check(
+        self, body: bytes | bytearray, signature: Signature, request: InferRequest, binary_flags: tuple[bool, ...]
+    ) -> tuple[Template, dict[str, Tensor]]:
         inputs, options = self._route.dataplane.check(signature, request)
-        template: Template
         if self._json_length is None and not request.shared:
-            template = JsonTemplate(body, signature, inputs, options, binary_flags)
-        else:
-            template = RequestTemplate(body, self._json_length, signature, inputs, options, binary_flags)
-        self._client.template = template if template.repeatable else None
-        return template, inputs
+            return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
+        return RequestTemplate(body, self._json_length, signature, inputs, options, binary_flags), inputs
+
+    def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor], headers: Headers) -> None:
+        self._template = template
+        client = "" if signature.client_key is None else signature.client_key.in_headers(headers)
+        self._submission = self._route.dataplane.submit(signature, inputs, template.options, client)
+        self._submission.future.add_done_callback(self._answered)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = None
+        self._send(self._error_response(error))
 
     def disconnect(self) -> None:
         """Cancel the request: the client has closed the connection."""
@@ -324,19 +408,19 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
     return status, headers, orjson.dumps({"error": message})
 
 
-def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bool, bool, bytes]:
+def _read_headers(headers: Headers) -> tuple[int, int | None, bool, bool, bytes]:
     """Read the headers that concern inference.
 
-    Returns the length of the JSON part of the body (None if all of it is JSON), whether an explanation is requested,
-    whether the body is encoded, and the encoding for the response (b"" for none). Raises RequestError.
+    Returns the length of the body (0 if it is unknown), that of its JSON part (None if all of it is JSON), whether an
+    explanation is requested, whether the body is encoded, and the encoding for the response (b"" for none). Raises
+    RequestError.
     """
-    length = None
+    size, length = 0, None
     explain = encoded = False
     accepted = b""
     for name, value in headers:
         if name == b"content-length":
-            if int(value) > max_body_bytes:
-                raise RequestError(f"the body has {int(value)} bytes, the limit is {max_body_bytes}")
+            size = int(value)
         elif name == b"inference-header-content-length":
             length = _parse_json_length(value)
         elif name == _EXPLAIN:
@@ -345,7 +429,7 @@ def _read_headers(headers: Headers, max_body_bytes: int) -> tuple[int | None, bo
             encoded = is_encoded(value) or encoded
         elif name == b"accept-encoding":
             accepted = accepted_encoding(value)
-    return length, explain, encoded, accepted
+    return size, length, explain, encoded, accepted
 
 
 def _parse_json_length(value: bytes) -> int:

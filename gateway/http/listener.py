@@ -6,10 +6,14 @@ from sluice.models.errors import ConfigError
 
 
 def listen(what: str, host: str, port: int, backlog: int | None = None) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ConfigError, which names the purpose `what`."""
+    """A listening socket; port 0 takes a free one. The host `::` includes IPv4 where the system allows it.
+
+    Raises ConfigError, which names the purpose `what`.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=backlog)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
     except OSError as error:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         # The rest of the message repeats the address.

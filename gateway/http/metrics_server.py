@@ -37,7 +37,7 @@ class MetricsServer:
         self._listener = listen("metrics", host, port)
         self.port: int = self._listener.getsockname()[1]
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._open: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self) -> None:
         """Start answering."""
@@ -52,10 +52,11 @@ class MetricsServer:
             writer.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MAX_CONNECTIONS:
-            writer.close()
-            return
-        self._open.add(writer)
+        if len(self._open) >= MAX_CONNECTIONS:  # the oldest makes room, since it may only be idle
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.close()
+        self._open[writer] = None
         try:
             # A client that is too slow, sends too much or disconnects gets no answer.
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
@@ -63,7 +64,7 @@ class MetricsServer:
                     writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n"), writer))
                     await writer.drain()
         finally:
-            self._open.discard(writer)
+            self._open.pop(writer, None)
             writer.close()
 
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> bytes:

@@ -15,6 +15,9 @@ Version = Annotated[str, Path(pattern=rf"^[0-9]{{1,{MAX_VERSION_DIGITS}}}$")]
 MAX_BODY_BYTES = 1 << 20
 """Bound of a request without tensors and files."""
 
+MAX_VALUES = 100_000
+"""Bound of the commas and brackets in a larger body; more would take much longer to parse than the text of files."""
+
 
 def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
     """A router for the routes of a group; they answer 403 without the key, if the group has one."""
@@ -38,6 +41,8 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[s
             raise RequestError(f"the body exceeds the limit of {max_bytes} bytes")
     if not body.strip():
         return {}
+    if len(body) > MAX_BODY_BYTES and sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise RequestError(f"the body has too many values, the limit is {MAX_VALUES}")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+import enum
+import re
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import httptools
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,19 +19,51 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
+from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.listener import listen
+from sluice.gateway.http.refusal import RefusedRequest, refusal
 from sluice.gateway.inference.request_template import Template
 
-KEEP_ALIVE_S = 75
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted; it lowers the number to its own limit."""
+LINGER_S = 2.0
+LINGER_BYTES = 1 << 20
+"""The bounds of reading on from a client that has been refused; without it the refusal might be lost."""
+SMALL_BYTES = 4096
+"""Smaller parts of heads are not counted."""
+WAITING_BYTES = 2048
+"""The least memory of a request that waits for its turn."""
+SWEEP_TICKS = 10
+"""Ticks of uvicorn between two sweeps; there are ten a second."""
 LAST_REQUESTS_S = 0.3
 """The time in which a stopping server still answers requests on open connections."""
+
+
+_NOTICED = frozenset((b"expect", b"host", b"upgrade"))
+_HEALTH = re.compile(rb"/(v2/health/(live|ready)|metrics)(\?|$)")
+_TCP_CLOSE = 7
+
+
+class Phase(enum.Enum):
+    """The party that a connection waits for."""
+
+    IDLE = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    ANSWER = enum.auto()
+    """The server's own work."""
+    READER = enum.auto()
+    """The client, to read what is written."""
+    END = enum.auto()
+    """The client, to notice that the connection ends."""
 
 
 class Connection(HttpToolsProtocol):
     """A client's connection. Inference requests become exchanges; uvicorn passes all others to the application.
 
     Both kinds wait in the base class's `pipeline` until the earlier responses have been written. Nothing is read while
-    a request waits there or while the client does not read responses, which bounds the memory of a connection.
+    a request waits there or while the client does not read responses, which bounds the memory of a connection. The
+    front door bounds all connections together, and sweeps them for those that wait too long for their client.
     """
 
     def __init__(
@@ -36,66 +72,190 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         restrictions: Restrictions | None = None,
         access: AccessRules | None = None,
+        door: FrontDoor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._route = route
         self._access = access
         self._restrictions = restrictions
-        self._turn: Exchange | None = None
+        self._door = door or FrontDoor()
+        self.budget = self._door.budget
+        self._head_bytes, self._head_lines = self._door.settings.head_bytes, self._door.settings.head_lines
+        self._turn: Any = None
+        """The request whose response is the next one: an exchange, a refusal or a cycle of uvicorn."""
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
         self.template: Template | None = None
         self._default_headers: list[tuple[bytes, bytes]] = []
         self._common_headers = b""
+        self._hosts = 0
+        self._offers_upgrade = False
+        self._unparsed = 0
+        """At least the bytes that were read since the last body part, or since the last complete head."""
+        self.half_closed = False
+        """True if the client sends no more; it may still read."""
+        self._in_body = self._stopped = self._probed = self._only_health = False
+        self._unread = 0
+        self._head_held = 0
+        self._phase = Phase.IDLE
+        self._moved = 0
+        self.since_s = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many connections."""
         super().connection_made(transport)
-        limit = self.config.backlog  # the limit of connections, see `http_config`
-        if len(self.connections) > limit:
-            self._refuse(503, f"the server has reached its limit of {limit} connections")
+        reason = self._door.enter(self, self._address)
+        self._only_health = self._door.is_full
+        if reason:  # at once, since a connection that lingers would still count
+            self._door.faults.counts["no_connections"] += 1
+            self._stopped = True
+            transport.write(refusal(503, reason))
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request in flight and drop the waiting ones."""
         super().connection_lost(exc)
+        turn = self._turn
+        self._release_all()
         self.pipeline.clear()
-        if self._turn is not None:
-            self._turn.disconnect()
+        if isinstance(turn, Exchange):
+            turn.disconnect()
         # An exchange refers to its connection: break the cycle, which leaves nothing for the garbage collector.
         self._turn = self.cycle = None  # type: ignore[assignment]
+        self._door.leave(self, self._address)
+        if self._door.paused:
+            self._door.relieve()
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has been read. Offers of another protocol are ignored, as RFC 9110 allows."""
+        self._unparsed += len(data)
+        if self._stopped:
+            if self._unparsed > LINGER_BYTES:
+                self.transport.abort()
+            return
+        pieces: list[bytes | memoryview] = [data]
+        while pieces:
+            try:
+                self.parser.feed_data(pieces[0])
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._stopped:
+                    return
+                pieces = [self._head_without_upgrade(), memoryview(pieces[0])[upgrade.args[0] :], *pieces[1:]]
+                continue
+            except httptools.HttpParserError:
+                if not self._stopped:
+                    self.refuse(400, "Invalid HTTP request received.", "malformed")
+                return
+            del pieces[0]
+        if self._unparsed > SMALL_BYTES and not self._stopped:
+            self._keep_unparsed()
+        if self.budget.used > self.budget.mark:
+            self._door.press(self)
+
+    def _keep_unparsed(self) -> None:
+        """Count a part of a head in the buffer, and refuse a head that is too large."""
+        if self._unparsed > self._head_bytes:
+            self._refuse_head()
+        else:
+            self.budget.used += self._unparsed - self._head_held
+            self._head_held = self._unparsed
+
+    def _release_head(self) -> None:
+        self.budget.used -= self._head_held
+        self._head_held = 0
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head of the latest request without its offer of a protocol, for a new parser, which reads the body."""
+        old = self.parser
+        lines = [b"%s %s HTTP/%s" % (old.get_method(), self.url, old.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         """Begin a request; unlike the base class, without a scope, which only the application needs."""
         self.url = b""
-        self.expect_100_continue = False
+        self.expect_100_continue = self._offers_upgrade = False
         self.headers = []
+        self._hosts = 0
+        self._unparsed = self._unparsed or 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers, which follow a body, are dropped."""
+        if self._in_body:
+            return
+        name = name.lower()
+        if name in _NOTICED:
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"upgrade":
+                self._offers_upgrade = True
+            elif value.lower() == b"100-continue":
+                self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Choose the exchange or the application for the request."""
-        if self.transport.is_closing():
+        if self._stopped or self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()  # the request may arrive before the last response is sent
         parser = self.parser
-        path = self._match() if parser.get_method() == b"POST" else None
+        if self._offers_upgrade and parser.should_upgrade():
+            return
+        if self._hosts != 1 and not (self._hosts == 0 and parser.get_http_version() == "1.0"):
+            self.refuse(400, f"expected one Host header, got {self._hosts}", "malformed")
+            return
+        if self._unparsed > self._head_bytes or len(self.headers) > self._head_lines:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self._head_bytes or len(self.headers) > self._head_lines:
+                self._refuse_head()
+                return
+        method = parser.get_method()
+        if self._only_health and not (method in (b"GET", b"HEAD") and _HEALTH.match(self.url)):
+            limit = self._door.max_connections
+            self.refuse(503, f"the server has reached its limit of {limit} connections", "no_connections")
+            return
+        self._unparsed = 0
+        if self._head_held:
+            self._release_head()
+        self.since_s = 0.0
+        path = self._match() if method == b"POST" else None
         if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
             path = None
         added = b"" if path is None or self._access is None else self._access.inference_lines(self.headers, self.server)
         if path is None or added is None:
+            if method == b"CONNECT":
+                self.refuse(405, "Method Not Allowed", "malformed")
+                return
             self._begin_cycle()
+            self._in_body = True
             return
+        self._in_body = True
         exchange = Exchange(self._route, self, path, self.headers, self.expect_100_continue)
         exchange.added_lines = added
         if not parser.should_keep_alive() or parser.get_http_version() == "1.0":
             exchange.keep_alive = False
-        waits = self.cycle is not None and not self.cycle.response_complete
-        self.cycle = exchange  # type: ignore[assignment]
+        self._take(exchange)
+
+    def _take(self, request: Any) -> None:
+        """Make a request the latest one; it runs at once if it is ready and no earlier one is open."""
+        waits = self._turn is not None
+        self.cycle = request
         if waits:
+            self._hold(request, WAITING_BYTES)
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
-            self._turn = exchange
-            exchange.send_continue()
-            if exchange.ready:
+            self._turn = request
+            request.send_continue()
+            if request.ready:
                 self._run()
 
     def _match(self) -> tuple[str, str] | None:
@@ -107,24 +267,38 @@ class Connection(HttpToolsProtocol):
 
     def _begin_cycle(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
+        waits = self._turn is not None
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
         super().on_headers_complete()
+        cycle = cast(Any, self.cycle)
+        cycle.held = 0
+        if waits:
+            self._hold(cycle, WAITING_BYTES)
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body of the latest request."""
-        cycle: object = self.cycle
+        self._unparsed = 0
+        if self._head_held:
+            self._release_head()
+        cycle = cast(Any, self.cycle)
         if not isinstance(cycle, Exchange):
-            super().on_body(body)
+            if not self._stopped and not cycle.response_complete:
+                self._hold(cycle, len(body))
+                super().on_body(body)
         elif not cycle.ready:
+            self._hold(cycle, len(body))
             cycle.receive(body)
             if cycle.ready and cycle is self._turn:
                 self._run()
 
     def on_message_complete(self) -> None:
         """Take the end of the body of the latest request."""
-        cycle: object = self.cycle
+        if not self._in_body:
+            return
+        self._in_body = False
+        cycle = cast(Any, self.cycle)
         if not isinstance(cycle, Exchange):
             super().on_message_complete()
         elif not cycle.ready:
@@ -132,49 +306,73 @@ class Connection(HttpToolsProtocol):
             if cycle is self._turn:
                 self._run()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Answer the requests of a client that sends no more, but may still read."""
+        self.half_closed = True
+        if self._stopped or self.scheme == "https":
+            return False
+        if self._in_body or self._unparsed:
+            self.refuse(400, "the connection was closed before the request was complete", "incomplete")
+        return self._turn is not None
+
+    # -- answering
+
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start the next request."""
-        if not isinstance(cycle, Exchange):
+        self._turn = cycle
+        if not isinstance(cycle, Exchange | RefusedRequest):
             super()._start_asgi_task(cycle, app)
             return
-        self._turn = cycle
         cycle.send_continue()
         # Not directly: many waiting requests that fail at once would nest their calls.
         self.loop.call_soon(self._run)
 
     def _run(self) -> None:
-        exchange = self._turn
-        if exchange is not None and exchange.ready and not exchange.started and not self.flow.write_paused:
-            exchange.run()
+        turn = self._turn
+        if (
+            isinstance(turn, Exchange | RefusedRequest)
+            and turn.ready
+            and not turn.started
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        ):
+            turn.run()
 
     def on_ready(self) -> None:
         """Answer the current request if it has become ready."""
         self._run()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request."""
-        self._turn = None
-        super().on_response_complete()
-        self._regulate_reading()
+        """Continue with the next request; unlike the base class, without a timer for the time until it comes."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._release(turn)
+        self.server_state.total_requests += 1
+        if self._door.paused:
+            self._door.relieve()
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self.half_closed:
+            self.transport.close()
+            return
+        self.regulate_reading()
 
     def pause_writing(self) -> None:
         """Stop reading while the client does not read responses."""
         super().pause_writing()
-        self._regulate_reading()
+        self._unread = self.transport.get_write_buffer_size()
+        self.budget.used += self._unread
+        self.regulate_reading()
 
     def resume_writing(self) -> None:
         """Continue when the client reads again."""
         super().resume_writing()
-        self._regulate_reading()
+        self.budget.used -= self._unread
+        self._unread = 0
+        self.regulate_reading()
         self._run()
-
-    def _regulate_reading(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self.pipeline or self.flow.write_paused:
-            self.flow.pause_reading()
-        else:
-            self.flow.resume_reading()
 
     def common_headers(self) -> bytes:
         """The header lines that every response has; uvicorn renews them once a second."""
@@ -184,15 +382,183 @@ class Connection(HttpToolsProtocol):
             self._common_headers = b"".join(b"%s: %s\r\n" % header for header in headers)
         return self._common_headers
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer a message that is not HTTP with a JSON error."""
-        self._refuse(400, msg)
+    # -- refusing
 
-    def _refuse(self, status: int, reason: str) -> None:
-        body = b'{"error":"%s"}' % reason.encode()
-        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+    def refuse(self, status: int, reason: str, fault: str) -> None:
+        """Read no more, answer the requests that are complete and then this error, and end the connection."""
+        self._door.faults.counts[fault] += 1
+        self._stopped = True
+        if self._in_body and not self._withdraw():
+            self.transport.close()
+            return
+        self._in_body = False
+        self._unparsed = 0
+        self._release_head()
+        self._take(RefusedRequest(self, status, reason))
+
+    def _withdraw(self) -> bool:
+        """Take back the request whose body is being read; False if it has been answered already, at least in part."""
+        cycle = cast(Any, self.cycle)
+        if cycle.response_complete or getattr(cycle, "response_started", False):
+            return False
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        elif cycle is self._turn:
+            self._turn = None
+        self._release(cycle)
+        if isinstance(cycle, Exchange):
+            cycle.disconnect()
+        else:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        return True
+
+    def _refuse_head(self) -> None:
+        limit = self._head_bytes
+        if self._in_body:
+            self.refuse(400, f"the parts between the data of the body exceed {limit} bytes", "head_too_large")
+        elif len(self.url) > limit // 2:
+            self.refuse(414, f"the request target and the headers exceed {limit} bytes", "head_too_large")
+        else:
+            said = f"the request head exceeds {limit} bytes or {self._head_lines} lines"
+            self.refuse(431, said, "head_too_large")
+
+    def end_with(self, response: bytes) -> None:
+        """Write the last response. What the client still sends is read for a while, so that it gets the response."""
+        transport = self.transport
+        if transport.is_closing():
+            return
+        transport.write(response)
+        if self.half_closed or not transport.can_write_eof():
+            transport.close()
+            return
+        transport.write_eof()
+        self.since_s = 0.0
+        self.flow.resume_reading()
+
+    # -- for the front door
+
+    def _hold(self, request: Any, size: int) -> None:
+        request.held += size
+        self.budget.used += size
+
+    def _release_all(self) -> None:
+        """Count nothing of this connection any longer."""
+        for request in (self._turn, cast(Any, self.cycle), *(waits for waits, _ in self.pipeline)):
+            if request is not None:
+                self._release(request)
+        self.budget.used -= self._unread
+        self._unread = 0
+        self._release_head()
+
+    def _release(self, request: Any) -> None:
+        self.budget.used -= request.held
+        request.held = 0
+
+    def regulate_reading(self) -> None:
+        """Read on, or stop reading while earlier requests, the client or other connections are to make room."""
+        if self.transport.is_closing():
+            return
+        if self.pipeline or self.flow.write_paused or self in self._door.paused:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def is_idle(self) -> bool:
+        """True if the client owes the beginning or the rest of a request head, and no request is open."""
+        return self._turn is None and not self._in_body and not self._stopped
+
+    def read_bytes(self) -> int:
+        """The bytes of the latest request that have been read."""
+        cycle = cast(Any, self.cycle)
+        return 0 if cycle is None else int(cycle.held)
+
+    def kept_bytes(self) -> int:
+        """The bytes that are freed if the request that is read is refused, or the client that does not read is left."""
+        if self.transport.is_closing():
+            return 0
+        body = self.read_bytes() if self._in_body else 0
+        return self._unread + self._head_held + body + WAITING_BYTES * len(self.pipeline)
+
+    def give_up(self) -> None:
+        """Refuse the request that is being read, or end the connection of a client that has more open."""
+        self._door.paused.discard(self)
+        if self._unread or self.pipeline:
+            self._door.faults.counts["no_memory"] += 1
+            self._release_all()
+            self.transport.abort()
+        else:
+            self.refuse(503, "the server has no memory left to read the request", "no_memory")
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
+
+    def sweep(self, now_s: float) -> None:
+        """Enforce the time limits. Called about once a second."""
+        phase = self.phase()
+        if phase is not self._phase or not self.since_s:
+            self._phase, self.since_s, self._moved = phase, now_s, self._moved_bytes(phase)
+            return
+        waited_s = now_s - self.since_s
+        settings = self._door.settings
+        if phase is Phase.IDLE:
+            if waited_s >= (settings.first_request_s if self.cycle is None else settings.idle_s):
+                self.transport.close()
+        elif phase is Phase.HEAD:
+            if waited_s >= settings.head_timeout_s:
+                self.refuse(408, f"no complete request head within {settings.head_timeout_s:g} s", "too_slow")
+        elif phase is Phase.END:
+            if waited_s >= LINGER_S:
+                self.transport.abort()
+        elif phase is Phase.ANSWER:
+            self._look_for_client()
+        elif waited_s >= settings.progress_s:
+            moved = self._moved_bytes(phase)
+            if moved - self._moved >= max(settings.min_bytes_per_s * waited_s, 1):
+                self.since_s, self._moved = now_s, moved
+            elif phase is Phase.BODY:
+                said = f"the body comes with less than {settings.min_bytes_per_s} bytes a second"
+                self.refuse(408, said, "too_slow")
+            else:
+                self._door.faults.counts["too_slow"] += 1
+                self.transport.abort()
+
+    def phase(self) -> Phase:
+        """The party that the connection waits for now."""
+        if (self._stopped and self._turn is not None and self._turn.response_complete) or self.transport.is_closing():
+            return Phase.END
+        if self.flow.write_paused:
+            return Phase.READER
+        if self.flow.read_paused:
+            return Phase.ANSWER
+        if self._in_body:
+            return Phase.BODY
+        if self._unparsed:
+            return Phase.HEAD
+        return Phase.IDLE if self._turn is None else Phase.ANSWER
+
+    def _moved_bytes(self, phase: Phase) -> int:
+        if phase is Phase.READER:
+            return -self.transport.get_write_buffer_size()
+        return self.read_bytes() if phase is Phase.BODY else 0
+
+    def _look_for_client(self) -> None:
+        """Find out whether a client that sends no more still reads: one that does not must not keep a request going.
+
+        A client that has closed resets the connection when something is written, which shows in the socket's state.
+        """
+        turn = self._turn
+        if not self.half_closed or getattr(turn, "response_started", False) or self.parser.get_http_version() == "1.0":
+            return
+        if not self._probed:
+            self._probed = True
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return
+        with contextlib.suppress(OSError):  # not TCP
+            state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+            if state[0] == _TCP_CLOSE:
+                self.transport.abort()
 
 
 class HttpServer(uvicorn.Server):
@@ -202,9 +568,16 @@ class HttpServer(uvicorn.Server):
     server.
     """
 
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        door: FrontDoor | None = None,
+    ) -> None:
         super().__init__(config)
         self._listener = listener
+        self._door = door
         self._tls = tls
         self.port: int = listener.getsockname()[1]
 
@@ -214,6 +587,25 @@ class HttpServer(uvicorn.Server):
             self.config.load()
         self.config.ssl = self._tls
         await super().serve([self._listener, *(sockets or ())])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; unlike uvicorn alone, with a limit of time for the TLS handshake."""
+        await self.lifespan.startup()
+        limit_s = None if self._tls is None or self._door is None else self._door.settings.head_timeout_s
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol, sock=each, ssl=self._tls, backlog=self.config.backlog, ssl_handshake_timeout=limit_s
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Sweep the connections once a second."""
+        if self._door is not None and counter % SWEEP_TICKS == 0:
+            self._door.sweep(time.monotonic())
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no connections, answer open ones for a while longer, and then stop as uvicorn does.
@@ -256,7 +648,7 @@ class HttpServer(uvicorn.Server):
 def http_config(
     app: Starlette,
     route: InferRoute,
-    max_connections: int = 4096,
+    door: FrontDoor | None = None,
     *,
     restrictions: Restrictions | None = None,
     access: AccessRules | None = None,
@@ -268,7 +660,9 @@ def http_config(
     """
     return uvicorn.Config(
         app if access is None else AccessControl(app, access),
-        http=partial(Connection, route, restrictions=restrictions or None, access=access),  # type: ignore[arg-type]
+        http=partial(  # type: ignore[arg-type]
+            Connection, route, restrictions=restrictions or None, access=access, door=door or FrontDoor()
+        ),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -276,11 +670,19 @@ def http_config(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=max_connections,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        backlog=BACKLOG,
     )
 
 
-def http_server(config: uvicorn.Config, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """A server that listens already; port 0 takes a free one. Raises ConfigError if the port cannot be bound."""
-    return HttpServer(config, listen("HTTP", host, port, config.backlog), tls)
+def http_server(
+    config: uvicorn.Config,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    door: FrontDoor | None = None,
+) -> HttpServer:
+    """A server that listens already; port 0 takes a free one. Raises ConfigError if the port cannot be bound.
+
+    `door` is the front door of the connections, which the server sweeps.
+    """
+    return HttpServer(config, listen("HTTP", host, port, config.backlog), tls, door)

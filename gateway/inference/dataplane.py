@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.explanation import explain as explain_trace
@@ -42,7 +43,7 @@ class DataPlane:
     """Inference for both protocols. `clock` gives the nanoseconds of the clock of all deadlines.
 
     `cache` is the response cache, None without one. `statuses` are for `build_response`. `client_key` names the header
-    that tells clients apart, for pipelines without one of their own.
+    that tells clients apart, for pipelines without one of their own. Ids of requests have at most `max_id_bytes`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class DataPlane:
         cache: ResponseCache | None = None,
         statuses: StatusSettings = TRITON_STATUSES,
         client_key: str | None = None,
+        max_id_bytes: int = FrontDoorSettings().id_bytes,
     ) -> None:
         self.shared_memory = shared_memory
         self.statuses = statuses
@@ -64,6 +66,7 @@ class DataPlane:
         self._clock = clock
         self._cache = cache
         self._client_key = client_key
+        self._max_id_bytes = max_id_bytes
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
@@ -85,6 +88,8 @@ class DataPlane:
 
         `transport_budget_ns` is the time until the client's own deadline. Raises RequestError, or a subclass of it.
         """
+        if request.id and len(request.id.encode()) > self._max_id_bytes:
+            raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
         explain, priority, timeout_ns = False, 0, 0
         if request.parameters:

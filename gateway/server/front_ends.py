@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from sluice.gateway.config.access import host_names, is_loopback
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.front_door.addresses import listening_address
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.faults import ClientFaults
+from sluice.gateway.front_door.metrics import FrontDoorMetrics
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
+from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
@@ -18,6 +23,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.server.open_files import allowed_connections
 
 logger = logging.getLogger(__name__)
 
@@ -42,21 +48,32 @@ def front_ends(
     context = credentials = None
     if config.tls is not None:
         context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    host = listening_address(config.host)
+    limits = config.front_door
+    http_connections, grpc_connections = allowed_connections(limits)
+    budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
+    faults = ClientFaults()
+    door = FrontDoor(limits, budget, faults, http_connections)
+    metrics.include(FrontDoorMetrics(budget, faults, lambda: len(door.connections)))
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    settings = http_config(app, InferRoute(dataplane, config.max_body_bytes), restrictions=restrictions, access=access)
-    http = http_server(settings, config.host, config.http_port, context)
+    route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
+    settings = http_config(app, route, door, restrictions=restrictions, access=access)
+    http = http_server(settings, host, config.http_port, context, door)
     grpc, grpc_port = grpc_server(
         dataplane,
         control,
-        config.host,
+        host,
         config.grpc_port,
         config.max_body_bytes,
         restrictions=restrictions,
         credentials=credentials,
+        settings=limits,
+        max_connections=grpc_connections,
+        budget=budget,
     )
     metrics_server = None
     if config.metrics_port is not None:
-        metrics_server = MetricsServer(metrics, config.host, config.metrics_port, access, restrictions)
+        metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
     return FrontEnds(http, grpc, metrics_server, (config.host, http.port, grpc_port))
 
 

@@ -171,6 +171,7 @@ def build_gateway(
         execution.cache,
         config.statuses,
         config.client_key,
+        config.front_door.id_bytes,
     )
     return Gateway(
         state.registry,

@@ -14,6 +14,7 @@ from sluice.batcher.settings.residency import ResidencySettings
 from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
 from sluice.gateway.cli.main import build_parser
 from sluice.gateway.config.access import CorsSettings
+from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
@@ -77,6 +78,7 @@ SERVER = Section(
         "residency": "Which models are loaded when a partition has no room for all. See [below](#residency).",
         "limits": "Bounds of queues and memory. See [below](#limits).",
         "max_body_bytes": "Largest request over HTTP and gRPC, compressed or not.",
+        "front_door": "Bounds of connections and of what clients send. See [below](#front_door).",
         "repository": "A directory of [models](../start/models.md), or a list of directories.",
         "control": "The model control mode: `none`, `explicit` or `poll`. See [loading](../operate/loading.md).",
         "load_models": 'With `control: explicit`, the models to load at the start, `"*"` for all.',
@@ -110,6 +112,7 @@ SERVER = Section(
         "model_loading": "see below",
         "residency": "see below",
         "limits": "see below",
+        "front_door": "see below",
         "prices": "see below",
         "statuses": "see below",
         "cors": "see below",
@@ -233,6 +236,33 @@ SECTIONS = (
         "`manual` leaves partitions as they are, `auto` resizes them with the defaults below. A mapping with "
         "these keys "
         "does so with other settings. See [resizing](../operate/resizing.md).",
+    ),
+    Section(
+        "front_door",
+        FrontDoorSettings,
+        {
+            "buffer_mb": "Requests that have been read and not answered, and answers that have not been taken, in MiB. "
+            "The default is `limits.memory_mb`, or what the largest request needs if that is more.",
+            "max_connections": "Connections over HTTP. It is lowered to what the limit of open files allows.",
+            "max_connections_per_address": "Connections over HTTP from one address; `0` sets no limit.",
+            "head_bytes": "Size of the head of a request: its target and its headers.",
+            "head_lines": "Headers of a request.",
+            "json_bytes": "Size of the JSON of an inference request, without binary tensors.",
+            "id_bytes": "Size of the id of an inference request.",
+            "head_timeout_s": "Seconds for the head of a request to arrive.",
+            "first_request_s": "Seconds for the first request on a connection to begin.",
+            "idle_s": "Seconds between two requests on a connection.",
+            "progress_s": "Seconds after which the progress of a body, or of a client that reads an answer, is "
+            "checked.",
+            "min_bytes_per_s": "The least progress, in bytes a second; with `0`, any progress is enough.",
+            "grpc_connections": "Connections over gRPC. It is lowered to what the limit of open files allows.",
+            "grpc_streams": "Open calls on one gRPC connection; clients keep others back.",
+            "grpc_idle_s": "Seconds after which a gRPC connection without calls is closed.",
+            "grpc_age_s": "Seconds after which a gRPC connection takes no more calls. Its open calls end normally.",
+            "grpc_message_s": "Seconds for the message of a gRPC call to arrive; streams may wait longer.",
+            "grpc_ping_s": "Seconds between two pings of a gRPC client; a connection with more pings is closed.",
+        },
+        before="[Front door](../operate/front-door.md) describes what each of these bounds protects.",
     ),
     Section(
         "statuses",
@@ -485,6 +515,7 @@ limits:
   input_arena_mb: 256
   output_arena_mb: 128
 max_body_bytes: 16777216      # 16 MiB
+front_door: {buffer_mb: 512, idle_s: 300}
 repository: [models, /srv/models]
 control: explicit             # clients load and unload models
 load_models: [mlp]            # the others are loaded by clients

@@ -9,6 +9,10 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.grpc.transport.fields import check_fields
+from sluice.models.errors import RequestError
+
 Metadata = Iterable[tuple[str, str]]
 
 _T = TypeVar("_T")
@@ -36,9 +40,11 @@ class ServerCall:
     __slots__ = (
         "_all_read",
         "_awaited",
+        "_budget",
         "_call",
         "_deadline_s",
         "_ended",
+        "_held",
         "_loop",
         "_metadata",
         "_sent",
@@ -52,7 +58,7 @@ class ServerCall:
     )
 
     def __init__(self, event: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.method: str = event.call_details.method.decode()
+        self.method: str = event.call_details.method.decode(errors="replace")
         self.serializer: Callable[[Any], bytes] | None = None
         self.on_cancelled: Callable[[], object] | None = None
         self.cancelled = self.interrupted = False
@@ -63,6 +69,8 @@ class ServerCall:
         self._trailing: Metadata = ()
         self._sent = self._watched = self._ended = self._all_read = False
         self._awaited: asyncio.Future[bytes | None] | None = None
+        self._budget: Budget | None = None
+        self._held = 0
 
     # -- for handlers
 
@@ -99,6 +107,16 @@ class ServerCall:
             self._watched = True
             self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
 
+    def hold(self, budget: Budget, size: int) -> None:
+        """Count the bytes of the message in the budget until the call ends."""
+        self._budget, self._held = budget, size
+        budget.used += size
+
+    def _release(self) -> None:
+        if self._budget is not None:
+            self._budget.used -= self._held
+            self._budget = None
+
     def receive(self, then: Callable[[Any], object]) -> None:
         """Request the next message; `then` gets an event for `message_of` when there is one, or none is left."""
         self._start((cygrpc.ReceiveMessageOperation(0),), then)
@@ -113,7 +131,7 @@ class ServerCall:
             if (message := await self._awaited) is None:
                 self._all_read = True
                 return
-            yield message if deserializer is None else deserializer(message)
+            yield message if deserializer is None else parsed(deserializer, message)
 
     def interrupt(self) -> None:
         """End `requests` early, so that the handler ends when it has answered the messages it has."""
@@ -142,6 +160,7 @@ class ServerCall:
                 operations.append(_UNHEARD_CLOSE)
             self._send(operations, _ignore)
         self._ended = True
+        self._release()
         self._call = self.on_cancelled = None  # lets the core free its part of the call after the last event
 
     def _send(self, operations: list[Any], then: Callable[[Any], object]) -> None:
@@ -157,8 +176,23 @@ class ServerCall:
     def _closed(self, event: Any) -> None:
         if event.batch_operations[0].cancelled() and not self._ended:
             self.cancelled = True
+            self._release()
             if self.on_cancelled is not None:
                 self.on_cancelled()
+
+
+def parsed(deserializer: Callable[[bytes], Any], message: bytes) -> Any:
+    """A message as its deserializer gives it. Raises RequestError for one that cannot be parsed, or has too many parts.
+
+    Then the client is at fault.
+    """
+    check_fields(message)
+    try:
+        return deserializer(message)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"the message cannot be parsed: {error}") from error
 
 
 def message_of(event: Any) -> bytes | None:

@@ -12,8 +12,11 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.grpc.transport.arrivals import AwaitedMessages
+from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, message_of, parsed
 from sluice.gateway.grpc.transport.cancellation import CancellationWatch
+from sluice.models.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ Clients send the next call as soon as they have an answer.
 
 _STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", (("retry-after", "1"),)
 """The status of a call that a stopping server refuses, as the runtime rejects requests then."""
+_NO_MEMORY = grpc.StatusCode.UNAVAILABLE, "the server has no memory left to read the message", (("retry-after", "1"),)
 _HAPPENED = cygrpc.CompletionType.operation_complete
 
 Refusal = Callable[[str, Metadata], str]
@@ -45,8 +49,16 @@ class GrpcServer:
     deadline that may take a tenth of a second.
     """
 
-    def __init__(self, options: Iterable[tuple[str, Any]], refusal: Refusal | None = None) -> None:
+    def __init__(
+        self,
+        options: Iterable[tuple[str, Any]],
+        refusal: Refusal | None = None,
+        budget: Budget | None = None,
+        message_timeout_s: float = 120,
+    ) -> None:
         self._refusal = refusal
+        self._budget = budget or Budget(1 << 62)
+        self._message_timeout_s = message_timeout_s
         self._handlers: dict[str, Any] = {}
         self._direct: dict[str, Callable[[bytes, ServerCall], None]] = {}
         self._queue = cygrpc.CompletionQueue()
@@ -59,6 +71,7 @@ class GrpcServer:
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
         self._watch: CancellationWatch
+        self.arrivals: AwaitedMessages
         self._ended: asyncio.Event
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
@@ -84,6 +97,7 @@ class GrpcServer:
         """Start accepting calls."""
         self._loop = asyncio.get_running_loop()
         self._watch = CancellationWatch(self._loop)
+        self.arrivals = AwaitedMessages(self._loop, self._budget, self._message_timeout_s)
         self._ended = asyncio.Event()
         self._server.start()
         self._serving = True
@@ -104,6 +118,7 @@ class GrpcServer:
         late = self._late = []
         for stream in self._streams:
             stream.interrupt()
+        self.arrivals.stop()
         self._watch.stop()  # from now on every cancellation must be noticed
         await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
         self._serving = False
@@ -179,16 +194,23 @@ class GrpcServer:
                 self._watch.add(call)
             else:
                 call.watch()
+            self.arrivals.add(call)
             call.receive(partial(self._received, call, handler))
 
     def _received(self, call: ServerCall, handler: Any, event: Any) -> None:
         message = message_of(event)
+        self.arrivals.remove(call)
         if message is None:  # the client sent none, or has gone and does not get this status
             call.end(grpc.StatusCode.UNIMPLEMENTED, f"{call.method} requires exactly one request message")
             return
         if call.cancelled:  # already: `on_cancelled`, which the handler would set, would not be called
             call.end(grpc.StatusCode.CANCELLED)
             return
+        size = len(message)
+        if self._budget.used + size > self._budget.limit:
+            call.end(*_NO_MEMORY)
+            return
+        call.hold(self._budget, size)
         begin = self._direct.get(call.method)
         if begin is None:
             self._run(call, handler, message)
@@ -210,7 +232,7 @@ class GrpcServer:
     async def _answer(self, call: ServerCall, handler: Any, request: Any) -> None:
         try:
             if not handler.request_streaming and handler.request_deserializer is not None:
-                request = handler.request_deserializer(request)
+                request = parsed(handler.request_deserializer, request)
             call.serializer = handler.response_serializer
             if not handler.response_streaming:
                 call.finish(await handler.unary_unary(request, call))
@@ -227,6 +249,8 @@ class GrpcServer:
                 call.end(grpc.StatusCode.OK)
         except Aborted as aborted:
             call.end(*aborted.args)
+        except RequestError as error:
+            call.end(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception as error:
             self._failed(call, error)
 

@@ -220,6 +220,9 @@ class Client:
     def send(self, data: bytes) -> None:
         self._writer.write(data)
 
+    def send_eof(self) -> None:
+        self._writer.write_eof()
+
     async def line(self) -> bytes:
         return await asyncio.wait_for(self._reader.readline(), TIMEOUT_S)
 

@@ -141,9 +141,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
             "recycle, host, http_port, grpc_port, metrics_port, partitions, strict, strict_readiness, resize, "
-            "batch_timeout_s, quarantine, spare_worker, model_loading, triton, max_body_bytes, allow_client_shm, "
-            "client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, allowed_hosts, "
-            "cors, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, "
+            "batch_timeout_s, quarantine, spare_worker, model_loading, triton, max_body_bytes, front_door, "
+            "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
+            "allowed_hosts, cors, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, "
             "default_slo_ms, late, percentile, residency, prices",
         ),
         (
@@ -269,6 +269,16 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("triton: [{name: t, url: 'a:1', timeout_s: 0}]", "triton[0]: triton t: expected a finite timeout_s above 0"),
         ("models: {mlp: {max_batch_size: 0}}", "models.mlp: max_batch_size: expected at least 1, got 0"),
         ("max_batch_size: 0", "max_batch_size: expected at least 1, got 0"),
+        ("front_door: {head_bytes: 10}", "front_door: head_bytes: expected a whole number from 1024"),
+        ("front_door: {head_lines: 1.5}", "front_door.head_lines: Expected `int`, got `float`"),
+        ("front_door: {idle_s: 0}", "front_door: idle_s: expected seconds above 0, at most 1000000, got 0"),
+        ("front_door: {idle_s: .nan}", "front_door: idle_s: expected seconds above 0, at most 1000000, got nan"),
+        ("front_door: {buffer_mb: .inf}", "front_door: buffer_mb: expected a finite number above 0, got inf"),
+        (
+            "front_door: {buffer_mb: 64}",
+            "front_door: buffer_mb: expected at least 73.22 for max_body_bytes 67108864, got 64",
+        ),
+        ("front_door: {speed: 1}", "front_door: Object contains unknown field `speed`; expected buffer_mb, max_conn"),
         ("max_body_bytes: 0", "max_body_bytes: expected at least 1, got 0"),
         ("limits: {input_arena_mb: -1}", "limits: input_arena_mb: expected at least 1, got -1"),
         ("limits: {output_arena_mb: 0}", "limits: output_arena_mb: expected at least 1, got 0"),

@@ -94,7 +94,21 @@ def test_the_verb_of_inference_is_post(served: InstantGateway) -> None:
             "Content-Encoding 'br' is not supported; expected gzip, deflate or none",
         ),
         ({}, b'{"inputs": "\\ud800"}', 400, "not an inference request"),
-        ({}, b'{"inputs": [{"name": "\\ud800", "shape": [], "datatype": "", "data": [NaN]}]}', 400, "input '?':"),
+        ({}, b'{"inputs": [{"name": "\\ud800", "shape": [], "datatype": "", "data": [NaN]}]}', 400, "surrogates"),
+        (
+            {},
+            b'{"id": "\\ud800", "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [NaN]}]}',
+            400,
+            "surr",
+        ),
+        (
+            {},
+            b'{"inputs": [{"name": "x", "shape": [2], "datatype": "BYTES", "data": ["\\uDC00"]}, NaN]}',
+            400,
+            "surrogates",
+        ),
+        ({}, b'{"inputs": [{"name": "x", "shape": [NaN], "datatype": "FP32", "data": [NaN]}]}', 400, "Expected `int`"),
+        ({}, b'{"parameters": {"timeout": NaN}, "inputs": []}', 400, "timeout"),
     ],
 )
 def test_bad_requests_are_refused_in_json(

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from sluice.gateway.http.metrics_server import MAX_HEAD_BYTES, MetricsServer
+from sluice.gateway.http.metrics_server import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsServer
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.models.errors import ConfigError
 
@@ -70,3 +70,20 @@ def test_a_client_that_sends_too_much_gets_no_answer_and_the_next_one_does() -> 
     too_much, next_one = answered(b"GET /metrics" + b"x" * 4 * MAX_HEAD_BYTES, b"GET /metrics HTTP/1.1\r\n\r\n")
     assert too_much == b""
     assert next_one.endswith(b"sluice_requests_total 3\n")
+
+
+def test_clients_that_send_nothing_make_room() -> None:
+    async def ask() -> bytes:
+        server = MetricsServer(cast(ServerMetrics, Exposition()), "127.0.0.1", 0)
+        await server.start()
+        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(MAX_CONNECTIONS)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        reply = await asyncio.wait_for(reader.read(), TIMEOUT_S)
+        assert await asyncio.wait_for(idle[0][0].read(), TIMEOUT_S) == b""
+        for _, each in (*idle, (reader, writer)):
+            each.close()
+        await server.stop()
+        return reply
+
+    assert asyncio.run(ask()).startswith(b"HTTP/1.1 200 OK")

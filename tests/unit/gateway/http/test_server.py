@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.errors import ConfigError
@@ -67,6 +68,9 @@ def test_a_client_that_disconnects_cancels_its_request_even_after_a_large_body(s
         await asyncio.wait_for(served.runtime.arrived.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == []
         client.close()
+        await until(lambda: client.connection.half_closed)
+        for second in (1, 2):  # it may only have closed its side: a sweep finds out
+            client.connection.sweep(second)
         await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == [1]
         served.runtime.let_go()
@@ -337,7 +341,8 @@ def serve(
     served: InstantGateway, conversation: Callable[[HttpServer], Awaitable[None]], max_connections: int = 16
 ) -> None:
     async def run() -> None:
-        server = http_server(http_config(served.app, served.route, max_connections), "127.0.0.1", 0)
+        door = FrontDoor(max_connections=max_connections)
+        server = http_server(http_config(served.app, served.route, door), "127.0.0.1", 0, door=door)
         serving = asyncio.create_task(server.serve())
         try:
             await conversation(server)
@@ -349,15 +354,19 @@ def serve(
 
 
 def test_clients_beyond_the_limit_are_refused_with_the_reason(served: InstantGateway) -> None:
+    served.runtime.hold = True
+
     async def conversation(server: HttpServer) -> None:
         first: Any = await asyncio.open_connection("127.0.0.1", server.port)
-        first[1].write(HEALTH)
-        assert (await first[0].readline()).startswith(b"HTTP/1.1 200")
+        first[1].write(small(1))
+        await asyncio.wait_for(served.runtime.arrived.wait(), TIMEOUT_S)
         second, writer = await asyncio.open_connection("127.0.0.1", server.port)
         answer = await asyncio.wait_for(second.read(), TIMEOUT_S)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert answer.endswith(b'{"error":"the server has reached its limit of 1 connections"}')
         writer.close()
+        served.runtime.let_go()
+        assert (await first[0].readline()).startswith(b"HTTP/1.1 200")
         first[1].close()
 
     serve(served, conversation, max_connections=1)
