@@ -72,16 +72,16 @@ class Connection(HttpToolsProtocol):
         *args: Any,
         restrictions: Restrictions | None = None,
         access: AccessRules | None = None,
-        door: FrontDoor | None = None,
+        front_door: FrontDoor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._route = route
         self._access = access
         self._restrictions = restrictions
-        self._door = door or FrontDoor()
-        self.budget = self._door.budget
-        self._head_bytes, self._head_lines = self._door.settings.head_bytes, self._door.settings.head_lines
+        self._front_door = front_door or FrontDoor()
+        self.budget = self._front_door.budget
+        self._head_bytes, self._head_lines = self._front_door.settings.head_bytes, self._front_door.settings.head_lines
         self._turn: Any = None
         """The request whose response is the next one: an exchange, a refusal or a cycle of uvicorn."""
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
@@ -104,10 +104,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many connections."""
         super().connection_made(transport)
-        reason = self._door.enter(self, self._address)
-        self._only_health = self._door.is_full
+        reason = self._front_door.enter(self, self._address)
+        self._only_health = self._front_door.is_full
         if reason:  # at once, since a connection that lingers would still count
-            self._door.faults.counts["no_connections"] += 1
+            self._front_door.faults.counts["no_connections"] += 1
             self._stopped = True
             transport.write(refusal(503, reason))
             transport.close()
@@ -122,9 +122,9 @@ class Connection(HttpToolsProtocol):
             turn.disconnect()
         # An exchange refers to its connection: break the cycle, which leaves nothing for the garbage collector.
         self._turn = self.cycle = None  # type: ignore[assignment]
-        self._door.leave(self, self._address)
-        if self._door.paused:
-            self._door.relieve()
+        self._front_door.leave(self, self._address)
+        if self._front_door.paused:
+            self._front_door.relieve()
 
     @property
     def _address(self) -> str:
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
         if self._unparsed > SMALL_BYTES and not self._stopped:
             self._keep_unparsed()
         if self.budget.used > self.budget.mark:
-            self._door.press(self)
+            self._front_door.press(self)
 
     def _keep_unparsed(self) -> None:
         """Count a part of a head in the buffer, and refuse a head that is too large."""
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
                 return
         method = parser.get_method()
         if self._only_health and not (method in (b"GET", b"HEAD") and _HEALTH.match(self.url)):
-            limit = self._door.max_connections
+            limit = self._front_door.max_connections
             self.refuse(503, f"the server has reached its limit of {limit} connections", "no_connections")
             return
         self._unparsed = 0
@@ -348,8 +348,8 @@ class Connection(HttpToolsProtocol):
         if turn is not None:
             self._release(turn)
         self.server_state.total_requests += 1
-        if self._door.paused:
-            self._door.relieve()
+        if self._front_door.paused:
+            self._front_door.relieve()
         if self.transport.is_closing():
             return
         if self.pipeline:
@@ -386,7 +386,7 @@ class Connection(HttpToolsProtocol):
 
     def refuse(self, status: int, reason: str, fault: str) -> None:
         """Read no more, answer the requests that are complete and then this error, and end the connection."""
-        self._door.faults.counts[fault] += 1
+        self._front_door.faults.counts[fault] += 1
         self._stopped = True
         if self._in_body and not self._withdraw():
             self.transport.close()
@@ -459,7 +459,7 @@ class Connection(HttpToolsProtocol):
         """Read on, or stop reading while earlier requests, the client or other connections are to make room."""
         if self.transport.is_closing():
             return
-        if self.pipeline or self.flow.write_paused or self in self._door.paused:
+        if self.pipeline or self.flow.write_paused or self in self._front_door.paused:
             self.flow.pause_reading()
         else:
             self.flow.resume_reading()
@@ -482,9 +482,9 @@ class Connection(HttpToolsProtocol):
 
     def give_up(self) -> None:
         """Refuse the request that is being read, or end the connection of a client that has more open."""
-        self._door.paused.discard(self)
+        self._front_door.paused.discard(self)
         if self._unread or self.pipeline:
-            self._door.faults.counts["no_memory"] += 1
+            self._front_door.faults.counts["no_memory"] += 1
             self._release_all()
             self.transport.abort()
         else:
@@ -501,7 +501,7 @@ class Connection(HttpToolsProtocol):
             self._phase, self.since_s, self._moved = phase, now_s, self._moved_bytes(phase)
             return
         waited_s = now_s - self.since_s
-        settings = self._door.settings
+        settings = self._front_door.settings
         if phase is Phase.IDLE:
             if waited_s >= (settings.first_request_s if self.cycle is None else settings.idle_s):
                 self.transport.close()
@@ -521,7 +521,7 @@ class Connection(HttpToolsProtocol):
                 said = f"the body comes with less than {settings.min_bytes_per_s} bytes a second"
                 self.refuse(408, said, "too_slow")
             else:
-                self._door.faults.counts["too_slow"] += 1
+                self._front_door.faults.counts["too_slow"] += 1
                 self.transport.abort()
 
     def phase(self) -> Phase:
@@ -573,11 +573,11 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         listener: socket.socket,
         tls: ssl.SSLContext | None = None,
-        door: FrontDoor | None = None,
+        front_door: FrontDoor | None = None,
     ) -> None:
         super().__init__(config)
         self._listener = listener
-        self._door = door
+        self._front_door = front_door
         self._tls = tls
         self.port: int = listener.getsockname()[1]
 
@@ -591,7 +591,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections; unlike uvicorn alone, with a limit of time for the TLS handshake."""
         await self.lifespan.startup()
-        limit_s = None if self._tls is None or self._door is None else self._door.settings.head_timeout_s
+        limit_s = None if self._tls is None or self._front_door is None else self._front_door.settings.head_timeout_s
         loop = asyncio.get_running_loop()
         self.servers = [
             await loop.create_server(
@@ -603,8 +603,8 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Sweep the connections once a second."""
-        if self._door is not None and counter % SWEEP_TICKS == 0:
-            self._door.sweep(time.monotonic())
+        if self._front_door is not None and counter % SWEEP_TICKS == 0:
+            self._front_door.sweep(time.monotonic())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -648,7 +648,7 @@ class HttpServer(uvicorn.Server):
 def http_config(
     app: Starlette,
     route: InferRoute,
-    door: FrontDoor | None = None,
+    front_door: FrontDoor | None = None,
     *,
     restrictions: Restrictions | None = None,
     access: AccessRules | None = None,
@@ -661,7 +661,7 @@ def http_config(
     return uvicorn.Config(
         app if access is None else AccessControl(app, access),
         http=partial(  # type: ignore[arg-type]
-            Connection, route, restrictions=restrictions or None, access=access, door=door or FrontDoor()
+            Connection, route, restrictions=restrictions or None, access=access, front_door=front_door or FrontDoor()
         ),
         ws="none",
         lifespan="off",
@@ -679,10 +679,10 @@ def http_server(
     host: str,
     port: int,
     tls: ssl.SSLContext | None = None,
-    door: FrontDoor | None = None,
+    front_door: FrontDoor | None = None,
 ) -> HttpServer:
     """A server that listens already; port 0 takes a free one. Raises ConfigError if the port cannot be bound.
 
-    `door` is the front door of the connections, which the server sweeps.
+    `front_door` is the front door of the connections, which the server sweeps.
     """
-    return HttpServer(config, listen("HTTP", host, port, config.backlog), tls, door)
+    return HttpServer(config, listen("HTTP", host, port, config.backlog), tls, front_door)

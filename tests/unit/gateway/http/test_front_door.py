@@ -334,7 +334,7 @@ def serve(
 ) -> None:
     async def run() -> None:
         route = InferRoute(served.dataplane, max_bytes)
-        server = http_server(http_config(served.app, route, door), "127.0.0.1", 0, door=door)
+        server = http_server(http_config(served.app, route, door), "127.0.0.1", 0, front_door=door)
         serving = asyncio.create_task(server.serve())
         try:
             await conversation(server)

@@ -342,7 +342,7 @@ def serve(
 ) -> None:
     async def run() -> None:
         door = FrontDoor(max_connections=max_connections)
-        server = http_server(http_config(served.app, served.route, door), "127.0.0.1", 0, door=door)
+        server = http_server(http_config(served.app, served.route, door), "127.0.0.1", 0, front_door=door)
         serving = asyncio.create_task(server.serve())
         try:
             await conversation(server)
