@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from sluice.mps.daemon.channel import MpsChannel
-from sluice.mps.daemon.control import MpsControl
+from sluice.mps.daemon.control import MpsClient, MpsControl
 from sluice.mps.daemon.daemon import MpsDaemon
 from sluice.mps.daemon.protocol2 import Protocol2
 from sluice.mps.supervisor.fault_domain import end_client
@@ -19,37 +19,54 @@ Clients = Callable[..., CudaProcess]
 
 
 class Hung:
-    """A process that does not go on; `left` are the clients that the daemon lists when it is killed."""
+    """A process that does not go on; `terminated` are the clients without contexts when it is killed."""
 
-    def __init__(self, client: CudaProcess, daemon: MpsDaemon) -> None:
+    def __init__(self, client: CudaProcess) -> None:
         self.pid = client.pid
-        self.left: list[int] = []
+        self.control: Control | None = None
+        self.terminated: list[int] = []
         self.reason = ""
-        self._daemon = daemon
         os.kill(self.pid, signal.SIGSTOP)
 
     def kill(self, reason: str) -> None:
-        self.left = [each.pid for each in self._daemon.control.clients()]
+        assert self.control is not None
+        self.terminated = list(self.control.terminated)
         self.reason = reason
         os.kill(self.pid, signal.SIGKILL)
 
 
+class Control:
+    """A control of a daemon that notes which clients it has terminated."""
+
+    def __init__(self, control: MpsControl) -> None:
+        self._control = control
+        self.terminated: list[int] = []
+
+    def clients(self) -> tuple[MpsClient, ...]:
+        return self._control.clients()
+
+    def terminate_client(self, client: MpsClient) -> None:
+        self._control.terminate_client(client)
+        self.terminated.append(client.pid)
+
+
 def ended(hung: Hung, control: MpsControl, terminate_s: float) -> list[int]:
-    """The clients that are left once it is ended."""
-    asyncio.run(end_client(cast(WorkerProcess, hung), control, "it hangs", terminate_s))
+    """The clients that were terminated before it was killed."""
+    hung.control = Control(control)
+    asyncio.run(end_client(cast(WorkerProcess, hung), cast(MpsControl, hung.control), "it hangs", terminate_s))
     assert hung.reason == "it hangs"
-    return hung.left
+    return hung.terminated
 
 
 def test_its_contexts_are_destroyed_before_it_is_killed(fake: MpsDaemon, clients: Clients) -> None:
-    neighbour, hung = clients(fake), Hung(clients(fake), fake)
-    assert ended(hung, fake.control, terminate_s=60) == [neighbour.pid]
+    neighbour, hung = clients(fake), Hung(clients(fake))
+    assert ended(hung, fake.control, terminate_s=60) == [hung.pid]
     assert neighbour.ask("check") == 0
 
 
 def test_one_that_cannot_be_terminated_is_killed_all_the_same(fake: MpsDaemon, program: str, clients: Clients) -> None:
-    hung = Hung(clients(fake), fake)
+    hung = Hung(clients(fake))
     fake_mps.inject(fake.pipes, "wedge", hung.pid)
     # A thread waits for the answer for longer, and with it the end of the loop.
     control = Protocol2(MpsChannel(fake.pipes, program, timeout_s=2))
-    assert ended(hung, control, terminate_s=0.5) == [hung.pid]
+    assert ended(hung, control, terminate_s=0.5) == []
