@@ -53,12 +53,12 @@ def front_ends(
     http_connections, grpc_connections = allowed_connections(limits)
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
     faults = ClientFaults()
-    door = FrontDoor(limits, budget, faults, http_connections)
-    metrics.include(FrontDoorMetrics(budget, faults, lambda: len(door.connections)))
+    front_door = FrontDoor(limits, budget, faults, http_connections)
+    metrics.include(FrontDoorMetrics(budget, faults, lambda: len(front_door.connections)))
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
-    settings = http_config(app, route, door, restrictions=restrictions, access=access)
-    http = http_server(settings, host, config.http_port, context, door)
+    settings = http_config(app, route, front_door, restrictions=restrictions, access=access)
+    http = http_server(settings, host, config.http_port, context, front_door)
     grpc, grpc_port = grpc_server(
         dataplane,
         control,

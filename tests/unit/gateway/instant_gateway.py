@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -20,7 +20,8 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
-from sluice.gateway.http.server import Connection, http_config
+from sluice.gateway.http.front_door import FrontDoor
+from sluice.gateway.http.server import Connection, HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
@@ -326,3 +327,24 @@ def send(served: InstantGateway, request: bytes) -> Reply:
         return await client.reply()
 
     return talk(served, conversation)
+
+
+def serve(
+    served: InstantGateway,
+    front_door: FrontDoor,
+    conversation: Callable[[HttpServer], Awaitable[None]],
+    max_bytes: int | None = None,
+) -> None:
+    """Hold a conversation with an HTTP server on a port; bodies are limited to `max_bytes`, if given."""
+
+    async def run() -> None:
+        route = served.route if max_bytes is None else InferRoute(served.dataplane, max_bytes)
+        server = http_server(http_config(served.app, route, front_door), "127.0.0.1", 0, front_door=front_door)
+        serving = asyncio.create_task(server.serve())
+        try:
+            await conversation(server)
+        finally:
+            server.should_exit = True
+            await serving
+
+    asyncio.run(run())

@@ -6,7 +6,7 @@ import gzip
 import json
 import socket
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -15,9 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.metrics import FrontDoorMetrics
-from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.front_door import FrontDoor
-from sluice.gateway.http.server import HttpServer, Phase, http_config, http_server
+from sluice.gateway.http.server import HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (
     TIMEOUT_S,
@@ -28,6 +27,7 @@ from tests.unit.gateway.instant_gateway import (
     instant_gateway,
     message,
     send,
+    serve,
     talk,
     until,
 )
@@ -327,22 +327,6 @@ def test_a_client_that_goes_away_during_an_upload_leaves_no_traceback(
 
     talk(served, conversation)
     assert not [record for record in caplog.records if record.exc_info]
-
-
-def serve(
-    served: InstantGateway, door: FrontDoor, conversation: Callable[[HttpServer], Awaitable[None]], max_bytes: int
-) -> None:
-    async def run() -> None:
-        route = InferRoute(served.dataplane, max_bytes)
-        server = http_server(http_config(served.app, route, door), "127.0.0.1", 0, front_door=door)
-        serving = asyncio.create_task(server.serve())
-        try:
-            await conversation(server)
-        finally:
-            server.should_exit = True
-            await serving
-
-    asyncio.run(run())
 
 
 async def connect(server: HttpServer, data: bytes = b"", **options: Any) -> Any:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.http.front_door import FrontDoor
-from sluice.gateway.http.server import HttpServer, http_config, http_server
+from sluice.gateway.http.server import HttpServer, http_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType
@@ -26,6 +25,7 @@ from tests.unit.gateway.instant_gateway import (
     instant_gateway,
     iterations,
     message,
+    serve,
     talk,
     until,
 )
@@ -337,22 +337,6 @@ def test_a_shutdown_ends_an_idle_connection(served: InstantGateway) -> None:
     talk(served, conversation)
 
 
-def serve(
-    served: InstantGateway, conversation: Callable[[HttpServer], Awaitable[None]], max_connections: int = 16
-) -> None:
-    async def run() -> None:
-        door = FrontDoor(max_connections=max_connections)
-        server = http_server(http_config(served.app, served.route, door), "127.0.0.1", 0, front_door=door)
-        serving = asyncio.create_task(server.serve())
-        try:
-            await conversation(server)
-        finally:
-            server.should_exit = True
-            await serving
-
-    asyncio.run(run())
-
-
 def test_clients_beyond_the_limit_are_refused_with_the_reason(served: InstantGateway) -> None:
     served.runtime.hold = True
 
@@ -369,7 +353,7 @@ def test_clients_beyond_the_limit_are_refused_with_the_reason(served: InstantGat
         assert (await first[0].readline()).startswith(b"HTTP/1.1 200")
         first[1].close()
 
-    serve(served, conversation, max_connections=1)
+    serve(served, FrontDoor(max_connections=1), conversation)
 
 
 def test_a_client_connected_when_a_server_stops_is_answered_and_no_other_can_connect(served: InstantGateway) -> None:
@@ -390,7 +374,7 @@ def test_a_client_connected_when_a_server_stops_is_answered_and_no_other_can_con
             each.close()
         await stopping
 
-    serve(served, conversation)
+    serve(served, FrontDoor(max_connections=16), conversation)
 
 
 def test_a_port_that_is_taken_is_an_error_at_once(served: InstantGateway) -> None:
@@ -399,4 +383,4 @@ def test_a_port_that_is_taken_is_an_error_at_once(served: InstantGateway) -> Non
         with pytest.raises(ConfigError, match=said):
             http_server(server.config, "127.0.0.1", server.port)
 
-    serve(served, conversation)
+    serve(served, FrontDoor(max_connections=16), conversation)
