@@ -9,13 +9,13 @@ from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.front_door.addresses import listening_address
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.faults import ClientFaults
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorMetrics
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
-from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.server import HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
@@ -45,15 +45,14 @@ def front_ends(
     restrictions = config.restrictions
     access = AccessRules(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
     _log_access(config, restrictions)
-    context = credentials = None
-    if config.tls is not None:
-        context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    context = None if config.tls is None else config.tls.ssl_context()
     host = listening_address(config.host)
     limits = config.front_door
     http_connections, grpc_connections = allowed_connections(limits)
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes))
     faults = ClientFaults()
     front_door = FrontDoor(limits, budget, faults, http_connections)
+    grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
     metrics.include(FrontDoorMetrics(budget, faults, lambda: len(front_door.connections)))
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
@@ -66,10 +65,9 @@ def front_ends(
         config.grpc_port,
         config.max_body_bytes,
         restrictions=restrictions,
-        credentials=credentials,
-        settings=limits,
-        max_connections=grpc_connections,
-        budget=budget,
+        tls=config.tls,
+        front_door=grpc_door,
+        kind=config.grpc_server,
     )
     metrics_server = None
     if config.metrics_port is not None:

@@ -190,5 +190,5 @@ def test_a_port_that_is_taken_is_named() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"^gRPC port 127.0.0.1:{port} cannot be bound: it is in use or not all"):
+        with pytest.raises(ConfigError, match=f"^gRPC port 127.0.0.1:{port} cannot be bound: Address already in use"):
             asyncio.run(bind(port))

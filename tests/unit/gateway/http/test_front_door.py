@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorMetrics
-from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.server import HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sluice.gateway.grpc.transport.call import ServerCall
+from sluice.gateway.grpc.transport.grpcio.call import GrpcioCall
 
 UNWATCHED_S = 0.05
 """The time for which a call is not watched.
@@ -19,11 +19,11 @@ class CancellationWatch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._new: list[ServerCall] = []
-        self._older: list[ServerCall] = []
+        self._new: list[GrpcioCall] = []
+        self._older: list[GrpcioCall] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, call: ServerCall) -> None:
+    def add(self, call: GrpcioCall) -> None:
         """Watch a new call if it lasts."""
         self._new.append(call)
         if self._timer is None:

@@ -1,4 +1,4 @@
-"""The limits of all HTTP connections together: of their number, of their buffers and of their time."""
+"""The limits of all connections of a protocol together: of their number, of their buffers and of their time."""
 
 import heapq
 import math
@@ -55,7 +55,7 @@ class GuardedConnection(Protocol):
 
 
 class FrontDoor:
-    """The limits of all connections of an HTTP server. One sweep a second enforces those of time."""
+    """The limits of all connections of a server. One sweep a second enforces those of time."""
 
     def __init__(
         self,
