@@ -110,6 +110,8 @@ class Http2Connection(Outgoing, Generic[T]):
         self._decoder = HeaderDecoder(limits.header_bytes, interpret)
         self._rest = b""
         self._has_preface = self._has_settings = False
+        self._expects = True
+        """True if not every type of frame may come next."""
         self.last_id = 0
         """The greatest id of a stream that the client has opened."""
         self._turns = 0
@@ -130,8 +132,6 @@ class Http2Connection(Outgoing, Generic[T]):
         self._draining = self._drained = False
         self.fault: ConnectionFault | None = None
         """What the client did wrong, if that ended the connection."""
-        self.went_away = False
-        """True if the client has announced that it opens no more streams."""
         self.awaits_ping = False
         """True if a ping of the server has not been answered."""
         self._put(
@@ -213,63 +213,60 @@ class Http2Connection(Outgoing, Generic[T]):
             self.end_with(fault.code, fault.reason)
 
     def _receive(self, data: bytes) -> None:
-        position, end = 0, len(data)
+        end = len(data)
         self._rest = b""
-        if not self._has_preface:
-            if not PREFACE.startswith(data[: len(PREFACE)]):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "expected the preface of HTTP/2")
-            if end < len(PREFACE):
-                self._rest = data
-                return
-            self._has_preface = True
-            position = len(PREFACE)
-        while not self.over:
-            if self._part_left or self._part_padding:
-                position = self._continue_part(data, position)
-                if position == end:
-                    return
-            if end - position < HEAD_BYTES:
-                break
+        position = self._resume(data)
+        while end - position >= HEAD_BYTES and not self.over:
             high, low, kind, flags, stream_id = _unpack_head(data, position)
-            length = high << 16 | low
-            stream_id &= MAX_STREAM_ID
             begin = position + HEAD_BYTES
-            if kind == DATA and not flags & PADDED and self._has_settings and not self._block_id:
-                position = begin + length
-                stream = self._count_data(stream_id, length, flags)
-                if position <= end:
-                    if stream is not None:
-                        self._give(stream, data[begin:position], bool(flags & END_STREAM))
-                else:
-                    self._part_stream, self._part_left, self._part_ends = stream, length, bool(flags & END_STREAM)
-                    position = begin
-                continue
-            if length > LEAST_FRAME_BYTES:
-                self._check_length(kind, length)
+            stop = begin + (high << 16 | low)
+            stream_id &= MAX_STREAM_ID
+            if self._expects:
+                self._check_order(kind)
+            if high or stop > end:
+                self._check_length(kind, stop - begin)
+                if stop > end:
+                    begin = self._begin_part(kind, flags, stream_id, stop - begin, data[begin : begin + 8], begin)
+                    if not begin:
+                        break
+                    position = self._continue_part(data, begin)
+                    continue
+            position = stop
             if kind == DATA:
-                if begin == end and length:
-                    break  # the length of the padding is still to come
-                position = self._padded_data(data, begin, stream_id, length, flags)
-                continue
-            if kind > CONTINUATION:
-                self._check_order(kind, stream_id)
-                self._count_idle_frame()
-                self._part_left, position = length, begin
-                continue
-            if kind == GOAWAY:
-                if end - begin < min(length, 8):
-                    break
-                self._go_away(data[begin : begin + 8], stream_id, length)
-                self._part_left, position = length, begin
-                continue
-            if end - begin < length:
-                break
-            position = begin + length
-            self._take(kind, flags, stream_id, data[begin:position])
+                self._take_data(flags, stream_id, data[begin:stop])
+            elif kind == HEADERS:
+                self._take_headers(flags, stream_id, data[begin:stop])
+            elif kind == WINDOW_UPDATE:
+                self._take_window_update(stream_id, data[begin:stop])
+            else:
+                self._take_other(kind, flags, stream_id, data[begin:stop])
         if position:
             self._turns += 1
         if position < end:
             self._rest = data[position:]
+
+    def _resume(self, data: bytes) -> int:
+        """Take the preface or the rest of a frame that has come in parts; returns the position after it."""
+        if self._part_left or self._part_padding:
+            return self._continue_part(data, 0)
+        if self._has_preface:
+            return 0
+        if not PREFACE.startswith(data[: len(PREFACE)]):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "expected the preface of HTTP/2")
+        if len(data) < len(PREFACE):
+            self._rest = data
+            return len(data)
+        self._has_preface = True
+        return len(PREFACE)
+
+    def _check_order(self, kind: int) -> None:
+        """Raise ConnectionFault for a frame before the settings, or within a header block."""
+        if not self._has_settings and kind != SETTINGS:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"expected a SETTINGS frame first, got type {kind}")
+        if self._block_id and kind != CONTINUATION:
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, f"expected a CONTINUATION frame of stream {self._block_id}, got type {kind}"
+            )
 
     def _check_length(self, kind: int, length: int) -> None:
         """Raise ConnectionFault for a frame that is too large."""
@@ -279,8 +276,41 @@ class Http2Connection(Outgoing, Generic[T]):
             )
         if kind in (HEADERS, CONTINUATION):
             self._check_block(length)
-        elif kind not in (DATA, GOAWAY) and kind < CONTINUATION:
+        elif kind not in (DATA, GOAWAY) and kind < CONTINUATION and length > SETTINGS_BYTES:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of type {kind} cannot have {length} bytes")
+
+    # -- frames of which a part has come
+
+    def _begin_part(self, kind: int, flags: int, stream_id: int, length: int, payload: bytes, begin: int) -> int:
+        """Begin to take a frame of which a part is missing, and whose payload begins like this.
+
+        Returns the position after what has been taken, or 0 if the frame is to be complete first.
+        """
+        if kind == DATA:
+            return self._begin_data(flags, stream_id, length, payload, begin)
+        if kind == GOAWAY and len(payload) == 8:
+            self._take_go_away(stream_id, payload)
+        elif kind > CONTINUATION:
+            self._count_idle_frame()
+        else:
+            return 0
+        self._part_stream, self._part_left = None, length
+        return begin
+
+    def _begin_data(self, flags: int, stream_id: int, length: int, payload: bytes, begin: int) -> int:
+        if flags & PADDED:
+            if not payload:
+                return 0
+            self._part_padding = payload[0]
+            begin += 1
+        stream = self._count_data(stream_id, length, flags)
+        self._part_left = length - self._part_padding - (flags & PADDED and 1)
+        if self._part_left < 0:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the padding of a DATA frame is longer than the frame")
+        self._part_stream, self._part_ends = stream, bool(flags & END_STREAM)
+        if not self._part_left and stream is not None:
+            self._give(stream, b"", self._part_ends)
+        return begin
 
     def _continue_part(self, data: bytes, position: int) -> int:
         """Take what has come of a frame of which a part is missing; returns the position after it."""
@@ -289,9 +319,8 @@ class Http2Connection(Outgoing, Generic[T]):
             stop = min(position + left, len(data))
             self._part_left = left - (stop - position)
             stream = self._part_stream
-            if stream is not None and not stream.ended:
-                chunk = data[position:stop]
-                self._give(stream, chunk, self._part_ends and not self._part_left)
+            if stream is not None and not stream.ended and position < stop:
+                self._give(stream, data[position:stop], self._part_ends and not self._part_left)
             position = stop
         if not self._part_left:
             self._part_stream = None
@@ -300,36 +329,24 @@ class Http2Connection(Outgoing, Generic[T]):
             position += skipped
         return position
 
-    def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take a complete frame that is not DATA."""
-        if kind == HEADERS:
-            self._check_order(kind, stream_id)
-            self._take_headers(flags, stream_id, payload)
-        elif kind == CONTINUATION:
+    def _take_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Take a complete frame of the less frequent types."""
+        if kind == CONTINUATION:
             self._take_continuation(flags, stream_id, payload)
+        elif kind == SETTINGS:
+            self._take_settings(flags, stream_id, payload)
+        elif kind == PING:
+            self._take_ping(flags, stream_id, payload)
+        elif kind == RST_STREAM:
+            self._take_reset(stream_id, payload)
+        elif kind == PRIORITY:
+            self._take_priority(stream_id, payload)
+        elif kind == GOAWAY:
+            self._take_go_away(stream_id, payload)
+        elif kind == PUSH_PROMISE:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "expected no PUSH_PROMISE frame of a client")
         else:
-            self._check_order(kind, stream_id)
-            if kind == WINDOW_UPDATE:
-                self._take_window_update(stream_id, payload)
-            elif kind == SETTINGS:
-                self._take_settings(flags, stream_id, payload)
-            elif kind == PING:
-                self._take_ping(flags, stream_id, payload)
-            elif kind == RST_STREAM:
-                self._take_reset(stream_id, payload)
-            elif kind == PRIORITY:
-                self._take_priority(stream_id, payload)
-            elif kind == PUSH_PROMISE:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "expected no PUSH_PROMISE frame of a client")
-
-    def _check_order(self, kind: int, stream_id: int) -> None:
-        """Raise ConnectionFault for a frame before the settings, or within a header block."""
-        if self._block_id:
-            raise ConnectionFault(
-                ErrorCode.PROTOCOL_ERROR, f"expected a CONTINUATION frame of stream {self._block_id}, got type {kind}"
-            )
-        if not self._has_settings and kind != SETTINGS:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"expected a SETTINGS frame first, got type {kind}")
+            self._count_idle_frame()
 
     def _count_idle_frame(self) -> None:
         self._idle_frames += 1
@@ -340,8 +357,6 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def _count_data(self, stream_id: int, length: int, flags: int) -> Stream | None:
         """Count a DATA frame in the windows; returns its stream, or None if the data is to be dropped."""
-        if length > FRAME_BYTES:
-            self._check_length(DATA, length)
         self._receive_window -= length
         if self._receive_window < 0:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the client exceeded the window of the connection")
@@ -369,24 +384,14 @@ class Http2Connection(Outgoing, Generic[T]):
         stream.uncredited += length
         return stream
 
-    def _padded_data(self, data: bytes, begin: int, stream_id: int, length: int, flags: int) -> int:
-        """Take a DATA frame that may be padded; returns the position behind what has been taken."""
-        self._check_order(DATA, stream_id)
-        padding = 0
-        stream = self._count_data(stream_id, length, flags)
+    def _take_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        stream = self._count_data(stream_id, len(payload), flags)
         if flags & PADDED:
-            if not length or data[begin] >= length:
+            if not payload or payload[0] >= len(payload):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the padding of a DATA frame is longer than the frame")
-            padding = data[begin]
-            begin += 1
-            length -= 1 + padding
-        ends = bool(flags & END_STREAM)
-        self._part_padding = padding
-        if length:
-            self._part_stream, self._part_left, self._part_ends = stream, length, ends
-        elif stream is not None:
-            self._give(stream, b"", ends)
-        return begin
+            payload = payload[1 : len(payload) - payload[0]]
+        if stream is not None:
+            self._give(stream, payload, bool(flags & END_STREAM))
 
     def _give(self, stream: Stream, chunk: bytes, ends: bool) -> None:
         """Pass data to its stream."""
@@ -423,9 +428,10 @@ class Http2Connection(Outgoing, Generic[T]):
             self._take_block(stream_id, payload, ends)
         else:
             self._block_id, self._block, self._block_ends, self._block_frames = stream_id, payload, ends, 1
+            self._expects = True
 
     def _take_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if not self._block_id or stream_id != self._block_id:
+        if stream_id != self._block_id or not stream_id:
             raise ConnectionFault(
                 ErrorCode.PROTOCOL_ERROR, f"expected no CONTINUATION frame of stream {stream_id} without HEADERS"
             )
@@ -437,7 +443,7 @@ class Http2Connection(Outgoing, Generic[T]):
         self._check_block(len(payload))
         self._block += payload
         if flags & END_HEADERS:
-            self._block_id = 0
+            self._block_id, self._expects = 0, False
             block, self._block = self._block, b""
             self._take_block(stream_id, block, self._block_ends)
 
@@ -581,7 +587,7 @@ class Http2Connection(Outgoing, Generic[T]):
             if not self._has_settings:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "expected SETTINGS first, got their acknowledgement")
             return
-        self._has_settings = True
+        self._has_settings, self._expects = True, False
         for setting, value in SETTING.iter_unpack(payload):
             self._set(setting, value)
         self._put(frame(SETTINGS, ACK, 0))
@@ -660,16 +666,14 @@ class Http2Connection(Outgoing, Generic[T]):
                 )
             self._fail_stream(stream, StreamFault(ErrorCode.FRAME_SIZE_ERROR, "expected 5 bytes in a PRIORITY frame"))
 
-    def _go_away(self, payload: bytes, stream_id: int, length: int) -> None:
-        self._check_order(GOAWAY, stream_id)
+    def _take_go_away(self, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"expected a GOAWAY frame on stream 0, got {stream_id}")
-        if length < 8:
+        if len(payload) < 8:
             raise ConnectionFault(
-                ErrorCode.FRAME_SIZE_ERROR, f"expected at least 8 bytes in a GOAWAY frame, got {length}"
+                ErrorCode.FRAME_SIZE_ERROR, f"expected at least 8 bytes in a GOAWAY frame, got {len(payload)}"
             )
         self._count_idle_frame()
-        self.went_away = True
 
 
 def _unwrapped(flags: int, payload: bytes) -> bytes:
