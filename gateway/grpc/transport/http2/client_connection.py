@@ -90,10 +90,6 @@ class ClientConnection(asyncio.Protocol):
             self.http2.end_with(ErrorCode.INTERNAL_ERROR, "internal error")
         self.flush()
 
-    def eof_received(self) -> bool:
-        """A client that sends no more may still read its answers."""
-        return not self._ending and self._server.tls is None and bool(self.http2.streams)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what is open."""
         self._lost = True

@@ -488,10 +488,12 @@ class Http2Connection(Outgoing, Generic[T]):
             self._give(stream, b"", True)
 
     def _take_trailers(self, stream: Stream, block: bytes, ends: bool) -> None:
+        if stream.remote_ended:
+            self._drop_block(block)
+            self._fail_stream(stream, StreamFault(ErrorCode.STREAM_CLOSED, "got headers after the end of a stream"))
+            return
         try:
             self._decoder.trailers(block)
-            if stream.remote_ended:
-                raise StreamFault(ErrorCode.STREAM_CLOSED, "expected no headers after the end of a stream")
             if not ends:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "expected trailers to end their stream")
         except StreamFault as fault:
