@@ -11,6 +11,7 @@ import grpc
 
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import DecompressedTooLarge, decompress
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, parsed
 from sluice.gateway.grpc.transport.http2.call_head import CallHead, metadata_block, status_block
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, Http2Connection
@@ -34,6 +35,7 @@ class CallOwner(Protocol):
     """The server of a call."""
 
     budget: Budget
+    front_door: FrontDoor
     max_message_bytes: int
     loop: asyncio.AbstractEventLoop
     threads: Executor
@@ -249,8 +251,10 @@ class Http2Call(Stream):
         self._unread = ()
         budget = server.budget
         if budget.used + connection.uncounted_bytes > budget.limit:
-            self.end(*NO_MEMORY)
-            return
+            if not server.front_door.free(connection.uncounted_bytes):
+                self.end(*NO_MEMORY)
+            if self.ended:
+                return
         begin = self._method.begin
         if begin is None:
             server.run(self, self._method.handler, message)

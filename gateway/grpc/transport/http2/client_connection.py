@@ -217,6 +217,9 @@ class ClientConnection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Interrupt streams and ask the client to send no more calls."""
+        if self._ending:
+            self.transport.abort()
+            return
         for call in list(self.http2.streams.values()):
             if isinstance(call, Http2Call):
                 call.interrupt()
