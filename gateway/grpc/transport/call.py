@@ -23,11 +23,15 @@ class ServerCall(Protocol):
     the server has stopped reading its messages, though there may be more.
     """
 
-    method: str
     serializer: Callable[[Any], bytes] | None
     on_cancelled: Callable[[], object] | None
     cancelled: bool
     interrupted: bool
+
+    @property
+    def method(self) -> str:
+        """The path of the method, such as `/service/Method`."""
+        ...
 
     def invocation_metadata(self) -> Any:
         """The client's metadata: pairs of name and value."""

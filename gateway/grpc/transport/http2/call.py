@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -38,7 +38,7 @@ class CallOwner(Protocol):
     front_door: FrontDoor
     max_message_bytes: int
     loop: asyncio.AbstractEventLoop
-    threads: Executor
+    threads: ThreadPoolExecutor
 
     def run(self, call: Any, handler: Any, request: Any) -> "asyncio.Task[None]":
         """Answer a call in a task."""
@@ -157,7 +157,7 @@ class Http2Call(Stream):
         self.connection.end(self, status, metadata_block(trailing_metadata or self._trailing))
 
     def _encoded(self, message: Any) -> bytes:
-        return message if self.serializer is None else self.serializer(message)  # type: ignore[no-any-return]
+        return message if self.serializer is None else self.serializer(message)
 
     def _release(self) -> None:
         """Keep nothing any longer for a call that ends."""

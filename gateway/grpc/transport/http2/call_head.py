@@ -4,6 +4,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import quote_from_bytes
 
 import grpc
@@ -47,7 +48,7 @@ class CallHead:
         self.content_length = -1
         self.http_status = 0
         self.refusal: Status | None = None
-        metadata: list[tuple[str, str | bytes]] = []
+        metadata: list[tuple[str, Any]] = []
         content_type = b""
         for name, value in fields:
             if name == b":path":

@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+import ssl
+from typing import Any, Protocol
 
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.http2.call import Http2Call
 from sluice.gateway.grpc.transport.http2.call_head import CallHead
-from sluice.gateway.grpc.transport.http2.connection import Http2Connection
+from sluice.gateway.grpc.transport.http2.connection import Http2Connection, Limits
 from sluice.gateway.grpc.transport.http2.frames import ErrorCode, go_away, settings_frame
+from sluice.gateway.grpc.transport.http2.streams import Stream
 from sluice.gateway.grpc.transport.server import NO_MEMORY, SLOW
-
-if TYPE_CHECKING:
-    from sluice.gateway.grpc.transport.http2.server import Http2Server
 
 KEEPALIVE_S = 120.0
 """A client of whom nothing was read for so long gets a ping."""
@@ -26,13 +26,35 @@ JOINED_BYTES = 256 << 10
 logger = logging.getLogger(__name__)
 
 
+class ConnectionOwner(Protocol):
+    """The server of a connection. It accepts no calls unless it is `serving`."""
+
+    front_door: FrontDoor
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    serving: bool
+    tls: ssl.SSLContext | None
+
+    def open_call(self, connection: Http2Connection[CallHead], stream_id: int, head: CallHead, ended: bool) -> Stream:
+        """Begin a call, or refuse it because of its headers."""
+        ...
+
+    def flush_later(self, connection: "ClientConnection") -> None:
+        """Call `flush` when this turn of the event loop is over."""
+        ...
+
+    def on_lost(self) -> None:
+        """A connection is gone."""
+        ...
+
+
 class ClientConnection(asyncio.Protocol):
     """A connection. All that is sent in a turn of the event loop is written at once.
 
     The front door bounds all connections together, and sweeps them for those that wait too long for their client.
     """
 
-    def __init__(self, server: "Http2Server") -> None:
+    def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
         self._front_door = server.front_door
         self.http2: Http2Connection[CallHead]

@@ -57,7 +57,7 @@ def test_a_message_that_cannot_be_parsed_is_an_invalid_argument_without_a_traceb
     async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
         code, details, _ = await refusal(channel.unary_unary("/s/Parse", None, None)(b"\xff"))
         assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "the message cannot be parsed: it is noise")
-        call = channel.stream_stream("/s/Stream", None, None)()
+        call = channel.stream_stream("/s/Stream", None, None)(None)
         await call.write(b"\xff")
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
 

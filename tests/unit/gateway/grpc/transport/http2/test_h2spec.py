@@ -52,6 +52,10 @@ def fields(*added: tuple[str, str], without: str = "") -> list[tuple[str, str]]:
     return [each for each in REQUEST if each[0] != without] + list(added)
 
 
+def upper_case(peer: Peer) -> bytes:
+    return frame(HEADERS, END_HEADERS, 1, peer.block() + b"\x00\x06X-TEST\x02ok")
+
+
 ENDS_CONNECTION: dict[str, tuple[Bytes, ErrorCode]] = {
     "3.4: something else before the settings": (lambda p: frame(PING, 0, 0, bytes(8)), PROTOCOL),
     "4.2: a frame above the maximum": (lambda p: p.headers(1) + frame(DATA, 0, 1, bytes((256 << 10) + 1)), FRAME_SIZE),
@@ -184,7 +188,7 @@ ENDS_STREAM: dict[str, tuple[Bytes, ErrorCode]] = {
         lambda p: p.headers(1, fields(("content-length", "1"))) + p.headers(1, [("x", "y")], more=END_STREAM),
         PROTOCOL,
     ),
-    "8.2.1: a name in upper case": (lambda p: upper_case(p), PROTOCOL),
+    "8.2.1: a name in upper case": (upper_case, PROTOCOL),
     "8.2.1: a space in a name": (lambda p: p.headers(1, fields(("x y", "test"))), PROTOCOL),
     "8.2.1: an empty name": (lambda p: p.headers(1, fields(("", "test"))), PROTOCOL),
     "8.2.1: a line feed in a value": (lambda p: p.headers(1, fields(("x", "a\nb"))), PROTOCOL),
@@ -206,10 +210,6 @@ ENDS_STREAM: dict[str, tuple[Bytes, ErrorCode]] = {
     "8.3.1: two paths": (lambda p: p.headers(1, [(":path", "/"), *REQUEST]), PROTOCOL),
     "8.5: CONNECT": (lambda p: p.headers(1, [(":method", "CONNECT"), *fields(without=":method")]), PROTOCOL),
 }
-
-
-def upper_case(peer: Peer) -> bytes:
-    return frame(HEADERS, END_HEADERS, 1, peer.block() + b"\x00\x06X-TEST\x02ok")
 
 
 @pytest.mark.parametrize("case", ENDS_CONNECTION)
