@@ -53,7 +53,9 @@ def front_ends(
     faults = ClientFaults()
     front_door = FrontDoor(limits, budget, faults, http_connections)
     grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
-    metrics.include(FrontDoorMetrics(budget, faults, lambda: len(front_door.connections)))
+    metrics.include(
+        FrontDoorMetrics(budget, faults, lambda: len(front_door.connections), lambda: len(grpc_door.connections))
+    )
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
     settings = http_config(app, route, front_door, restrictions=restrictions, access=access)

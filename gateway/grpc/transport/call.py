@@ -1,4 +1,4 @@
-"""What handlers see of a call: the part of the context of grpc.aio that they use."""
+"""A call as handlers see it: the part of the context of grpc.aio that they use."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol

@@ -1,4 +1,4 @@
-"""What both gRPC servers have in common: the table of methods, and the tasks that run handlers."""
+"""The common part of both gRPC servers: the table of methods, and the tasks that run handlers."""
 
 import asyncio
 import inspect

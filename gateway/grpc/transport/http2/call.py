@@ -22,7 +22,7 @@ from sluice.gateway.grpc.transport.server import NO_MEMORY, Method, fail
 from sluice.models.errors import RejectedError, RequestError
 
 MESSAGE_BYTES = 64
-"""What a message that waits for its handler counts beside its bytes."""
+"""The bytes that a message which waits for its handler counts beside its own."""
 
 _EXPIRED = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
 _NO_ENCODING = grpc.StatusCode.INTERNAL, "a message is compressed, but the call has no grpc-encoding"

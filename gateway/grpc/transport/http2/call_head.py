@@ -24,7 +24,7 @@ _RESERVED = frozenset(
 )
 """Fields of the protocol, which are no metadata."""
 _UNESCAPED = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""What a status message may have beside letters and digits."""
+"""Characters of a status message beside letters and digits."""
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
 _NAMES: dict[str, bytes] = {}
 """Encoded names of trailing metadata, which are few."""
@@ -33,7 +33,7 @@ Status = tuple[grpc.StatusCode, str]
 
 
 class CallHead:
-    """What the headers of a call say. It is shared by calls with the same headers.
+    """The meaning of the headers of a call, which is shared by calls with the same headers.
 
     `http_status` is set if the request is none of gRPC, `refusal` if the call ends with a status because of its
     headers. `timeout_s` is None without a deadline, `content_length` -1 if the client did not say.
@@ -76,16 +76,16 @@ class CallHead:
     def _set_timeout(self, value: bytes) -> None:
         match = _TIMEOUT.fullmatch(value)
         if match is None:
-            told = f"grpc-timeout: expected up to 8 digits and a unit of HMSmun, got '{_text(value):.20}'"
-            self.refusal = grpc.StatusCode.INVALID_ARGUMENT, told
+            reason = f"grpc-timeout: expected up to 8 digits and a unit of HMSmun, got '{_text(value):.20}'"
+            self.refusal = grpc.StatusCode.INVALID_ARGUMENT, reason
         else:
             self.timeout_s = int(match[1]) * _SECONDS[match[2]]
 
     def _set_encoding(self, value: bytes) -> None:
         self.encoding = _text(value)
         if self.encoding not in ENCODINGS:
-            told = f"grpc-encoding: expected one of {', '.join(ENCODINGS)}, got '{self.encoding:.40}'"
-            self.refusal = grpc.StatusCode.UNIMPLEMENTED, told
+            reason = f"grpc-encoding: expected one of {', '.join(ENCODINGS)}, got '{self.encoding:.40}'"
+            self.refusal = grpc.StatusCode.UNIMPLEMENTED, reason
 
     def _set_length(self, value: bytes) -> None:
         length = int(value) if value.isdigit() and len(value) < 19 else -1

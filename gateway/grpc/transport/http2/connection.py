@@ -74,7 +74,7 @@ T = TypeVar("T")
 _unpack_head = FRAME_HEAD.unpack_from
 
 
-class Limits(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """The bounds of one connection. `ping_s` are the seconds between two pings of the client."""
 
     streams: int = 1024
@@ -82,7 +82,7 @@ class Limits(NamedTuple):
     ping_s: float = 10
 
 
-_DEFAULT_LIMITS = Limits()
+_DEFAULT_LIMITS = ConnectionLimits()
 
 
 class Http2Connection(Outgoing, Generic[T]):
@@ -101,7 +101,7 @@ class Http2Connection(Outgoing, Generic[T]):
         open: Callable[["Http2Connection[T]", int, T, bool], Stream],
         notify: Callable[[], object],
         clock: Callable[[], float],
-        limits: Limits = _DEFAULT_LIMITS,
+        limits: ConnectionLimits = _DEFAULT_LIMITS,
     ) -> None:
         super().__init__(notify)
         self._open = open
@@ -131,7 +131,7 @@ class Http2Connection(Outgoing, Generic[T]):
         self._last_ping_s = -math.inf
         self._draining = self._drained = False
         self.fault: ConnectionFault | None = None
-        """What the client did wrong, if that ended the connection."""
+        """The fault of the client that has ended the connection."""
         self.awaits_ping = False
         """True if a ping of the server has not been answered."""
         self._put(
@@ -150,7 +150,7 @@ class Http2Connection(Outgoing, Generic[T]):
 
     @property
     def waits_for(self) -> tuple[str, int] | None:
-        """What the client owes: the preface and its settings, the rest of a header block, or that of a frame.
+        """The debt of the client: the preface and its settings, the rest of a header block, or that of a frame.
 
         It is another value when another frame is meant. None if the client owes nothing.
         """

@@ -20,7 +20,7 @@ KNOWN_BLOCK_BYTES = 1024
 MAX_TABLE_UPDATES = 2
 """Changes of the table's size at the beginning of a block (RFC 7541, section 4.2)."""
 FIELD_BYTES = 32
-"""What a field counts beside its name and value (RFC 7541, section 4.1)."""
+"""The bytes that a field counts beside its name and value (RFC 7541, section 4.1)."""
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")

@@ -23,7 +23,7 @@ from sluice.gateway.grpc.transport.http2.streams import Stream
 PREFIX_BYTES = 5
 """A message is preceded by a flag and its length."""
 TURN_BYTES = 64 << 10
-"""What one stream may send before the next one has its turn."""
+"""The bytes that one stream may send before the next one has its turn."""
 SMALL_BYTES = 64 << 10
 """Smaller messages are copied into one piece with their frames."""
 SMALL_METADATA_BYTES = 8 << 10
@@ -90,7 +90,7 @@ class Outgoing:
         return self.kept + self.held - self.counted_bytes
 
     def take(self) -> list[bytes | memoryview]:
-        """What is to be written now."""
+        """The bytes that are to be written now."""
         taken, self.out = self.out, []
         self._notified = False
         return taken

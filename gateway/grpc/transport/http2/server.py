@@ -11,9 +11,9 @@ import grpc
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.http2.call import Http2Call
 from sluice.gateway.grpc.transport.http2.call_head import CallHead, http_block
-from sluice.gateway.grpc.transport.http2.client_connection import ClientConnection
-from sluice.gateway.grpc.transport.http2.connection import Http2Connection, Limits
+from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
 from sluice.gateway.grpc.transport.http2.frames import ErrorCode
+from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
 from sluice.gateway.grpc.transport.server import LAST_CALLS_S, GrpcServer, Method, Refusal, refuse
 
 BACKLOG = 4096
@@ -49,10 +49,10 @@ class Http2Server(GrpcServer):
         self.threads = ThreadPoolExecutor(THREADS, "grpc")
         self.serving = False
         settings = front_door.settings
-        self.limits = Limits(settings.grpc_streams, settings.head_bytes, settings.grpc_ping_s)
+        self.limits = ConnectionLimits(settings.grpc_streams, settings.head_bytes, settings.grpc_ping_s)
         self._listener = listener
         self._refusal = refusal
-        self._to_flush: list[ClientConnection] = []
+        self._to_flush: list[GrpcConnection] = []
         self._acceptor: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -60,9 +60,9 @@ class Http2Server(GrpcServer):
         self.loop: asyncio.AbstractEventLoop
 
     @property
-    def connections(self) -> list[ClientConnection]:
+    def connections(self) -> list[GrpcConnection]:
         """The open connections."""
-        return [each for each in self.front_door.connections if isinstance(each, ClientConnection)]
+        return [each for each in self.front_door.connections if isinstance(each, GrpcConnection)]
 
     async def start(self) -> None:
         """Start accepting calls."""
@@ -70,7 +70,7 @@ class Http2Server(GrpcServer):
         self._gone = asyncio.Event()
         self.serving = True
         self._acceptor = await self.loop.create_server(
-            lambda: ClientConnection(self),
+            lambda: GrpcConnection(self),
             sock=self._listener,
             ssl=self.tls,
             backlog=BACKLOG,
@@ -154,7 +154,7 @@ class Http2Server(GrpcServer):
 
     # -- writing
 
-    def flush_later(self, connection: ClientConnection) -> None:
+    def flush_later(self, connection: GrpcConnection) -> None:
         """Write what a connection has to send when this turn of the event loop is over."""
         if not self._to_flush:
             self.loop.call_soon(self._flush)

@@ -445,7 +445,7 @@ def test_faults_of_clients_are_counted_and_logged_together(
             assert await status(await connect(server, b"nonsense\r\n\r\n")) == 400
         assert +door.faults.counts == {"malformed": 50}
         exposed = generate_latest(
-            cast(CollectorRegistry, FrontDoorMetrics(door.budget, door.faults, lambda: 7))
+            cast(CollectorRegistry, FrontDoorMetrics(door.budget, door.faults, lambda: 7, lambda: 3))
         ).decode()
         assert 'sluice_client_faults_total{reason="malformed"} 50.0' in exposed
         assert "sluice_http_connections 7.0" in exposed

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import hpack
 
-from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, Http2Connection, Limits
+from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, ConnectionLimits, Http2Connection
 from sluice.gateway.grpc.transport.http2.frames import (
     ACK,
     END_HEADERS,
@@ -84,7 +84,9 @@ class RecordedStream(Stream):
 class Peer:
     """A client whose connection has no I/O. `now_s` is the time of the server's clock."""
 
-    def __init__(self, limits: Limits = Limits(), greets: bool = True, settings: dict[int, int] | None = None) -> None:  # noqa: B008
+    def __init__(
+        self, limits: ConnectionLimits = ConnectionLimits(), greets: bool = True, settings: dict[int, int] | None = None
+    ) -> None:  # noqa: B008
         self.now_s = 100.0
         self.opened: dict[int, RecordedStream] = {}
         self.notified = 0
@@ -106,7 +108,7 @@ class Peer:
         self.notified += 1
 
     def taken(self) -> list[Frame]:
-        """What the server has to send."""
+        """The frames that the server has to send."""
         return frames(b"".join(self.connection.take()))
 
     def send(self, *parts: bytes) -> list[Frame]:

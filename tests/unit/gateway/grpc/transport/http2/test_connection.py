@@ -10,7 +10,7 @@ from sluice.gateway.grpc.transport.http2.connection import (
     RESETS_PER_STREAM,
     SKIPPED_RANGES,
     STREAM_WINDOW,
-    Limits,
+    ConnectionLimits,
 )
 from sluice.gateway.grpc.transport.http2.frames import (
     ACK,
@@ -48,7 +48,7 @@ def data(answer: list[Frame], stream_id: int = 1) -> bytes:
 
 
 def test_the_server_greets_with_its_limits() -> None:
-    settings, window = Peer(Limits(streams=7, header_bytes=5000)).greeting
+    settings, window = Peer(ConnectionLimits(streams=7, header_bytes=5000)).greeting
     assert dict(SETTING.iter_unpack(settings.payload)) == {3: 7, 4: STREAM_WINDOW, 5: 256 << 10, 6: 5000}
     assert (window.kind, window.stream_id, int.from_bytes(window.payload, "big")) == (
         WINDOW_UPDATE,
@@ -223,7 +223,7 @@ def test_a_stream_that_wants_no_data_is_not_given_more_window_than_it_has() -> N
 
 
 def test_data_beyond_the_window_of_the_connection_ends_it() -> None:
-    peer = Peer(Limits(streams=100))
+    peer = Peer(ConnectionLimits(streams=100))
     peer.connection._receive_window = 1000
     peer.send(peer.headers(1))
     assert connection_error(peer.send(frame(DATA, 0, 1, bytes(1001)))) is ErrorCode.FLOW_CONTROL_ERROR
@@ -233,7 +233,7 @@ def test_data_beyond_the_window_of_the_connection_ends_it() -> None:
 
 
 def test_more_streams_than_the_limit_are_refused_and_others_go_on() -> None:
-    peer = Peer(Limits(streams=2))
+    peer = Peer(ConnectionLimits(streams=2))
     peer.send(peer.headers(1), peer.headers(3))
     assert stream_error(peer.send(peer.headers(5)), 5) is ErrorCode.REFUSED_STREAM
     assert peer.send(frame(DATA, END_STREAM, 1, b"x")) == []
@@ -244,21 +244,23 @@ def test_more_streams_than_the_limit_are_refused_and_others_go_on() -> None:
 
 
 def test_a_header_list_that_is_too_large_ends_its_stream_or_the_connection() -> None:
-    peer = Peer(Limits(header_bytes=2000))
+    peer = Peer(ConnectionLimits(header_bytes=2000))
     peer.encoder.huffman_coder = None  # type: ignore[assignment]
     values = [("x", "v" * 900), ("y", "v" * 900)]
     block = b"".join(b"\x00\x01%s\x7f\x85\x06" % name.encode() + value.encode() for name, value in values)
     repeated = frame(HEADERS, END_HEADERS, 1, b"\x40\x01x\x7f\x85\x06" + b"v" * 900 + b"\xbe" * 2)
     assert stream_error(peer.send(repeated)) is CALM
     assert connection_error(peer.send(frame(HEADERS, END_HEADERS, 3, b"\xbe" * 1000))) is CALM
-    assert connection_error(Peer(Limits(header_bytes=1000)).send(frame(HEADERS, END_HEADERS, 1, block))) is CALM
+    assert (
+        connection_error(Peer(ConnectionLimits(header_bytes=1000)).send(frame(HEADERS, END_HEADERS, 1, block))) is CALM
+    )
 
 
 def test_a_flood_of_continuations_ends_the_connection() -> None:
     peer = Peer()
     parts = [frame(HEADERS, 0, 1)] + [frame(CONTINUATION, 0, 1)] * BLOCK_FRAMES
     assert connection_error(peer.send(*parts)) is CALM
-    peer = Peer(Limits(header_bytes=10_000))
+    peer = Peer(ConnectionLimits(header_bytes=10_000))
     assert connection_error(peer.send(frame(HEADERS, 0, 1), *[frame(CONTINUATION, 0, 1, bytes(6000))] * 2)) is CALM
 
 
@@ -286,7 +288,7 @@ def test_a_flood_of_frames_that_ask_for_nothing_ends_the_connection(idle: bytes)
 
 
 def test_a_client_may_reset_as_many_streams_as_are_answered_and_a_few_times_its_limit_more() -> None:
-    peer = Peer(Limits(streams=2))
+    peer = Peer(ConnectionLimits(streams=2))
     last = 1
 
     def rapid(count: int) -> list[Frame]:
@@ -311,7 +313,7 @@ def test_a_client_may_reset_as_many_streams_as_are_answered_and_a_few_times_its_
 
 
 def test_faults_that_make_the_server_reset_streams_count_as_resets() -> None:
-    peer = Peer(Limits(streams=1))
+    peer = Peer(ConnectionLimits(streams=1))
     parts = [peer.headers(2 * number + 1, [(":method", "GET")]) for number in range(RESETS_PER_STREAM + 1)]
     assert connection_error(peer.send(*parts)) is CALM
 
@@ -327,7 +329,7 @@ def test_ids_may_be_left_out_a_few_times() -> None:
 
 
 def test_pings_are_answered_and_too_many_end_the_connection() -> None:
-    peer = Peer(Limits(ping_s=10))
+    peer = Peer(ConnectionLimits(ping_s=10))
     for _ in range(5):
         assert peer.send(frame(PING, 0, 0, b"12345678")) == [Frame(PING, ACK, 0, b"12345678")]
         peer.now_s += 10
@@ -338,7 +340,7 @@ def test_pings_are_answered_and_too_many_end_the_connection() -> None:
 
 
 def test_pings_that_follow_answers_are_never_too_many() -> None:
-    peer = Peer(Limits(ping_s=10))
+    peer = Peer(ConnectionLimits(ping_s=10))
     for stream_id in range(1, 41, 2):
         peer.request(stream_id)
         peer.connection.answer(peer.opened[stream_id], b"", b"")
@@ -388,7 +390,7 @@ def test_an_end_by_force_cancels_what_is_open() -> None:
     assert peer.taken() == []
 
 
-def test_what_the_client_owes_is_told_apart() -> None:
+def test_what_the_client_owes_is_known_apart() -> None:
     peer = Peer(greets=False)
     assert peer.connection.waits_for == ("settings", 0)
     peer = Peer()

@@ -10,7 +10,6 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
-from sluice.gateway.grpc.transport.http2.client_connection import ClientConnection
 from sluice.gateway.grpc.transport.http2.frames import (
     DATA,
     END_HEADERS,
@@ -22,6 +21,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     frame,
     settings_frame,
 )
+from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
 from sluice.gateway.grpc.transport.http2.server import Http2Server
 from sluice.gateway.grpc.transport.server import Refusal
 from tests.unit.gateway.grpc.transport.http2.peer import REQUEST, Frame, frames
@@ -32,7 +32,7 @@ Handlers = dict[str, Any]
 class PlayedTransport:
     """A transport whose client takes everything, or nothing while it is `full`."""
 
-    def __init__(self, protocol: ClientConnection, address: str, protocol_of_tls: str | None) -> None:
+    def __init__(self, protocol: GrpcConnection, address: str, protocol_of_tls: str | None) -> None:
         self._protocol = protocol
         self._address = address
         self._tls = protocol_of_tls
@@ -93,7 +93,7 @@ class Client:
     def __init__(
         self, server: Http2Server, address: str = "1.2.3.4", greets: bool = True, protocol_of_tls: str | None = None
     ) -> None:
-        self.connection = ClientConnection(server)
+        self.connection = GrpcConnection(server)
         self.transport = PlayedTransport(self.connection, address, protocol_of_tls)
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()

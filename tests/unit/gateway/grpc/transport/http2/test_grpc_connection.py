@@ -12,7 +12,6 @@ import pytest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
-from sluice.gateway.grpc.transport.http2.client_connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, LINGER_BYTES
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW
 from sluice.gateway.grpc.transport.http2.frames import (
     ACK,
@@ -30,6 +29,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     settings_frame,
     window_update,
 )
+from sluice.gateway.grpc.transport.http2.grpc_connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, LINGER_BYTES
 from sluice.gateway.grpc.transport.http2.server import Http2Server
 from tests.unit.gateway.grpc.transport.http2.peer import Frame, connection_error
 from tests.unit.gateway.grpc.transport.http2.wire import Client, Handlers, prefixed, serve
@@ -376,15 +376,15 @@ def settings(**changed: Any) -> FrontDoorSettings:
     return FrontDoorSettings(**changed)
 
 
-def test_connections_above_the_limits_are_told_to_go() -> None:
+def test_connections_above_the_limits_are_asked_to_go() -> None:
     async def talk(server: Http2Server) -> None:
         first = Client(server)
         first.send(first.headers(1))
         second = Client(server, "5.6.7.8")
         second.send(second.headers(1))
         third = Client(server, "1.2.3.4", greets=False)
-        told = await third.end()
-        assert b"the client has reached its limit of 1 connections" in told.payload
+        notice = await third.end()
+        assert b"the client has reached its limit of 1 connections" in notice.payload
         await asyncio.sleep(0)
         fourth = Client(server, "9.9.9.9", greets=False)
         assert b"the server has reached its limit of 2 connections" in (await fourth.end()).payload
@@ -420,7 +420,7 @@ def sweep(server: Http2Server, *seconds: float) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", PREFACE[:10], PREFACE, PREFACE + settings_frame({}) + b"\0\0\x08\x06"])
-def test_a_client_that_sends_no_whole_frame_is_told_to_go(sent: bytes) -> None:
+def test_a_client_that_sends_no_whole_frame_is_asked_to_go(sent: bytes) -> None:
     async def talk(server: Http2Server) -> None:
         client = Client(server, greets=False)
         client.send(sent)

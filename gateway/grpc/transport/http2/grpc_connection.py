@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.http2.call import Http2Call
 from sluice.gateway.grpc.transport.http2.call_head import CallHead
-from sluice.gateway.grpc.transport.http2.connection import Http2Connection, Limits
+from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
 from sluice.gateway.grpc.transport.http2.frames import ErrorCode, go_away, settings_frame
 from sluice.gateway.grpc.transport.http2.streams import Stream
 from sluice.gateway.grpc.transport.server import NO_MEMORY, SLOW
@@ -19,7 +19,7 @@ KEEPALIVE_TIMEOUT_S = 20.0
 """A client that has not answered a ping by then is gone."""
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 20
-"""The bounds of reading on from a client that has been told to go; without it the reason might be lost."""
+"""The bounds of reading on from a client that is asked to go; without it the reason might be lost."""
 JOINED_BYTES = 256 << 10
 """Parts of no more than that are written as one."""
 
@@ -30,7 +30,7 @@ class ConnectionOwner(Protocol):
     """The server of a connection. It accepts no calls unless it is `serving`."""
 
     front_door: FrontDoor
-    limits: Limits
+    limits: ConnectionLimits
     loop: asyncio.AbstractEventLoop
     serving: bool
     tls: ssl.SSLContext | None
@@ -39,7 +39,7 @@ class ConnectionOwner(Protocol):
         """Begin a call, or refuse it because of its headers."""
         ...
 
-    def flush_later(self, connection: "ClientConnection") -> None:
+    def flush_later(self, connection: "GrpcConnection") -> None:
         """Call `flush` when this turn of the event loop is over."""
         ...
 
@@ -48,7 +48,7 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class ClientConnection(asyncio.Protocol):
+class GrpcConnection(asyncio.Protocol):
     """A connection. All that is sent in a turn of the event loop is written at once.
 
     The front door bounds all connections together, and sweeps them for those that wait too long for their client.
@@ -60,7 +60,7 @@ class ClientConnection(asyncio.Protocol):
         self.http2: Http2Connection[CallHead]
         self.since_s = 0.0
         self._state: object = None
-        """What the connection waited for at the last sweep."""
+        """The thing that the connection waited for at the last sweep."""
         self._born_s = server.loop.time()
         self._reads = 0
         self._read_state = (0, self._born_s)
