@@ -486,6 +486,7 @@ _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces
 http_port: 8000
 grpc_port: 8001
+grpc_server: sluice           # or grpcio
 metrics_port: 8002            # Triton's port for metrics
 partitions:                   # or a number of equal ones: `partitions: 2`
   - {name: small, cores: [0]}

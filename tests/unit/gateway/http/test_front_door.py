@@ -449,6 +449,7 @@ def test_faults_of_clients_are_counted_and_logged_together(
         ).decode()
         assert 'sluice_client_faults_total{reason="malformed"} 50.0' in exposed
         assert "sluice_http_connections 7.0" in exposed
+        assert "sluice_grpc_connections 3.0" in exposed
         caplog.clear()
         for second in (100, 101, 102):
             door.faults.report(second)

@@ -6,7 +6,7 @@ from sluice.gateway.config.front_door import GrpcServerKind
 from tests.unit.gateway.grpc.transport.serving import Serving
 
 
-@pytest.fixture(params=list(GrpcServerKind))
-def serve(request: pytest.FixtureRequest) -> Serving:
+@pytest.fixture
+def serve(kind: GrpcServerKind) -> Serving:
     """Serves with one of the servers."""
-    return Serving(request.param)
+    return Serving(kind)

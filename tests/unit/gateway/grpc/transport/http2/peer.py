@@ -22,6 +22,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
 from sluice.gateway.grpc.transport.http2.header_blocks import Fields
 from sluice.gateway.grpc.transport.http2.streams import Stream
 
+LIMITS = ConnectionLimits()
 REQUEST = [
     (":method", "POST"),
     (":scheme", "http"),
@@ -85,8 +86,11 @@ class Peer:
     """A client whose connection has no I/O. `now_s` is the time of the server's clock."""
 
     def __init__(
-        self, limits: ConnectionLimits = ConnectionLimits(), greets: bool = True, settings: dict[int, int] | None = None
-    ) -> None:  # noqa: B008
+        self,
+        limits: ConnectionLimits = LIMITS,
+        greets: bool = True,
+        settings: dict[int, int] | None = None,
+    ) -> None:
         self.now_s = 100.0
         self.opened: dict[int, RecordedStream] = {}
         self.notified = 0
