@@ -224,13 +224,13 @@ class Http2Call(Stream):
         try:
             messages = reader.feed(data)
         except MessageFault as fault:
-            self.end(fault.code, fault.details)
+            self.give_up(fault.code, fault.details)
             return
         self._keep(len(data) + MESSAGE_BYTES * len(messages))
         unread.extend(messages)
         if self._method.handler.request_streaming:
             self._wake()
-        elif ended and len(unread) == 1 and not reader.pending_bytes:
+        elif ended and len(unread) == 1 and not reader.is_within_message:
             compressed, message = unread[0]
             if compressed:
                 task = self._server.loop.create_task(self._start_decompressed(message))
@@ -297,8 +297,8 @@ class Http2Call(Stream):
             unread = self._unread
             if not unread:
                 if self.remote_ended:
-                    if self._reader is not None and self._reader.pending_bytes:
-                        raise Aborted(*_CUT_SHORT)
+                    if self._reader is not None and self._reader.is_within_message:
+                        self.give_up(*_CUT_SHORT)
                     return
                 self._awaited = self._server.loop.create_future()
                 await self._awaited
@@ -308,7 +308,11 @@ class Http2Call(Stream):
             if not unread:
                 self.connection.credit(self)
             if compressed:
-                message = await self._decompressed(message)
+                try:
+                    message = await self._decompressed(message)
+                except Aborted as aborted:
+                    self.give_up(*aborted.args)
+                    return
             yield message if deserializer is None else parsed(deserializer, message)
 
     def wants_data(self) -> bool:
@@ -341,12 +345,16 @@ class Http2Call(Stream):
             except Exception:  # an error of one call must not stop the others
                 logger.exception("the cancellation of a gRPC call could not be handled")
 
-    def _expire(self) -> None:
-        """The deadline has passed."""
-        on_cancelled, self.on_cancelled = self.on_cancelled, None
-        self.end(*_EXPIRED)
+    def give_up(self, code: grpc.StatusCode, details: str, trailing_metadata: Metadata = ()) -> None:
+        """End the call with a status before its handler does, and cancel the handler."""
+        on_cancelled = self.on_cancelled
+        self.end(code, details, trailing_metadata)
         self.on_cancelled = on_cancelled
         self.cancel()
+
+    def _expire(self) -> None:
+        """The deadline has passed."""
+        self.give_up(*_EXPIRED)
 
 
 def _decompress(message: bytes, max_bytes: int, budget: Budget) -> bytes:

@@ -133,11 +133,13 @@ def metadata_block(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
             start = literal_name(name.lower().encode())
             if len(_NAMES) < 64:
                 _NAMES[name] = start
-        encoded = value.encode() if isinstance(value, str) else value
         if name.endswith("-bin"):
-            encoded = base64.b64encode(encoded).rstrip(b"=")
-        elif not encoded.isalnum():
-            encoded = _NOT_PRINTABLE.sub(b"?", encoded).strip()
+            data = value.encode() if isinstance(value, str) else value
+            encoded = base64.b64encode(data).rstrip(b"=")
+        elif isinstance(value, str) and value.isascii() and value.isprintable():
+            encoded = value.strip().encode()
+        else:
+            encoded = _NOT_PRINTABLE.sub(b"?", value.encode() if isinstance(value, str) else value).strip()
         block += start + encode_string(encoded)
     return block
 

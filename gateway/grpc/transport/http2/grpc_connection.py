@@ -149,7 +149,7 @@ class GrpcConnection(asyncio.Protocol):
         if self._lost:
             return
         parts = self.http2.take()
-        if parts:
+        if parts and not self.transport.is_closing():
             if len(parts) == 1:
                 self.transport.write(parts[0])
             elif sum(map(len, parts)) <= JOINED_BYTES:
@@ -210,7 +210,7 @@ class GrpcConnection(asyncio.Protocol):
         if not (self._unread_bytes or http2.unsent_bytes):
             for call in list(http2.streams.values()):
                 if isinstance(call, Http2Call) and call.kept_bytes:
-                    call.end(*NO_MEMORY)
+                    call.give_up(*NO_MEMORY)
             self._count()
             if not http2.kept:
                 self.regulate_reading()
@@ -245,8 +245,14 @@ class GrpcConnection(asyncio.Protocol):
         for call in list(self.http2.streams.values()):
             if isinstance(call, Http2Call):
                 call.interrupt()
-        self.http2.drain()
+        self._drain(self._server.loop.time())
         self.flush()
+
+    def _drain(self, now_s: float) -> None:
+        """Ask the client to send no more calls; one that does not answer is left after a while."""
+        if not self.http2.awaits_ping:
+            self._pinged_s = now_s
+        self.http2.drain()
 
     def sweep(self, now_s: float) -> None:
         """Enforce the time limits. Called about once a second."""
@@ -267,12 +273,10 @@ class GrpcConnection(asyncio.Protocol):
         if http2.waits_for and waited_s >= settings.head_timeout_s:
             self._front_door.faults.counts["too_slow"] += 1
             http2.end_with(ErrorCode.ENHANCE_YOUR_CALM, f"no complete frame within {settings.head_timeout_s:g} s")
-        elif not http2.streams and waited_s >= (settings.grpc_idle_s if http2.last_id else settings.first_request_s):
-            http2.stop_opening()
-        elif now_s - self._born_s >= settings.grpc_age_s:
-            http2.drain()
-            if now_s - self._born_s >= settings.grpc_age_s + KEEPALIVE_TIMEOUT_S:
-                http2.stop_opening()
+        elif now_s - self._born_s >= settings.grpc_age_s or (
+            not http2.streams and waited_s >= (settings.grpc_idle_s if http2.last_id else settings.first_request_s)
+        ):
+            self._drain(now_s)
         self._look_for_client(now_s)
         self.flush()
 

@@ -19,55 +19,68 @@ class MessageFault(Exception):
 
 
 class MessageReader:
-    """Splits the data of a stream into messages. `pending_bytes` have been read of the next one."""
+    """Splits the data of a stream into messages."""
 
-    __slots__ = ("_max_bytes", "_parts", "_wanted", "pending_bytes")
+    __slots__ = ("_compressed", "_fragment", "_length", "_max_bytes", "_parts", "_size")
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        self._fragment = b""
+        """The beginning of a prefix."""
+        self._length = -1
+        """The length of the message whose prefix has come; -1 for none."""
+        self._compressed = False
         self._parts: list[bytes] = []
-        self._wanted = 0
-        """Bytes of the message with its prefix; 0 before they are known."""
-        self.pending_bytes = 0
+        self._size = 0
+
+    @property
+    def is_within_message(self) -> bool:
+        """True if a message has begun and is not complete."""
+        return self._length >= 0 or bool(self._fragment)
 
     def feed(self, data: bytes) -> list[tuple[bool, bytes]]:
         """The messages that are complete with this data, and whether they are compressed. Raises MessageFault."""
-        if data:
-            self._parts.append(data)
-            self.pending_bytes += len(data)
-        if self.pending_bytes < (self._wanted or PREFIX_BYTES):
-            if len(self._parts) > MANY_PARTS + self.pending_bytes // PART_BYTES:
-                self._join()
-            return []
-        self._join()
-        whole, end = self._parts[0], self.pending_bytes
-        messages = []
-        position = self._wanted = 0
+        messages: list[tuple[bool, bytes]] = []
+        position = 0
+        if self._length >= 0:
+            position = min(self._length - self._size, len(data))
+            self._add(data[:position])
+            if self._size < self._length:
+                return messages
+            messages.append((self._compressed, b"".join(self._parts)))
+            self._length = -1
+        elif self._fragment:
+            data = self._fragment + data
+        end = len(data)
         while end - position >= PREFIX_BYTES:
             begin = position + PREFIX_BYTES
-            stop = begin + self._length(whole[position:begin])
-            if stop > end:
-                self._wanted = stop - position
+            compressed, length = self._prefix(data[position:begin])
+            if begin + length > end:
+                self._compressed, self._length, self._parts, self._size = compressed, length, [], 0
+                self._add(data[begin:])
+                position = end
                 break
-            messages.append((bool(whole[position]), whole[begin:stop]))
-            position = stop
-        self._parts = [whole[position:]] if position < end else []
-        self.pending_bytes = end - position
+            position = begin + length
+            messages.append((compressed, data[begin:position]))
+        self._fragment = data[position:]
         return messages
 
-    def _length(self, prefix: bytes) -> int:
+    def _add(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._size += len(part)
+        if len(self._parts) > MANY_PARTS + self._size // PART_BYTES:
+            self._parts = [b"".join(self._parts)]
+
+    def _prefix(self, prefix: bytes) -> tuple[bool, int]:
+        """The flag and the length of a message."""
         if prefix[0] > 1:
             raise MessageFault(
                 grpc.StatusCode.INTERNAL, f"expected 0 or 1 as the compressed flag of a message, got {prefix[0]}"
             )
-        length = int.from_bytes(prefix[1:PREFIX_BYTES], "big")
+        length = int.from_bytes(prefix[1:], "big")
         if length > self._max_bytes:
             raise too_large(length, self._max_bytes)
-        return length
-
-    def _join(self) -> None:
-        if len(self._parts) > 1:
-            self._parts = [b"".join(self._parts)]
+        return bool(prefix[0]), length
 
 
 def too_large(size: int, limit: int) -> MessageFault:

@@ -291,6 +291,31 @@ def test_messages_above_the_limit_are_refused_however_small_they_are_compressed(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("size", [70_000, 3_000_000])
+def test_large_messages_go_both_ways(serve: Serving, size: int) -> None:
+    async def twice(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+            yield request
+
+    handlers = unary(lambda request, call: call.finish(request))
+    handlers["S"] = grpc.stream_stream_rpc_method_handler(twice)
+    message = bytes(range(250)) * (size // 250)
+
+    async def run() -> None:
+        server, port = serve.build(handlers)
+        await server.start()
+        options = (("grpc.max_receive_message_length", -1),)
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            call = channel.unary_unary("/s/M", None, None)
+            assert await asyncio.gather(*(call(message) for _ in range(3))) == [message] * 3
+            answers = [each async for each in channel.stream_stream("/s/S", None, None)(iter([message] * 3))]
+            assert answers == [message] * 6
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
 def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status(serve: Serving) -> None:
     async def answer(request: bytes, context: Any) -> bytes:
         return request

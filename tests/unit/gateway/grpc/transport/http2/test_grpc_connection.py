@@ -286,6 +286,35 @@ def test_messages_of_a_stream_may_share_frames_and_span_them() -> None:
     serve(ECHO, talk)
 
 
+@pytest.mark.parametrize(
+    ("data", "details"),
+    [
+        (prefixed(b"abc", 9), "expected 0 or 1 as the compressed flag of a message, got 9"),
+        (prefixed(b"abc", 1), "a message is compressed, but the call has no grpc-encoding"),
+    ],
+)
+def test_the_handler_of_a_stream_with_a_bad_message_is_cancelled(data: bytes, details: str) -> None:
+    ended = asyncio.Event()
+
+    async def read(requests: AsyncIterator[bytes], context: Any) -> None:
+        try:
+            async for _ in requests:
+                pass
+        finally:
+            ended.set()
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(client.headers(1, path="/s/S"))
+        await asyncio.sleep(0)
+        client.send(frame(DATA, 0, 1, data))
+        status, fields, _ = await client.status(1)
+        assert (status, fields["grpc-message"]) == (code(Status.INTERNAL), details)
+        await asyncio.wait_for(ended.wait(), 60)
+
+    serve({"S": grpc.stream_stream_rpc_method_handler(read)}, talk)
+
+
 def test_a_stream_that_ends_within_a_message_is_an_error() -> None:
     async def talk(server: Http2Server) -> None:
         client = Client(server)
@@ -447,33 +476,60 @@ def test_a_header_block_that_does_not_end_is_too_slow_even_with_frames() -> None
     serve(ECHO, talk)
 
 
+def acknowledge(client: Client) -> list[Frame]:
+    """Answer the pings that have come; returns all frames."""
+    found = client.received()
+    client.send(*(frame(PING, ACK, 0, each.payload) for each in found if each.kind == PING))
+    return found
+
+
 def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
     kept = Kept()
 
     async def talk(server: Http2Server) -> None:
-        new, idle, busy = Client(server), Client(server), Client(server)
+        _, idle, busy = clients = Client(server), Client(server), Client(server)
         idle.send(idle.call(1, b""))
         kept.calls[0].finish(b"")
         busy.send(busy.call(1, b""))
-        for each in (idle, busy):
-            each.received()
-        sweep(server, 0, 61)
-        assert [each.transport.closed for each in (new, idle, busy)] == [True, False, False]
+
+        def pass_by(*seconds: float) -> list[bool]:
+            for each in seconds:
+                sweep(server, each)
+                for client in clients:
+                    acknowledge(client)
+            return [client.transport.closed for client in clients]
+
+        assert pass_by(0, 59) == [False, False, False]
+        assert pass_by(61) == [True, False, False]
         idle.send(idle.call(3, b""))
         kept.calls[2].finish(b"")
-        sweep(server, 70, 100, 170)
-        for seconds in (200, 290):
-            for each in (idle, busy):  # they answer pings
-                each.send(frame(PING, ACK, 0, bytes(8)))
-            sweep(server, seconds)
-        assert not idle.transport.closed
-        for each in (idle, busy):
-            each.send(frame(PING, ACK, 0, bytes(8)))
-        sweep(server, 371)
-        assert [each.transport.closed for each in (new, idle, busy)] == [True, True, False]
-        assert connection_error(idle.received()) is ErrorCode.NO_ERROR
+        assert pass_by(70, 150, 300, 369) == [True, False, False]
+        assert pass_by(371) == [True, True, False]
 
     serve(keeping(kept), talk, settings=settings())
+
+
+def test_a_call_that_crosses_the_end_of_an_idle_connection_is_answered() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        sweep(server, 0, 61)
+        client.send(client.call(1, b"late"))
+        found = acknowledge(client)
+        assert [each.kind for each in found] == [GOAWAY, PING, HEADERS, DATA, HEADERS]
+        assert client.transport.closed
+
+    serve(ECHO, talk, settings=settings())
+
+
+def test_a_client_that_ignores_the_end_of_an_idle_connection_is_left() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        sweep(server, 0, 61, 62, 80)
+        assert not client.transport.closed
+        sweep(server, 82)
+        assert client.transport.aborted
+
+    serve(ECHO, talk, settings=settings())
 
 
 def test_an_old_connection_is_asked_to_go_and_ends_with_its_last_call() -> None:

@@ -21,7 +21,7 @@ def test_messages_are_the_same_however_their_data_is_cut(messages: list[tuple[bo
         data = data[size:]
     found += reader.feed(data)
     assert found == messages
-    assert reader.pending_bytes == 0
+    assert not reader.is_within_message
 
 
 def test_a_message_that_is_too_large_or_has_a_wrong_flag_is_refused_by_its_first_bytes() -> None:
