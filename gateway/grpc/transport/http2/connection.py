@@ -63,6 +63,8 @@ PING_STRIKES = 2
 """Pings that may come too early before the connection is closed."""
 IDLE_FRAMES = 1000
 """Frames between two calls of `forgive` that ask for nothing: more of them end the connection."""
+LARGE_HEADERS_FRAMES = 50
+"""As many such frames count for headers that are too large, since it takes long to decode them."""
 RESETS_PER_STREAM = 4
 """Resets between two calls of `forgive`, beside those of as many answers, for each stream that may be open."""
 SKIPPED_RANGES = 64
@@ -79,6 +81,7 @@ class ConnectionLimits(NamedTuple):
 
     streams: int = 1024
     header_bytes: int = 64 << 10
+    header_fields: int = 100
     ping_s: float = 10
 
 
@@ -107,7 +110,7 @@ class Http2Connection(Outgoing, Generic[T]):
         self._open = open
         self._clock = clock
         self._limits = limits
-        self._decoder = HeaderDecoder(limits.header_bytes, interpret)
+        self._decoder = HeaderDecoder(limits.header_bytes, limits.header_fields, interpret)
         self._rest = b""
         self._has_preface = self._has_settings = False
         self._expects = True
@@ -478,6 +481,9 @@ class Http2Connection(Outgoing, Generic[T]):
                 )
         except StreamFault as fault:
             self._count_reset()
+            if fault.code is ErrorCode.ENHANCE_YOUR_CALM:
+                self._idle_frames += LARGE_HEADERS_FRAMES
+                self._count_idle_frame()
             self.refuse(stream_id, fault.code)
             return
         stream = self._open(self, stream_id, meaning, ends)

@@ -45,12 +45,13 @@ class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of a connection. What `interpret` makes of the fields of a request is remembered.
 
     A block of the same bytes has the same fields as long as the dynamic table is the same. Blocks that change the table
-    are not remembered, and all others are forgotten then. A header list has at most `max_list_bytes`; a list of up to
-    twice that is decoded, so that only its stream fails.
+    are not remembered, and all others are forgotten then. A header list has at most `max_list_bytes` and `max_fields`.
+    A list of up to twice as many bytes is decoded, so that only its stream fails.
     """
 
-    def __init__(self, max_list_bytes: int, interpret: Callable[[Fields], T]) -> None:
+    def __init__(self, max_list_bytes: int, max_fields: int, interpret: Callable[[Fields], T]) -> None:
         self._interpret = interpret
+        self._max_fields = max_fields
         self._max_list_bytes = max_list_bytes
         self._decoder = hpack.Decoder(2 * max_list_bytes)
         self._table = _WatchedTable()
@@ -104,6 +105,10 @@ class HeaderDecoder(Generic[T]):
 
     def _check_size(self, fields: Fields) -> None:
         size = sum(len(name) + len(value) + FIELD_BYTES for name, value in fields)
+        if len(fields) > self._max_fields:
+            raise StreamFault(
+                ErrorCode.ENHANCE_YOUR_CALM, f"expected at most {self._max_fields} header fields, got {len(fields)}"
+            )
         if size > self._max_list_bytes:
             raise StreamFault(
                 ErrorCode.ENHANCE_YOUR_CALM,

@@ -49,7 +49,9 @@ class Http2Server(GrpcServer):
         self.threads = ThreadPoolExecutor(THREADS, "grpc")
         self.serving = False
         settings = front_door.settings
-        self.limits = ConnectionLimits(settings.grpc_streams, settings.head_bytes, settings.grpc_ping_s)
+        self.limits = ConnectionLimits(
+            settings.grpc_streams, settings.head_bytes, settings.head_lines, settings.grpc_ping_s
+        )
         self._listener = listener
         self._refusal = refusal
         self._to_flush: list[GrpcConnection] = []

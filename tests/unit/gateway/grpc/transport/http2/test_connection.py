@@ -256,6 +256,14 @@ def test_a_header_list_that_is_too_large_ends_its_stream_or_the_connection() -> 
     )
 
 
+def test_too_many_header_fields_end_their_stream_and_soon_the_connection() -> None:
+    peer = Peer(ConnectionLimits(header_fields=10))
+    many = [*REQUEST, *((f"x{number}", "") for number in range(5))]
+    for stream_id in range(1, 39, 2):
+        assert stream_error(peer.send(peer.headers(stream_id, many)), stream_id) is CALM
+    assert connection_error(peer.send(peer.headers(39, many))) is CALM
+
+
 def test_a_flood_of_continuations_ends_the_connection() -> None:
     peer = Peer()
     parts = [frame(HEADERS, 0, 1)] + [frame(CONTINUATION, 0, 1)] * BLOCK_FRAMES

@@ -149,7 +149,7 @@ async def converse(pieces: list[bytes]) -> None:
 @given(st.lists(st.one_of(BLOCKS, st.binary(max_size=300)), max_size=6))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_a_remembered_block_means_what_a_new_decoder_would_read(blocks: list[bytes]) -> None:
-    decoder: HeaderDecoder[list[tuple[bytes, bytes]]] = HeaderDecoder(HEADER_BYTES, list)
+    decoder: HeaderDecoder[list[tuple[bytes, bytes]]] = HeaderDecoder(HEADER_BYTES, 100, list)
     plain = hpack.Decoder(2 * HEADER_BYTES)
     for each in (each for each in blocks for _ in range(2)):
         try:
