@@ -13,7 +13,7 @@ from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import DecompressedTooLarge, decompress
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.call import Aborted, Metadata, parsed
-from sluice.gateway.grpc.transport.http2.call_head import CallHead, metadata_block, status_block
+from sluice.gateway.grpc.transport.http2.call_head import CallHead, http_block, metadata_block, status_block
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, Http2Connection
 from sluice.gateway.grpc.transport.http2.messages import MessageFault, MessageReader, too_large
 from sluice.gateway.grpc.transport.http2.outgoing import PREFIX_BYTES
@@ -21,6 +21,8 @@ from sluice.gateway.grpc.transport.http2.streams import Stream
 from sluice.gateway.grpc.transport.server import NO_MEMORY, Method, fail
 from sluice.models.errors import RejectedError, RequestError
 
+OPEN_BYTES = 1024
+"""The bytes that a call counts before it has its message, and a stream as long as it is open."""
 MESSAGE_BYTES = 64
 """The bytes that a message which waits for its handler counts beside its own."""
 
@@ -93,7 +95,9 @@ class Http2Call(Stream):
         self._server = server
         self._head = head
         self._method = method
-        self._kept = self._held = 0
+        self._kept = OPEN_BYTES
+        connection.kept += OPEN_BYTES
+        self._held = 0
         self._reader: MessageReader | None = None
         self._unread: deque[tuple[bool, bytes]] | tuple[()] = ()
         self._awaited: asyncio.Future[None] | None = None
@@ -182,9 +186,9 @@ class Http2Call(Stream):
         return not self._started and not self._method.handler.request_streaming
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes that are freed if the call ends before its handler has them."""
-        return self._kept
+    def keeps_messages(self) -> bool:
+        """True if messages, or room for one, are freed when the call ends."""
+        return self._kept > OPEN_BYTES or self.awaits_message
 
     def begin(self) -> None:
         """Start the handler of a stream; a unary call starts when its message is there."""
@@ -193,6 +197,11 @@ class Http2Call(Stream):
             self._unread = deque()
             self._reader = MessageReader(self._server.max_message_bytes)
             self._server.run(self, handler, self._requests(handler.request_deserializer))
+
+    def refuse(self, http_status: int) -> None:
+        """Answer a request that is none of gRPC."""
+        self._release()
+        self.connection.send_block(self, http_block(http_status))
 
     def interrupt(self) -> None:
         """End the messages of a stream early, so that its handler ends when it has answered those it has."""

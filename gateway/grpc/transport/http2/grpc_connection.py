@@ -65,7 +65,7 @@ class GrpcConnection(asyncio.Protocol):
         self._reads = 0
         self._read_state = (0, self._born_s)
         """The number of reads at a sweep, and the time of the first sweep that found it."""
-        self._pinged_s = 0.0
+        self._pinged_s = self._asked_s = 0.0
         self._unread_bytes = 0
         self._unread_state = 0, 0.0
         self._write_paused = self._ending = self._lost = False
@@ -209,10 +209,11 @@ class GrpcConnection(asyncio.Protocol):
         http2 = self.http2
         if not (self._unread_bytes or http2.unsent_bytes):
             for call in list(http2.streams.values()):
-                if isinstance(call, Http2Call) and call.kept_bytes:
+                if isinstance(call, Http2Call) and call.keeps_messages:
                     call.give_up(*NO_MEMORY)
+            freed = http2.counted_bytes
             self._count()
-            if not http2.kept:
+            if http2.counted_bytes < freed:
                 self.regulate_reading()
                 return
         self.abort()
@@ -245,14 +246,16 @@ class GrpcConnection(asyncio.Protocol):
         for call in list(self.http2.streams.values()):
             if isinstance(call, Http2Call):
                 call.interrupt()
-        self._drain(self._server.loop.time())
+        self._ask_to_go(self._server.loop.time())
         self.flush()
 
-    def _drain(self, now_s: float) -> None:
-        """Ask the client to send no more calls; one that does not answer is left after a while."""
-        if not self.http2.awaits_ping:
-            self._pinged_s = now_s
-        self.http2.drain()
+    def _ask_to_go(self, now_s: float) -> None:
+        """Ask the client to send no more calls. A while later none are taken, though it has not answered."""
+        if not self._asked_s:
+            self._asked_s = self._pinged_s = now_s
+            self.http2.drain()
+        elif now_s - self._asked_s >= KEEPALIVE_TIMEOUT_S:
+            self.http2.stop_opening()
 
     def sweep(self, now_s: float) -> None:
         """Enforce the time limits. Called about once a second."""
@@ -276,9 +279,9 @@ class GrpcConnection(asyncio.Protocol):
         elif now_s - self._born_s >= settings.grpc_age_s or (
             not http2.streams and waited_s >= (settings.grpc_idle_s if http2.last_id else settings.first_request_s)
         ):
-            self._drain(now_s)
-        self._look_for_client(now_s)
+            self._ask_to_go(now_s)
         self.flush()
+        self._look_for_client(now_s)
 
     def _sweep_calls(self, now_s: float) -> None:
         """End calls whose message does not arrive."""

@@ -10,7 +10,7 @@ import grpc
 
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.http2.call import Http2Call
-from sluice.gateway.grpc.transport.http2.call_head import CallHead, http_block
+from sluice.gateway.grpc.transport.http2.call_head import CallHead
 from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
 from sluice.gateway.grpc.transport.http2.frames import ErrorCode
 from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
@@ -137,7 +137,7 @@ class Http2Server(GrpcServer):
         call = Http2Call(self, connection, stream_id, head, method)
         if head.http_status:
             call.remote_ended = ended
-            connection.send_block(call, http_block(head.http_status))
+            call.refuse(head.http_status)
         elif head.refusal is not None:
             call.remote_ended = ended
             call.end(*head.refusal)

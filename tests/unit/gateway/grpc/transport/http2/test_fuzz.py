@@ -14,6 +14,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
+from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES
 from sluice.gateway.grpc.transport.http2.frames import (
     DATA,
     GOAWAY,
@@ -126,7 +127,7 @@ async def converse(pieces: list[bytes]) -> None:
         assert len(http2.streams) <= STREAMS
         assert len(http2._rest) <= 9 + max(HEADER_BYTES, 384)
         assert len(http2._block) <= HEADER_BYTES
-        assert 0 <= http2.kept <= 2 * sum(map(len, pieces)) + 64 * len(pieces) * 200
+        assert 0 <= http2.kept <= 2 * sum(map(len, pieces)) + 64 * len(pieces) * 200 + OPEN_BYTES * STREAMS
         assert http2.unsent_bytes >= 0
         assert http2.held >= 0
     front_door.sweep(server.loop.time())

@@ -12,6 +12,7 @@ import pytest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW
 from sluice.gateway.grpc.transport.http2.frames import (
     ACK,
@@ -527,7 +528,7 @@ def test_a_client_that_ignores_the_end_of_an_idle_connection_is_left() -> None:
         sweep(server, 0, 61, 62, 80)
         assert not client.transport.closed
         sweep(server, 82)
-        assert client.transport.aborted
+        assert client.transport.closed
 
     serve(ECHO, talk, settings=settings())
 
@@ -603,6 +604,20 @@ def test_a_call_whose_message_does_not_come_ends() -> None:
         assert list(client.connection.http2.streams) == [3]
 
     serve(ECHO, talk)
+
+
+def test_calls_that_wait_for_their_message_count_and_are_refused_when_the_buffer_is_full() -> None:
+    async def talk(server: Http2Server) -> None:
+        many, other = Client(server), Client(server)
+        many.send(*(many.headers(stream_id) for stream_id in range(1, 181, 2)))
+        assert server.budget.used == 90 * OPEN_BYTES
+        many.send(many.headers(181, path="/s/S"))
+        other.send(other.headers(1), frame(DATA, 0, 1, prefixed(bytes(50_000))[:40_000]))
+        other.send(frame(DATA, END_STREAM, 1, bytes(10_005)))
+        assert [each.stream_id for each in many.received() if each.kind == HEADERS] == [*range(1, 181, 2)]
+        assert list(many.connection.http2.streams) == [181]
+
+    serve(ECHO, talk, budget=Budget(100_000))
 
 
 def test_large_messages_wait_while_the_buffer_is_nearly_full_and_the_largest_is_refused_when_it_is_full() -> None:
