@@ -14,7 +14,6 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.grpc.transport.grpcio.arrivals import AwaitedMessages
 from sluice.gateway.grpc.transport.grpcio.call import GrpcioCall, message_of
-from sluice.gateway.grpc.transport.grpcio.cancellation import CancellationWatch
 from sluice.gateway.grpc.transport.server import LAST_CALLS_S, NO_MEMORY, GrpcServer, Method, Refusal, fail, refuse
 
 logger = logging.getLogger(__name__)
@@ -31,8 +30,7 @@ class GrpcioServer(GrpcServer):
 
     grpc.aio passes each step of each call from its own thread to the loop and accepts one call after the other. On a
     busy machine the calls arrive too slowly to form batches. Here the loop handles all pending events at once, and a
-    thread only waits for the first of them. To notice the cancellation of a call without a deadline may take a tenth of
-    a second.
+    thread only waits for the first of them.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class GrpcioServer(GrpcServer):
         self._taken = threading.Lock()
         self._serving = False
         self._loop: asyncio.AbstractEventLoop
-        self._watch: CancellationWatch
         self.arrivals: AwaitedMessages
         self._ended: asyncio.Event
 
@@ -69,7 +66,6 @@ class GrpcioServer(GrpcServer):
     async def start(self) -> None:
         """Start accepting calls."""
         self._loop = asyncio.get_running_loop()
-        self._watch = CancellationWatch(self._loop)
         self.arrivals = AwaitedMessages(self._loop, self._budget, self._message_timeout_s)
         self._ended = asyncio.Event()
         self._server.start()
@@ -92,7 +88,6 @@ class GrpcioServer(GrpcServer):
         for stream in self._streams:
             stream.interrupt()
         self.arrivals.stop()
-        self._watch.stop()  # from now on every cancellation must be noticed
         await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
         self._serving = False
         stopped = asyncio.Event()
@@ -163,10 +158,7 @@ class GrpcioServer(GrpcServer):
             task = self.run(call, handler, call.requests(handler.request_deserializer))
             task.add_done_callback(lambda task: self._streams.discard(call))
         else:
-            if call.time_remaining() is None and method.begin is not None:
-                self._watch.add(call)
-            else:
-                call.watch()
+            call.watch()
             self.arrivals.add(call)
             call.receive(partial(self._received, call, method))
 
