@@ -23,6 +23,7 @@ from sluice.gateway.http.compression import (
     decompress,
     is_encoded,
 )
+from sluice.gateway.http.large_body import DIRECT_BYTES
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     REQUEST_HEADER,
@@ -128,6 +129,7 @@ class Exchange:
         "_explain",
         "_headers",
         "_json_length",
+        "_length",
         "_name",
         "_route",
         "_submission",
@@ -168,9 +170,9 @@ class Exchange:
         """The bytes of the request that count in the buffer of the front door."""
         self.ready = self.started = self.response_complete = self.disconnected = False
         try:
-            length, self._json_length, self._explain, self._encoded, self._accepted = _read_headers(headers)
-            if length > route.unchecked_bytes:
-                self._check_length(length)
+            self._length, self._json_length, self._explain, self._encoded, self._accepted = _read_headers(headers)
+            if self._length > route.unchecked_bytes:
+                self._check_length(self._length)
         except RequestError as error:
             self._refuse(error)
 
@@ -188,6 +190,16 @@ class Exchange:
                 self._check_length(len(self._body), known=False)
             except RequestError as error:
                 self._refuse(error)
+
+    def memory_for_rest(self) -> memoryview | None:
+        """The memory for the rest of a body of which much is to come; None for others."""
+        read = len(self._body)
+        if self.ready or self._length - read < DIRECT_BYTES:
+            return None
+        body = bytearray(self._length)
+        body[:read] = self._body
+        self._body = body
+        return memoryview(body)[read:]
 
     def _check_length(self, length: int, known: bool = True) -> None:
         """Refuse a body that has this length, or more if that is not `known`. Raises RequestError."""

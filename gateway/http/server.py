@@ -20,6 +20,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.front_door import FrontDoor
+from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.listener import listen
 from sluice.gateway.http.refusal import RefusedRequest, refusal
 from sluice.gateway.inference.request_template import Template
@@ -94,7 +95,7 @@ class Connection(HttpToolsProtocol):
         """At least the bytes that were read since the last body part, or since the last complete head."""
         self.half_closed = False
         """True if the client sends no more; it may still read."""
-        self._in_body = self._stopped = self._probed = self._only_health = False
+        self._in_body = self._stopped = self._probed = self._only_health = self._is_direct = False
         self._unread = 0
         self._head_held = 0
         self._phase = Phase.IDLE
@@ -155,8 +156,35 @@ class Connection(HttpToolsProtocol):
             del pieces[0]
         if self._unparsed > SMALL_BYTES and not self._stopped:
             self._keep_unparsed()
+        if self._in_body:
+            self._read_directly()
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
+
+    def _read_directly(self) -> None:
+        """Read the rest of a large body into its memory, past the parser."""
+        cycle = cast(Any, self.cycle)
+        if self._stopped or not isinstance(cycle, Exchange) or self.scheme == "https":
+            return
+        rest = cycle.memory_for_rest()
+        if rest is not None:
+            self._is_direct = True
+            self.transport.set_protocol(LargeBody(self, rest))
+
+    def on_direct_bytes(self, size: int, complete: bool) -> None:
+        """Take a part of a large body, which is in its memory already."""
+        self._hold(self.cycle, size)
+        if complete:
+            self._end_direct()
+            self.on_message_complete()
+        if self.budget.used > self.budget.mark:
+            self._front_door.press(self)
+
+    def _end_direct(self) -> None:
+        """Parse what comes next; the parser before waits for the body that it has not seen."""
+        self._is_direct = False
+        self._replace_parser()
+        self.transport.set_protocol(self)
 
     def _keep_unparsed(self) -> None:
         """Count a part of a head in the buffer, and refuse a head that is too large."""
@@ -175,10 +203,13 @@ class Connection(HttpToolsProtocol):
         old = self.parser
         lines = [b"%s %s HTTP/%s" % (old.get_method(), self.url, old.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self._replace_parser()
+        return b"\r\n".join((*lines, b"", b""))
+
+    def _replace_parser(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
         with contextlib.suppress(AttributeError):  # httptools before 0.6.3
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         """Begin a request; unlike the base class, without a scope, which only the application needs."""
@@ -388,6 +419,8 @@ class Connection(HttpToolsProtocol):
         """Read no more, answer the requests that are complete and then this error, and end the connection."""
         self._front_door.faults.counts[fault] += 1
         self._stopped = True
+        if self._is_direct:
+            self._end_direct()
         if self._in_body and not self._withdraw():
             self.transport.close()
             return
