@@ -310,7 +310,7 @@ class Exchange:
         self._template = template
         client = "" if signature.client_key is None else signature.client_key.in_headers(headers)
         self._submission = self._route.dataplane.submit(signature, inputs, template.options, client)
-        self._submission.future.add_done_callback(self._answered)
+        self._submission.then(self._answered)
 
     def _fail(self, error: Exception) -> None:
         self._error = None
@@ -331,8 +331,7 @@ class Exchange:
         if self.expects_continue:
             self.keep_alive = False
 
-    def _answered(self, future: asyncio.Future[Answer]) -> None:
-        answer = future.result()
+    def _answered(self, answer: Answer) -> None:
         try:
             if self.disconnected:
                 return
