@@ -23,6 +23,7 @@ from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.listener import listen
 from sluice.gateway.http.refusal import RefusedRequest, refusal
+from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_request
 from sluice.gateway.inference.request_template import Template
 
 BACKLOG = 4096
@@ -96,6 +97,9 @@ class Connection(HttpToolsProtocol):
         self.half_closed = False
         """True if the client sends no more; it may still read."""
         self._in_body = self._stopped = self._probed = self._only_health = self._is_direct = False
+        self._known: KnownRequest | None = None
+        self._begun = 0
+        """The requests that began with the bytes that were read last."""
         self._unread = 0
         self._head_held = 0
         self._phase = Phase.IDLE
@@ -135,6 +139,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has been read. Offers of another protocol are ignored, as RFC 9110 allows."""
+        is_between = self._turn is None and not (self._in_body or self._unparsed or self._stopped)
+        if is_between and self._known is not None and self._known.matches(data):
+            self._repeat(data[len(self._known.begin) :], self._known.head)
+            return
+        self._begun = 0
         self._unparsed += len(data)
         if self._stopped:
             if self._unparsed > LINGER_BYTES:
@@ -158,6 +167,19 @@ class Connection(HttpToolsProtocol):
             self._keep_unparsed()
         if self._in_body:
             self._read_directly()
+        elif is_between and self._begun == 1 and not self._unparsed and isinstance(self.cycle, Exchange):
+            self._known = known_request(data, self.cycle.head)
+        if self.budget.used > self.budget.mark:
+            self._front_door.press(self)
+
+    def _repeat(self, body: bytes, head: RequestHead) -> None:
+        """Take a whole request with a known head."""
+        self.since_s = 0.0
+        exchange = Exchange(self._route, self, head, body)
+        exchange.ready = True
+        self._hold(exchange, len(body))
+        self._turn = self.cycle = exchange  # type: ignore[assignment]
+        self._run()
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
 
@@ -217,6 +239,7 @@ class Connection(HttpToolsProtocol):
         self.expect_100_continue = self._offers_upgrade = False
         self.headers = []
         self._hosts = 0
+        self._begun += 1
         self._unparsed = self._unparsed or 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -269,11 +292,10 @@ class Connection(HttpToolsProtocol):
             self._in_body = True
             return
         self._in_body = True
-        exchange = Exchange(self._route, self, path, self.headers, self.expect_100_continue)
-        exchange.added_lines = added
-        if not parser.should_keep_alive() or parser.get_http_version() == "1.0":
-            exchange.keep_alive = False
-        self._take(exchange)
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        head = RequestHead(*path, self.headers, self.expect_100_continue, keep_alive, added)
+        head.read_headers()
+        self._take(Exchange(self._route, self, head))
 
     def _take(self, request: Any) -> None:
         """Make a request the latest one; it runs at once if it is ready and no earlier one is open."""
