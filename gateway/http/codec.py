@@ -115,7 +115,7 @@ class KnownResponse(NamedTuple):
 
 
 def known_response(response: InferResponse, encoded: EncodedBody) -> KnownResponse | None:
-    """What the next response may share with one that was encoded; None if it has outputs that are no binary numbers."""
+    """The JSON of a response that was encoded, for the next one; None if it has outputs that are no binary numbers."""
     shapes = tuple([values.shape for _, values in response.outputs if isinstance(values, np.ndarray)])
     if len(encoded.blobs) == len(shapes) == len(response.outputs):
         return KnownResponse(encoded.head, shapes, encoded.length)

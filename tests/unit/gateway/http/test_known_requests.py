@@ -61,7 +61,8 @@ def test_a_repeated_head_is_not_parsed_and_the_body_is_checked_all_the_same(serv
     async def conversation(client: Client) -> None:
         client.send(request([1, 2]))
         first = await client.reply()
-        parser, client.connection.parser = client.connection.parser, None
+        connection: Any = client.connection
+        parser, connection.parser = connection.parser, None
         for numbers in ([3, 4], [5, 6]):
             client.send(request(numbers))  # type: ignore[arg-type]
             again = await client.reply()
@@ -71,7 +72,7 @@ def test_a_repeated_head_is_not_parsed_and_the_body_is_checked_all_the_same(serv
         client.send(wrong)
         refused = await client.reply()
         assert (refused.status, b"shape" in refused.body) == (400, True)
-        client.connection.parser = parser
+        connection.parser = parser
         client.send(request([7, 8], "keyed"))
         assert values(await client.reply()) == [7, 8]
 
@@ -110,7 +111,7 @@ REQUESTS = [
 ]
 
 
-def told(reply: Reply) -> tuple[int, dict[str, str], bytes]:
+def comparable(reply: Reply) -> tuple[int, dict[str, str], bytes]:
     """A reply without the numbers that the server gives to requests."""
     return reply.status, {name: text for name, text in reply.headers.items() if name != "x-sluice-request"}, reply.body
 
@@ -121,7 +122,7 @@ def alone(number: int) -> tuple[int, dict[str, str], bytes]:
 
     async def conversation(client: Client) -> tuple[int, dict[str, str], bytes]:
         client.send(REQUESTS[number])
-        return told(await client.reply())
+        return comparable(await client.reply())
 
     return talk(gateway(), conversation)
 
@@ -147,8 +148,8 @@ def test_answers_depend_neither_on_earlier_requests_nor_on_the_pieces_in_which_t
             client.send(rest)
             open_requests += 1
             if waits:
-                replies += [told(await client.reply()) for _ in range(open_requests)]
+                replies += [comparable(await client.reply()) for _ in range(open_requests)]
                 open_requests = 0
-        return replies + [told(await client.reply()) for _ in range(open_requests)]
+        return replies + [comparable(await client.reply()) for _ in range(open_requests)]
 
     assert talk(gateway(), conversation) == [alone(number) for number, _ in sent]
