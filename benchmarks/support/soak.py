@@ -93,7 +93,7 @@ class Soak:
         self._requests = requests
 
     async def run(self) -> None:
-        """Keep all clients connected until so many requests have been answered."""
+        """Keep all clients connected until the number of requests has been answered."""
         clients = [asyncio.create_task(self._keep(number)) for number in range(CONNECTIONS + CANCELLING)]
         await self._enough.wait()
         self.over = True
