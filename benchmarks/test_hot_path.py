@@ -16,6 +16,9 @@ from benchmarks.support.closed_loop import drive_grpc, drive_http, grpc_request,
 from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, running
 from sluice.models.tensors.spec import DataType
 from tests.support.models.onnx_models import save_model, value
+from tests.support.triton.models import add_model
+from tests.support.triton.server import TritonServer, triton_server
+from tests.support.triton.setup import TritonUnavailable, set_up
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 ROUNDS = 5
@@ -45,14 +48,29 @@ def fastapi(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
+def triton(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    try:
+        directory = set_up()
+    except TritonUnavailable as reason:
+        pytest.skip(str(reason))
+    scratch = tmp_path_factory.mktemp("triton")
+    model = repository / "mlp" / "1" / "model.onnx"
+    add_model(scratch / "models", "mlp", model, 64, "dynamic_batching { }")
+    with pinned(SERVER_CORE), triton_server(directory, scratch / "models", scratch) as server, pinned(CLIENT_CORE):
+        yield server
+
+
+@pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     ready = tmp_path_factory.mktemp("echo") / "ready.json"
     with running(["-m", "benchmarks.support.grpc_echo", str(ready)], ready, SERVER_CORE) as server:
         yield server
 
 
-def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, report: Report) -> None:
-    """Requests a second at concurrency 64, interleaved with the plain FastAPI server's."""
+def test_http(
+    benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, triton: TritonServer, report: Report
+) -> None:
+    """Requests a second at concurrency 64, interleaved with those of a plain FastAPI server and of Triton."""
     ours_us: list[float] = []
     theirs_us: list[float] = []
 
@@ -63,13 +81,17 @@ def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, rep
         cpu_us.append((server.cpu_s() - before) / (closed.requests * 1.1) * 1e6)
         return closed.rate
 
-    rate, plain = benchmark.pedantic(
-        alternate, args=(ROUNDS, lambda: drive(sluice, ours_us), lambda: drive(fastapi, theirs_us)), rounds=1
-    )
+    def drive_triton() -> float:
+        return drive_http(triton.http_port, HTTP_REQUEST, 64, SECONDS).rate
+
+    measures = ROUNDS, lambda: drive(sluice, ours_us), lambda: drive(fastapi, theirs_us), drive_triton
+    rate, plain, other = benchmark.pedantic(alternate, args=measures, rounds=1)
     ours, theirs = (sorted(each)[ROUNDS // 2] for each in (ours_us, theirs_us))
     report("HTTP, concurrency 64, requests/s", f"{rate:,.0f}", "")
     report("plain FastAPI + onnxruntime, requests/s", f"{plain:,.0f}", "")
-    report("HTTP against plain FastAPI", f"{rate / plain:.2f}x", ">= 2x")
+    report("HTTP against plain FastAPI", f"{rate / plain:.2f}x", ">= 6x")
+    report("Triton, HTTP, concurrency 64, requests/s", f"{other:,.0f}", "")
+    report("HTTP against Triton", f"{rate / other:.2f}x", ">= 2.5x")
     report("CPU time a request (gateway + worker), us", f"{ours:.1f}", "<= 60 where FastAPI takes 117")
     report("the same for plain FastAPI, us", f"{theirs:.1f}", "")
     report("CPU time against plain FastAPI", f"{ours / theirs:.2f}x", "<= 0.51x (60 / 117)")
