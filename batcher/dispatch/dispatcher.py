@@ -95,7 +95,8 @@ class Dispatcher:
         """
         model = stage.model
         assert model is not None, "a combiner is not queued"
-        place = request.places[stage.index] if request.places else None
+        index, places = stage.index, request.places
+        place = places[index] if places else None
         if place is not None:
             model = place[0].model  # which may be another variant than for requests that arrive now
         if stage.is_keyed and not model.mixes_keys:
@@ -106,14 +107,13 @@ class Dispatcher:
             host = place[0].partition
             queue = self._queues.bound(queue.key, host.kind, host.price)
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
-        self._next_sequence += 1
+        sequence = self._next_sequence = self._next_sequence + 1
         rows, row_index = request.rows, None
         if run is not None:
             rows, row_index = run.rows, run.row_index
-        pipeline, sequence = request.pipeline, self._next_sequence
-        entry = Entry(request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence)
+        entry = Entry(request, index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence)
         self._push(entry, queue, model, now_ns)
-        if pipeline.evicts:
+        if request.pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
         return entry
 

@@ -508,7 +508,8 @@ def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
         taken += entry.rows
         if taken > most:
             return whole
-        if (place := entry.place) is not None:
+        places = entry.request.places  # not `entry.place`, which would be a call for each entry
+        if places and (place := places[entry.stage]) is not None:
             if place[0] is not batch:
                 if left > ROUNDING:
                     return whole  # entries of several batches alternate
@@ -525,7 +526,11 @@ def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
 
 def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[Entry]) -> None:
     """Exchange the places of entries that start, but not in `batches`, with those of entries that wait for these."""
-    others = [entry for entry in entries if (place := entry.place) is not None and place[0] not in batches]
+    others = [
+        entry
+        for entry in entries
+        if (places := entry.request.places) and (place := places[entry.stage]) is not None and place[0] not in batches
+    ]
     if not others:
         return
     left = sum([batch.members for batch in batches]) - (len(entries) - len(others))
