@@ -1,6 +1,5 @@
 """Inference over gRPC: ModelInfer calls and the requests of streams."""
 
-import asyncio
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -107,7 +106,7 @@ class InferHandler:
             call.end(*call_status(error))
             return
         call.on_cancelled = partial(self._dataplane.cancel, submission)
-        submission.future.add_done_callback(partial(self._answered, call, submission, encoder, explain))
+        submission.then(partial(self._answered, call, submission, encoder, explain))
 
     def parse(self, body: bytes) -> Any:
         """The ModelInferRequest of these bytes. Raises RequestError."""
@@ -139,9 +138,8 @@ class InferHandler:
         submission: Submission,
         encoder: ResponseEncoder,
         explain: bool,
-        future: asyncio.Future[Answer],
+        answer: Answer,
     ) -> None:
-        answer = future.result()
         metadata: ResponseMetadata = []
         try:
             if call.cancelled:
