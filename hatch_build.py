@@ -90,7 +90,12 @@ def compiled_core(root: Path, scratch: Path) -> Path:
             shutil.rmtree(before)
         new = Path(tempfile.mkdtemp(prefix="new-", dir=kept.parent))
         shutil.copytree(built, new, dirs_exist_ok=True)
-        new.rename(kept)
+        try:
+            new.rename(kept)
+        except OSError:
+            shutil.rmtree(new)
+            if not kept.is_dir():  # else another build of the same sources was quicker
+                raise
     return kept
 
 
