@@ -15,6 +15,7 @@ from sluice.gateway.grpc.transport.fields import LARGE_BYTES, check_fields
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     DataPlane,
+    Submitted,
     asks_for_explanation,
     build_response,
 )
@@ -23,7 +24,6 @@ from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
-from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import RequestError
 from sluice.models.units import NS_PER_S
 
@@ -136,7 +136,7 @@ class InferHandler:
     def _answered(
         self,
         call: ServerCall,
-        submission: Submission,
+        submission: Submitted,
         encoder: ResponseEncoder,
         explain: bool,
         future: asyncio.Future[Answer],
@@ -156,7 +156,7 @@ class InferHandler:
         finally:
             answer.release()
 
-    def _ask(self, body: bytes, call: ServerCall) -> tuple[Submission, ResponseEncoder]:
+    def _ask(self, body: bytes, call: ServerCall) -> tuple[Submitted, ResponseEncoder]:
         """Submit a request. A request that matches a template is not parsed again."""
         budget_ns = _budget_ns(call)
         key = len(body), body[:_KEY_BYTES]

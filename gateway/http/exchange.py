@@ -27,6 +27,7 @@ from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     REQUEST_HEADER,
     DataPlane,
+    Submitted,
     asks_for_explanation,
     build_response,
 )
@@ -35,7 +36,6 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
-from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -160,7 +160,7 @@ class Exchange:
         self._headers = headers
         self._body: bytes | bytearray = b""
         self._error: Exception | None = None
-        self._submission: Submission | None = None
+        self._submission: Submitted | None = None
         self.expects_continue = expects_continue
         self.keep_alive = True
         self.added_lines = b""
@@ -297,7 +297,10 @@ class Exchange:
     def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor], headers: Headers) -> None:
         self._template = template
         client = "" if signature.client_key is None else signature.client_key.in_headers(headers)
-        self._submission = self._route.dataplane.submit(signature, inputs, template.options, client)
+        options = template.options
+        if self._explain and not options.explain:
+            options = options._replace(explain=True)
+        self._submission = self._route.dataplane.submit(signature, inputs, options, client)
         self._submission.future.add_done_callback(self._answered)
 
     def _fail(self, error: Exception) -> None:
@@ -380,8 +383,8 @@ class Exchange:
         if self._explain or self._template.options.explain:
             headers = self._route.dataplane.response_headers(submission, explain=True)
             return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
-        trace = submission.trace
-        return b"" if trace.client_id else _REQUEST_LINE % trace.id.encode()
+        given_id = submission.given_id
+        return _REQUEST_LINE % given_id.encode() if given_id else b""
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None

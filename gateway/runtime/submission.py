@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import PipelineMeter
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.answer import Answer
@@ -19,3 +20,13 @@ class Submission(msgspec.Struct, eq=False):
     future: asyncio.Future[Answer]
     trace: Trace
     meter: PipelineMeter
+
+    @property
+    def given_id(self) -> str:
+        """The id that the server gave to the request; "" if the client gave one."""
+        trace = self.trace
+        return "" if trace.client_id else trace.id
+
+    def explanation(self) -> list[tuple[str, str]]:
+        """The explanation of the answered request, as headers."""
+        return explain(self.trace, self.trace.ended_ns).headers()

@@ -35,7 +35,7 @@ from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.inference.dataplane import DataPlane
+from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
@@ -99,7 +99,7 @@ class Gateway:
     executor: MixedExecutor
     metrics: ServerMetrics
     trace_settings: TraceSettings
-    dataplane: DataPlane
+    dataplane: LocalDataPlane
     deployer: Deployer
     resizing: Resizing
     auto_resize: AutoResize | None
@@ -162,7 +162,7 @@ def build_gateway(
     state = _build_state(config, core)
     execution = _build_execution(config, core, state, journal, processes, mps, surroundings)
     changes = _build_changes(config, core, state, execution)
-    dataplane = DataPlane(
+    dataplane = LocalDataPlane(
         state.registry,
         execution.runtime,
         config.default_slo_ms,
