@@ -5,8 +5,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol, TypeAlias
-from urllib.parse import unquote
+from typing import NamedTuple, Protocol, TypeAlias
+from urllib.parse import quote, unquote
 
 import httptools
 import orjson
@@ -27,6 +27,7 @@ from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     REQUEST_HEADER,
     DataPlane,
+    RelayNeeded,
     Submitted,
     asks_for_explanation,
     build_response,
@@ -60,9 +61,11 @@ _ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
 class ClientConnection(Protocol):
-    """The connection of an exchange's client."""
+    """The connection of an exchange's client; `client` and `server` are its ends."""
 
     transport: asyncio.Transport
+    client: tuple[str, int] | None
+    server: tuple[str, int | None] | None
     template: Template | None
     """The template of the previous request, if the next request may match it."""
 
@@ -79,11 +82,35 @@ class ClientConnection(Protocol):
         ...
 
 
+class RelayedAnswer(NamedTuple):
+    """An answer of the gateway's process: `headers` are without the length of `body`."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    keeps_alive: bool
+
+
+class InferenceRelay(Protocol):
+    """Passes requests on that only the gateway's process can answer."""
+
+    async def infer(
+        self,
+        target: bytes,
+        headers: Headers,
+        body: bytes | bytearray,
+        client: tuple[str, int | None] | None,
+        server: tuple[str, int | None] | None,
+    ) -> RelayedAnswer:
+        """The answer to a request of the connection from `client` to `server`. Raises ServingError without one."""
+        ...
+
+
 class InferRoute:
     """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`.
 
     It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`. `threads` do what would take the
-    event loop too long.
+    event loop too long. A `dataplane` that raises RelayNeeded has a `relay`.
     """
 
     def __init__(
@@ -92,8 +119,10 @@ class InferRoute:
         max_body_bytes: int,
         json_bytes: int = FrontDoorSettings().json_bytes,
         budget: Budget | None = None,
+        relay: InferenceRelay | None = None,
     ) -> None:
         self.dataplane = dataplane
+        self.relay = relay
         self.max_body_bytes = max_body_bytes
         self.json_bytes = json_bytes
         self.unchecked_bytes = min(json_bytes, max_body_bytes)
@@ -128,7 +157,9 @@ class Exchange:
         "_explain",
         "_headers",
         "_json_length",
+        "_kept",
         "_name",
+        "_relaying",
         "_route",
         "_submission",
         "_template",
@@ -161,6 +192,9 @@ class Exchange:
         self._body: bytes | bytearray = b""
         self._error: Exception | None = None
         self._submission: Submitted | None = None
+        self._kept: tuple[bytes | bytearray, Headers] = b"", []
+        """The body and the headers, which may have to be passed on until there is an answer."""
+        self._relaying: asyncio.Task[RelayedAnswer] | None = None
         self.expects_continue = expects_continue
         self.keep_alive = True
         self.added_lines = b""
@@ -244,6 +278,8 @@ class Exchange:
         body, self._body = self._body, b""
         headers, self._headers = self._headers, []
         dataplane = self._route.dataplane
+        if self._route.relay is not None:
+            self._kept = body, headers
         try:
             if self._error is not None:
                 raise self._error
@@ -263,6 +299,8 @@ class Exchange:
                 template, inputs = self._check(body, signature, *decode_request(body, self._json_length, signature))
                 self._client.template = template if template.repeatable else None
             self._submit(signature, template, inputs, headers)
+        except RelayNeeded:
+            self._relay()
         except Exception as error:
             self._fail(error)
 
@@ -283,6 +321,8 @@ class Exchange:
                 self.run()
                 return
             self._submit(signature, *self._check(body, signature, *parsed), headers)
+        except RelayNeeded:
+            self._relay()
         except Exception as error:
             self._fail(error)
 
@@ -310,9 +350,11 @@ class Exchange:
     def disconnect(self) -> None:
         """Cancel the request: the client has closed the connection."""
         self.disconnected = True
-        self._body = b""
+        self._body, self._kept = b"", (b"", [])
         if self._submission is not None:
             self._route.dataplane.cancel(self._submission)
+        if self._relaying is not None:
+            self._relaying.cancel()
 
     def _refuse(self, error: RequestError) -> None:
         self._error = error
@@ -322,8 +364,43 @@ class Exchange:
         if self.expects_continue:
             self.keep_alive = False
 
+    def _relay(self) -> None:
+        """Have the gateway's process answer the request."""
+        relay = self._route.relay
+        assert relay is not None, "only its data plane asks for it"
+        (body, headers), self._kept = self._kept, (b"", [])
+        version = f"/versions/{self._version}" if self._version else ""
+        target = f"/v2/models/{quote(self._name, safe='')}{version}/infer".encode()
+        self._submission = None
+        self._relaying = asyncio.get_running_loop().create_task(
+            relay.infer(target, headers, body, self._client.client, self._client.server)
+        )
+        self._relaying.add_done_callback(self._relayed)
+
+    def _relayed(self, relaying: asyncio.Task[RelayedAnswer]) -> None:
+        self._relaying = None
+        if self.disconnected:
+            if not relaying.cancelled():
+                relaying.exception()
+            return
+        try:
+            answer = relaying.result()
+        except Exception as error:
+            self._fail(error)
+            return
+        self.keep_alive = self.keep_alive and answer.keeps_alive
+        lines = [b"HTTP/1.1 %d %s" % (answer.status, HTTPStatus(answer.status).phrase.encode())]
+        lines += [b"%s: %s" % header for header in (*answer.headers, (b"content-length", b"%d" % len(answer.body)))]
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self._send(b"".join((b"\r\n".join((*lines, b"")), self._client.common_headers(), end, answer.body)))
+
     def _answered(self, future: asyncio.Future[Answer]) -> None:
-        answer = future.result()
+        try:
+            answer = future.result()
+        except RelayNeeded:
+            if not self.disconnected:
+                self._relay()
+            return
         try:
             if self.disconnected:
                 return
@@ -388,6 +465,7 @@ class Exchange:
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
+        self._kept = b"", []
         self.response_complete = True
         if client.transport.is_closing():
             return

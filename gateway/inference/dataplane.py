@@ -36,6 +36,10 @@ _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
 
 
+class RelayNeeded(Exception):
+    """Only the gateway's process can answer a request: the front end has to pass it on."""
+
+
 class Submitted(Protocol):
     """A submitted request as transports see it: its number, and the future of its answer."""
 

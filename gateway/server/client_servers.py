@@ -1,0 +1,158 @@
+"""What clients talk to: HTTP and gRPC over the data and the control plane, and a port for metrics."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from sluice.gateway.config.access import host_names, is_loopback
+from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.front_door.addresses import listening_address
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.faults import ClientFaults
+from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
+from sluice.gateway.front_ends.child import launch_front_end
+from sluice.gateway.front_ends.front_ends import FrontEnds, WatchedRegions, front_end_count
+from sluice.gateway.grpc.service import grpc_server
+from sluice.gateway.grpc.transport.server import GrpcServer
+from sluice.gateway.http.access import AccessRules
+from sluice.gateway.http.app import build_app
+from sluice.gateway.http.exchange import InferRoute
+from sluice.gateway.http.front_door import FrontDoor
+from sluice.gateway.http.listener import listen, listen_shared
+from sluice.gateway.http.metrics_server import MetricsServer
+from sluice.gateway.http.relayed import HEADER_BYTES, HEADER_LINES, RelayedConnection
+from sluice.gateway.http.server import BACKLOG, HttpServer, http_config, http_server
+from sluice.gateway.inference.local import LocalDataPlane
+from sluice.gateway.management.controlplane import ControlPlane
+from sluice.gateway.observability.logs import log
+from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.server.open_files import allowed_connections
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientServers:
+    """The servers that clients talk to; `address` is (host, HTTP port, gRPC port).
+
+    With `front_ends`, these have the connections over HTTP, and `http` serves what they pass on.
+    """
+
+    http: HttpServer
+    grpc: GrpcServer
+    metrics: MetricsServer | None
+    front_ends: FrontEnds | None
+    address: tuple[str, int, int]
+
+
+def client_servers(
+    config: ServerConfig,
+    dataplane: LocalDataPlane,
+    control: ControlPlane,
+    metrics: ServerMetrics,
+    traces: RecentTraces,
+    regions: WatchedRegions,
+) -> ClientServers:
+    """The servers of both protocols, which listen already. `regions` is the memory that is shared with workers."""
+    restrictions = config.restrictions
+    access = AccessRules(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
+    _log_access(config, restrictions)
+    context = credentials = None
+    if config.tls is not None:
+        context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    host = listening_address(config.host)
+    limits = config.front_door
+    http_connections, grpc_connections = allowed_connections(limits)
+    count = front_end_count(config.front_ends)
+    budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
+    app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
+    route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
+    ends: FrontEnds | None = None
+    if count:
+        listeners = listen_shared("HTTP", host, config.http_port, count, BACKLOG)
+        http_port: int = listeners[0].getsockname()[1]
+        door = FrontDoor(_for_relays(limits, http_connections), budget)
+        scheme = "http" if context is None else "https"
+        connection = partial(RelayedConnection, client_scheme=scheme)
+        http = HttpServer(
+            http_config(app, route, door, restrictions=restrictions, access=access, connection=connection),
+            None,
+            front_door=door,
+        )
+        ends = FrontEnds(
+            _for_front_ends(config, count),
+            listeners,
+            partial(listen, "HTTP", host, http_port, BACKLOG, reuse_port=True),
+            (-(-http_connections // count), budget.limit),
+            dataplane,
+            control.registry,
+            regions,
+            http.attach,
+            launch_front_end,
+        )
+        metrics.include(ends)
+        counts = ends.counts
+    else:
+        faults = ClientFaults()
+        door = FrontDoor(limits, budget, faults, http_connections)
+        settings = http_config(app, route, door, restrictions=restrictions, access=access)
+        http = http_server(settings, host, config.http_port, context, door)
+        http_port = http.port
+
+        def counts() -> FrontDoorCounts:
+            return FrontDoorCounts(len(door.connections), budget.used, faults.counts)
+
+    metrics.include(FrontDoorMetrics(counts))
+    grpc, grpc_port = grpc_server(
+        dataplane,
+        control,
+        host,
+        config.grpc_port,
+        config.max_body_bytes,
+        restrictions=restrictions,
+        credentials=credentials,
+        settings=limits,
+        max_connections=grpc_connections,
+        budget=budget,
+    )
+    metrics_server = None
+    if config.metrics_port is not None:
+        metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
+    return ClientServers(http, grpc, metrics_server, ends, (config.host, http_port, grpc_port))
+
+
+def _for_relays(limits: FrontDoorSettings, connections: int) -> FrontDoorSettings:
+    """The bounds on connections from front ends, which have enforced those on clients."""
+    return msgspec.structs.replace(
+        limits,
+        max_connections=2 * connections,
+        max_connections_per_address=0,
+        head_lines=limits.head_lines + HEADER_LINES,
+        head_bytes=limits.head_bytes + HEADER_BYTES,
+    )
+
+
+def _for_front_ends(config: ServerConfig, count: int) -> ServerConfig:
+    """The configuration of one of `count` front ends, which has its part of what a client may have."""
+    limit = config.front_door.max_connections_per_address
+    part = msgspec.structs.replace(config.front_door, max_connections_per_address=-(-limit // count))
+    return msgspec.structs.replace(config, front_door=part)
+
+
+def _log_access(config: ServerConfig, restrictions: Restrictions) -> None:
+    """Log which groups are open to whom."""
+    everyone = "this machine" if is_loopback(config.host) else "everyone who reaches the ports"
+    keyed, closed = restrictions.keyed, restrictions.closed
+    groups = {
+        f"open to {everyone}": [group for group in ApiGroup if group not in keyed | closed],
+        "open with a key": [group for group in ApiGroup if group in keyed],
+        "closed": [group for group in ApiGroup if group in closed],
+    }
+    for state, names in groups.items():
+        if names:
+            log(logger, logging.INFO, f"groups {state}", groups=",".join(names))
