@@ -34,6 +34,9 @@ START_TIMEOUT_S = 30.0
 """A front end that does not accept connections by then is killed."""
 COUNTS_TIMEOUT_S = 0.5
 """The time for front ends to report their counts, after which the last ones are used."""
+CHECK_S = 5.0
+MAX_UNANSWERED = 3
+"""A front end that has not answered so many checks, one each CHECK_S, is hung and is killed."""
 EXIT_S = 1.0
 """The time for a front end to exit, after the time that it is given, before it is killed."""
 
@@ -97,6 +100,7 @@ class FrontEnds(MetricsSource):
         self._faults: Counter[str] = Counter()
         """Faults that front ends counted which have gone."""
         self._losses = 0
+        self._checking: asyncio.TimerHandle | None = None
         self.all_ready = asyncio.Event()
         """Set when all have been ready for the first time."""
         regions.watch_regions(self)
@@ -111,10 +115,13 @@ class FrontEnds(MetricsSource):
         """Start all front ends."""
         for slot in self._slots:
             self._start_process(slot)
+        self._checking = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
     async def stop(self, timeout_s: float) -> None:
         """Accept no connections, and let the front ends answer the open requests; after that time they are killed."""
         self._stopping = True
+        if self._checking is not None:
+            self._checking.cancel()
         ports = [slot.port for slot in self._slots if slot.port is not None]
         for slot in self._slots:
             if slot.timer is not None:
@@ -183,6 +190,18 @@ class FrontEnds(MetricsSource):
         if delay_s:
             self._close_listener(slot)  # connections go to the other front ends
         slot.timer = loop.call_later(delay_s, self._start_process, slot)
+
+    def _check(self) -> None:
+        """Ask each front end for its counts, and kill those that no longer answer."""
+        self._checking = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+        for slot in self._slots:
+            if (port := slot.port) is None or not port.is_ready:
+                continue
+            if port.unanswered >= MAX_UNANSWERED:
+                port.process.kill("the front end does not answer")
+            else:
+                port.unanswered += 1
+                port.send(AskCounts())
 
     def _close_listener(self, slot: _Slot) -> None:
         if slot.listener is not None:

@@ -10,8 +10,10 @@ from sluice.gateway.front_ends.messages import PlacedTensor
 from sluice.gateway.protocol.answer import Tensor
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
-from sluice.mps.ipc.arena import Arena, Region
+from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Arena, Region
 
+SMALL_BLOCKS = 1024
+"""Free blocks of the smallest size that are kept for the next requests, most of which need no more."""
 ARENA = 0
 """The number of the arena's region; others are numbered from 1 on."""
 _ALIGNMENT = 64
@@ -45,6 +47,7 @@ class InputMemory:
         self._share = share
         self._forget = forget
         self._blocks: dict[int, _Block] = {}
+        self._small: list[_Block] = []
         self._numbers = itertools.count(ARENA + 1)
         share(ARENA, region)
 
@@ -73,13 +76,19 @@ class InputMemory:
     def free(self, request: int) -> None:
         """Free the inputs of a request."""
         block = self._blocks.pop(request)
-        if block.region == ARENA:
+        if block.nbytes == MIN_BLOCK_BYTES and len(self._small) < SMALL_BLOCKS:
+            self._small.append(block)
+        elif block.region == ARENA:
             self._arena.free(block.offset)
         else:
             self._spare_bytes += block.nbytes
             self._forget(block.region)
 
     def _allocate(self, nbytes: int) -> tuple[_Block, memoryview]:
+        if nbytes <= MIN_BLOCK_BYTES:
+            if self._small:
+                return self._small.pop(), self._view
+            nbytes = MIN_BLOCK_BYTES
         offset = self._arena.allocate(nbytes)
         if offset is not None:
             return _Block(ARENA, offset, nbytes), self._view

@@ -57,6 +57,7 @@ class LinkHandler(logging.Handler):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
+        self._loop = asyncio.get_running_loop()
         self._second = self._count = self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -68,6 +69,10 @@ class LinkHandler(logging.Handler):
         if self._count > LOG_LINES_A_SECOND:
             self._lost += 1
             return
+        # Not from other threads: the link belongs to the loop.
+        self._loop.call_soon_threadsafe(self._send, record)
+
+    def _send(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         text += "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
         if record.exc_info:

@@ -158,11 +158,16 @@ class FrontEndDataPlane(DataPlane):
         """Take answers."""
         for answer in answers.answers:
             passed = self._open.pop(answer.request)
-            if answer.outcome is None:
-                passed.future.set_exception(RelayNeeded())
-            else:
+            future = passed.future
+            if answer.outcome is not None:
                 passed.explain(answer.given_id, answer.explanation)
-                passed.future.set_result(self._answer(answer, passed.signature))
+                taken = self._answer(answer, passed.signature)
+                if future.done():  # cancelled
+                    taken.release()
+                else:
+                    future.set_result(taken)
+            elif not future.done():
+                future.set_exception(RelayNeeded())
         for request in answers.freed:
             self._memory.free(request)
 

@@ -96,6 +96,8 @@ class FrontEndPort:
         self.counts = Counts(0, 0, {})
         self.counted = asyncio.Event()
         """Set when counts have come."""
+        self.unanswered = 0
+        """Checks since the last counts."""
         self.is_ready = False
         self.has_answered = False
         self._dataplane = dataplane
@@ -184,6 +186,7 @@ class FrontEndPort:
     def _counted(self, counts: Counts) -> None:
         self.counts = counts
         self.counted.set()
+        self.unanswered = 0
 
     def _got_ready(self, message: FrontEndReady) -> None:
         self.is_ready = True

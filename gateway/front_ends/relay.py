@@ -87,7 +87,11 @@ class Relay:
         target = scope["raw_path"] + (b"?" + query if query else b"")
         method: str = scope["method"]
         request = _Request(receive, chunked, any(name == b"expect" for name, _ in given))
-        streams = await self._open()
+        try:
+            streams = await self._open()
+        except OSError:  # no descriptor is left
+            await _send_gone(send)
+            return
         streams.writer.write(_request_head(method.encode(), target, headers, scope["client"], scope["server"]))
         sending = asyncio.create_task(request.send(streams.writer))
         answering = asyncio.create_task(_answer(streams.reader, method, request, send))
@@ -110,7 +114,10 @@ class Relay:
         dropped = (b"expect", b"content-length", b"content-encoding")
         kept = [header for header in _passed_on(headers) if header[0] not in dropped]
         kept.append((b"content-length", b"%d" % len(body)))
-        streams = await self._open()
+        try:
+            streams = await self._open()
+        except OSError as error:
+            raise BackendUnavailable(_GONE) from error
         is_reusable = False
         try:
             streams.writer.write(_request_head(b"POST", target, kept, client, server))
@@ -151,11 +158,7 @@ async def _answer(reader: asyncio.StreamReader, method: str, request: _Request, 
         while (head := await _read_head(reader)).status < 200:
             request.wanted.set()
     except (OSError, EOFError):
-        body = orjson.dumps({"error": _GONE})
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers += [(b"retry-after", b"1"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await _send_gone(send)
         return False
     await send({"type": "http.response.start", "status": head.status, "headers": head.headers})
     if method != "HEAD":
@@ -163,6 +166,15 @@ async def _answer(reader: asyncio.StreamReader, method: str, request: _Request, 
             await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
     return head.keeps_alive
+
+
+async def _send_gone(send: Any) -> None:
+    """Answer that the gateway's process cannot be reached, as it is when it stops."""
+    body = orjson.dumps({"error": _GONE})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _passed_on(headers: Headers) -> Headers:
