@@ -150,6 +150,12 @@ class Relay:
             self._idle.append(streams)
         else:
             streams.writer.transport.abort()
+            streams.writer.close()
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        while self._idle:
+            self._idle.pop().writer.close()
 
 
 async def _answer(reader: asyncio.StreamReader, method: str, request: _Request, send: Any) -> bool:

@@ -83,7 +83,12 @@ def outcomes(server: GatewayServer, pipeline: str) -> dict[str, float]:
     }
 
 
-def in_pieces(server: GatewayServer) -> int:
+def gone(server: GatewayServer, victim: int) -> None:
+    """Wait until a front end is replaced."""
+    until(lambda: not alive(victim) and len(front_ends(server.process.pid)) == FRONT_ENDS)
+
+
+def input_memory(server: GatewayServer) -> int:
     return len(memory_files(server.process.pid, "sluice-front-end"))
 
 
@@ -111,7 +116,7 @@ def connections(server: GatewayServer, count: int) -> Iterator[list[http.client.
 
 
 def test_the_end_of_a_front_end_ends_its_own_connections_only(server: GatewayServer) -> None:
-    workers, memory = children(server.process.pid), in_pieces(server)
+    workers, memory = children(server.process.pid), input_memory(server)
     for round_number in range(3):
         before = outcomes(server, "slow:1")
         victim = front_ends(server.process.pid)[round_number % FRONT_ENDS]
@@ -121,12 +126,12 @@ def test_the_end_of_a_front_end_ends_its_own_connections_only(server: GatewaySer
             doomed = peers(victim, server.http_port)
             lost = [port in doomed for port in ports]
             answers = [pool.submit(ask, each, "slow", body_of()) for each in opened]
-            until(lambda: metrics(server)['sluice_http_connections'] >= CONNECTIONS)
+            until(lambda: metrics(server)["sluice_http_connections"] >= CONNECTIONS)
             time.sleep(0.1)  # all are with the worker
             os.kill(victim, signal.SIGKILL)
             began_s = time.monotonic()
             assert [answer.result() == 0 for answer in answers] == lost
-        until(lambda: len(front_ends(server.process.pid)) == FRONT_ENDS and victim not in front_ends(server.process.pid))
+        gone(server, victim)
         until(lambda: metrics(server)["sluice_front_ends"] == FRONT_ENDS)
         assert time.monotonic() - began_s < 10
         now = outcomes(server, "slow:1")
@@ -134,16 +139,15 @@ def test_the_end_of_a_front_end_ends_its_own_connections_only(server: GatewaySer
         assert sum(gained.values()) == CONNECTIONS  # each has one outcome
         assert gained.get("cancelled_client", 0) == sum(lost)
     assert children(server.process.pid) == workers
-    until(lambda: in_pieces(server) == memory)
+    until(lambda: input_memory(server) == memory)
 
 
 def test_a_front_end_that_ends_again_and_again_leaves_the_server_ready(server: GatewayServer) -> None:
     for _ in range(3):
         (first, *_rest) = front_ends(server.process.pid)
         os.kill(first, signal.SIGKILL)
-        until(lambda: not alive(first))
+        gone(server, first)
         assert server.request("GET", "/v2/health/ready")[0] == 200
-        until(lambda: len(front_ends(server.process.pid)) == FRONT_ENDS, 30)
     until(lambda: metrics(server)["sluice_front_ends"] == FRONT_ENDS, 30)
     assert metrics(server)["sluice_front_end_losses_total"] >= 3
 
