@@ -36,7 +36,7 @@ COUNTS_TIMEOUT_S = 0.5
 """The time for front ends to report their counts, after which the last ones are used."""
 CHECK_S = 5.0
 MAX_UNANSWERED = 3
-"""A front end that has not answered so many checks, one each CHECK_S, is hung and is killed."""
+"""Checks, one each CHECK_S, after which a front end that has not answered is hung and is killed."""
 EXIT_S = 1.0
 """The time for a front end to exit, after the time that it is given, before it is killed."""
 
@@ -211,7 +211,7 @@ class FrontEnds(MetricsSource):
     # -- what is served
 
     def _find(self, name: str, version: str, key: str) -> Served | None:
-        """What clients get now by a name and a version; None if it is not of that key."""
+        """The pipeline that clients get now by a name and a version; None if it is not of that key."""
         pipeline = self._registry.serving.get((name, version))
         if pipeline is None:
             return None

@@ -52,7 +52,7 @@ _MIB = 1 << 20
 
 
 class LinkHandler(logging.Handler):
-    """Sends log lines to the gateway's process, so many a second and no more."""
+    """Sends log lines to the gateway's process, at most LOG_LINES_A_SECOND."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class FrontEnd:
 
 
 def _exit_at_once() -> None:
-    """The gateway's process has gone, and with it all that connections could be told."""
+    """The gateway's process has gone, and no connection gets an answer any more."""
     os._exit(1)
 
 

@@ -29,7 +29,7 @@ class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ServedName(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What clients get by a name and a version ("" is the latest): the pipeline of this key, "" for none any more."""
+    """The key of the pipeline that clients get by a name and a version ("" is the latest); "" for none any more."""
 
     name: str
     version: str
@@ -89,7 +89,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What one turn of a front end has brought, by the numbers of requests.
+    """The arrivals of one turn of a front end, and changes of earlier requests, by their numbers.
 
     Clients have left the requests `cancelled`, and the outputs of those in `released` are no longer needed.
     """

@@ -424,5 +424,5 @@ def _copied(name: str, shape: tuple[int, ...], content: Content) -> PlacedTensor
 
 
 def read_served(pipeline: Pipeline, signature: Signature) -> Served:
-    """What requests to a pipeline need of it."""
+    """The parts of a pipeline that its requests need."""
     return Served(pipeline, signature, {spec.name: spec.datatype for spec in pipeline.inputs})

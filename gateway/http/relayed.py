@@ -10,7 +10,7 @@ ADDRESSES = b"x-sluice-relayed"
 """The header with both ends of the client's connection. Front ends drop it from the requests of clients."""
 HEADER_LINES = 8
 HEADER_BYTES = 1024
-"""What front ends may add to a head."""
+"""The lines and bytes that front ends may add to a head."""
 
 Address: TypeAlias = tuple[str, int | None] | None
 """An address and a port; None if there is none."""

@@ -57,7 +57,7 @@ class Submitted(Protocol):
 
 
 class ServedPipelines(Protocol):
-    """What clients may name. `draining` is true while the server is stopping."""
+    """The pipelines that clients may name. `draining` is true while the server is stopping."""
 
     draining: bool
 

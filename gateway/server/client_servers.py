@@ -1,4 +1,4 @@
-"""What clients talk to: HTTP and gRPC over the data and the control plane, and a port for metrics."""
+"""The servers that clients talk to: HTTP and gRPC over the data and the control plane, and a port for metrics."""
 
 import logging
 from dataclasses import dataclass

@@ -56,7 +56,7 @@ LATE = "it did not exit in time"
 
 
 class RegionWatcher(Protocol):
-    """Is told of the regions that the gateway's process has mapped."""
+    """Follows the regions that the gateway's process has mapped."""
 
     def region_added(self, number: int, region: Region) -> None:
         """Take a new region, which the supervisor owns."""

@@ -1,4 +1,4 @@
-"""What is served, as front ends know it."""
+"""The table of what is served, as front ends know it."""
 
 import pytest
 
