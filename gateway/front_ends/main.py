@@ -25,8 +25,8 @@ from sluice.gateway.front_ends.messages import (
     Counts,
     FrontEndReady,
     LogLine,
+    NamesChanged,
     RelayOpened,
-    ServingChanged,
     Start,
     Stop,
     ToFrontEnd,
@@ -121,7 +121,7 @@ class FrontEnd:
         match message:
             case Answers():
                 self._plane.answered(message)
-            case ServingChanged():
+            case NamesChanged():
                 self._table.apply(message)
             case MapRegion():
                 self._plane.map(message.region, Region.attach(fds[0], message.nbytes))

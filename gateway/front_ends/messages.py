@@ -36,7 +36,7 @@ class ServedName(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: str
 
 
-class ServingChanged(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class NamesChanged(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The names whose pipelines have changed, and the pipelines that are new, without what only the scheduler needs.
 
     `draining` is true from the time on at which the server stops.
@@ -132,7 +132,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     timeout_s: float
 
 
-ToFrontEnd = Start | ServingChanged | MapRegion | UnmapRegion | Answers | AskCounts | Stop
+ToFrontEnd = Start | NamesChanged | MapRegion | UnmapRegion | Answers | AskCounts | Stop
 
 
 class FrontEndReady(msgspec.Struct, frozen=True, tag=True, array_like=True):

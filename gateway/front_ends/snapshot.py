@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from sluice.gateway.front_ends.messages import ServedName, ServingChanged
+from sluice.gateway.front_ends.messages import NamesChanged, ServedName
 from sluice.gateway.inference.dataplane import RelayNeeded
 from sluice.models.pipelines.pipeline import Pipeline
 
@@ -19,7 +19,7 @@ Serving = Mapping[tuple[str, str], Pipeline]
 """Pipelines by name and version; version "" is the latest."""
 
 
-def changes(before: Serving, now: Serving, draining: bool) -> Iterator[ServingChanged]:
+def changes(before: Serving, now: Serving, draining: bool) -> Iterator[NamesChanged]:
     """The messages that bring a front end from one state to another."""
     known = {pipeline.key for pipeline in before.values()}
     new: dict[str, Pipeline] = {}
@@ -32,9 +32,9 @@ def changes(before: Serving, now: Serving, draining: bool) -> Iterator[ServingCh
     # First the pipelines, so that none is named before it is known.
     short = [msgspec.structs.replace(each, stages=(), sources={}, config="") for each in new.values()]
     for first in range(0, len(short), PIPELINES_A_MESSAGE):
-        yield ServingChanged((), tuple(short[first : first + PIPELINES_A_MESSAGE]), draining)
+        yield NamesChanged((), tuple(short[first : first + PIPELINES_A_MESSAGE]), draining)
     for first in range(0, len(names), NAMES_A_MESSAGE) or (0,):
-        yield ServingChanged(tuple(names[first : first + NAMES_A_MESSAGE]), (), draining)
+        yield NamesChanged(tuple(names[first : first + NAMES_A_MESSAGE]), (), draining)
 
 
 class ServedTable:
@@ -47,7 +47,7 @@ class ServedTable:
         self._pipelines: dict[str, Pipeline] = {}
         self._names: dict[tuple[str, str], Pipeline] = {}
 
-    def apply(self, change: ServingChanged) -> None:
+    def apply(self, change: NamesChanged) -> None:
         """Apply a change."""
         self.changes += 1
         self.draining = change.draining
