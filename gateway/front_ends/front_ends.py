@@ -32,6 +32,8 @@ from sluice.mps.supervisor.supervisor import RegionWatcher
 
 START_TIMEOUT_S = 30.0
 """A front end that does not accept connections by then is killed."""
+READY_DELAY_S = 0.5
+"""The longest delay before a front end is started again that had accepted connections."""
 COUNTS_TIMEOUT_S = 0.5
 """The time for front ends to report their counts, after which the last ones are used."""
 CHECK_S = 5.0
@@ -186,6 +188,8 @@ class FrontEnds(MetricsSource):
         self._losses += 1
         loop = asyncio.get_running_loop()
         delay_s = slot.back_off.lost(loop.time(), answered=port is not None and port.has_answered)
+        if port is not None and port.was_ready:
+            delay_s = min(delay_s, READY_DELAY_S)
         log(logger, logging.WARNING, "front end lost", name=slot.name, reason=reason, restart_in_s=delay_s)
         if delay_s:
             self._close_listener(slot)  # connections go to the other front ends

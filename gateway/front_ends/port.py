@@ -98,7 +98,7 @@ class FrontEndPort:
         """Set when counts have come."""
         self.unanswered = 0
         """Checks since the last counts."""
-        self.is_ready = False
+        self.is_ready = self.was_ready = False
         self.has_answered = False
         self._dataplane = dataplane
         self._find = find
@@ -189,7 +189,7 @@ class FrontEndPort:
         self.unanswered = 0
 
     def _got_ready(self, message: FrontEndReady) -> None:
-        self.is_ready = True
+        self.is_ready = self.was_ready = True
         self._on_ready()
 
     def _log(self, line: LogLine) -> None:
