@@ -487,6 +487,7 @@ host: 0.0.0.0                 # all interfaces
 http_port: 8000
 grpc_port: 8001
 metrics_port: 8002            # Triton's port for metrics
+front_ends: auto
 partitions:                   # or a number of equal ones: `partitions: 2`
   - {name: small, cores: [0]}
   - {name: large, cores: [1, 2, 3]}
