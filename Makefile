@@ -32,7 +32,8 @@ TEST := .venv-test
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
 PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
-	test-core-rest test-core-simulation test-front-ends test-system-u-z test-core-gateway test-core-hashes test-fresh-seeds
+	test-core-rest test-core-simulation test-front-ends test-system-u-z test-core-gateway test-grpcio test-core-hashes \
+	test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
@@ -113,6 +114,12 @@ FRONT_ENDS := $(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_i
 
 test-front-ends: $(TEST)/installed-$(ORT)
 	@SLUICE_TEST_FRONT_ENDS=2 $(PYTEST) -m "not timed" $(FRONT_ENDS)
+
+# The tests of clients over gRPC, with the server on the core of grpcio.
+test-grpcio: $(TEST)/installed-$(ORT)
+	@GRPC_SERVER=grpcio $(PYTEST) -m "not timed" -k "grpc or tls or certificate" tests/system/test_access.py \
+		tests/system/test_drain.py tests/system/test_tritonclient.py tests/conformance/test_endpoints.py \
+		tests/conformance/test_protocol_errors.py tests/conformance/test_hostile_input.py
 
 test-timed: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m timed tests/system tests/conformance

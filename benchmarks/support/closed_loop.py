@@ -1,6 +1,7 @@
 """Closed-loop clients: a fixed number of requests in flight, each followed at once by the next."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, cast
@@ -98,21 +99,26 @@ def drive_http(port: int, request: bytes, concurrency: int, seconds: float) -> C
     return _measure(drive, seconds)
 
 
-def drive_grpc(port: int, request: bytes, concurrency: int, seconds: float) -> Closed:
+def drive_grpc(port: int, request: bytes, concurrency: int, seconds: float, connections: int = 1) -> Closed:
     """Keep `concurrency` calls of ModelInfer in flight for `seconds`, without protobuf in the client."""
 
     async def drive(record: Callable[[int], bool], done: asyncio.Event) -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)  # without serialisers
+        async with contextlib.AsyncExitStack() as stack:
+            calls = []
+            for _ in range(connections):
+                options = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
+                channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options))
+                # Without serialisers.
+                calls.append(channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None))
 
-            async def repeat() -> None:
+            async def repeat(call: Callable[[bytes], Awaitable[bytes]]) -> None:
                 going = True
                 while going:
                     sent_ns = time.perf_counter_ns()
                     await call(request)
                     going = record(time.perf_counter_ns() - sent_ns)
 
-            await asyncio.gather(*(repeat() for _ in range(concurrency)))
+            await asyncio.gather(*(repeat(calls[number % connections]) for number in range(concurrency)))
 
     return _measure(drive, seconds)
 

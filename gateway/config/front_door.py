@@ -1,5 +1,6 @@
 """The bounds of what clients can make the server keep, and for how long."""
 
+import enum
 import math
 
 import msgspec
@@ -29,6 +30,13 @@ _SECONDS = (
     "grpc_message_s",
     "grpc_ping_s",
 )
+
+
+class GrpcServerKind(enum.StrEnum):
+    """Which gRPC server is used: Sluice's own, or one on the core of grpcio."""
+
+    SLUICE = "sluice"
+    GRPCIO = "grpcio"
 
 
 class FrontDoorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import yaml
 
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
-from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -73,6 +73,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 8001
+    grpc_server: GrpcServerKind = GrpcServerKind.SLUICE
     metrics_port: int | None = None
     front_ends: int | Literal["auto"] = 0
     partitions: int | tuple[Partition, ...] | None = None

@@ -3,7 +3,8 @@
 import logging
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -27,12 +28,12 @@ class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     client_ca: str | None = None
 
-    def ssl_context(self) -> ssl.SSLContext:
-        """The TLS context of the HTTP server. Raises ConfigError, which names the file.
+    def ssl_context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+        """The TLS context of a server, which offers these protocols (ALPN). Raises ConfigError, which names the file.
 
         Files that have changed are read at the next handshake; open connections stay.
         """
-        files = _ReadFiles(self._files, self._ssl_context)
+        files = _ReadFiles(self._files, partial(self._ssl_context, protocols))
         context = files.value
 
         def choose(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
@@ -50,8 +51,10 @@ class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             require_client_authentication=self.client_ca is not None,
         )
 
-    def _ssl_context(self) -> ssl.SSLContext:
+    def _ssl_context(self, protocols: Sequence[str] = ()) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if protocols:
+            context.set_alpn_protocols(protocols)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         for file in self._files:
             _read(file)

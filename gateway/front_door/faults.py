@@ -8,7 +8,7 @@ from sluice.gateway.observability.logs import log
 LOG_PERIOD_S = 10.0
 """One line reports all faults of this time, so that clients cannot fill the log."""
 
-REASONS = ("malformed", "head_too_large", "incomplete", "too_slow", "no_memory", "no_connections")
+REASONS = ("malformed", "head_too_large", "incomplete", "too_slow", "no_memory", "no_connections", "flood")
 
 logger = logging.getLogger(__name__)
 

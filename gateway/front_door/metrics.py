@@ -9,9 +9,10 @@ from sluice.gateway.observability.metrics import MetricsSource
 
 
 class FrontDoorCounts(NamedTuple):
-    """The open connections over HTTP, the bytes in the buffer, and the faults of clients by reason."""
+    """The open connections, the bytes in the buffer, and the faults of clients by reason."""
 
-    connections: int
+    http_connections: int
+    grpc_connections: int
     buffer_bytes: int
     faults: Mapping[str, int]
 
@@ -28,7 +29,12 @@ class FrontDoorMetrics(MetricsSource):
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         counts = self._counts()
-        yield GaugeMetricFamily("sluice_http_connections", "Open connections over HTTP.", counts.connections)
+        yield GaugeMetricFamily("sluice_http_connections", "Open connections over HTTP.", counts.http_connections)
+        yield GaugeMetricFamily(
+            "sluice_grpc_connections",
+            "Open connections over gRPC; 0 with the server of grpcio.",
+            counts.grpc_connections,
+        )
         yield GaugeMetricFamily(
             "sluice_buffer_used_bytes",
             "Bytes of requests that are read and not answered, and of answers that are not taken.",

@@ -270,7 +270,7 @@ class FrontEnds(MetricsSource):
                 connections += slot.port.counts.connections
                 buffer_bytes += slot.port.counts.buffer_bytes
                 faults.update(slot.port.counts.faults)
-        return FrontDoorCounts(connections, buffer_bytes, faults)
+        return FrontDoorCounts(connections, 0, buffer_bytes, faults)
 
     async def refresh(self) -> None:
         """Ask the front ends for their counts."""

@@ -17,6 +17,7 @@ import uvloop
 from sluice.gateway.config.access import host_names
 from sluice.gateway.config.server_config import ServerConfig, convert_config
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_ends.inputs import InputMemory
 from sluice.gateway.front_ends.link import Link
 from sluice.gateway.front_ends.messages import (
@@ -36,7 +37,6 @@ from sluice.gateway.front_ends.relay import Relay
 from sluice.gateway.front_ends.snapshot import ServedTable
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.exchange import InferRoute
-from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.server import HttpServer, http_config
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel

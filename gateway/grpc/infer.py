@@ -160,16 +160,17 @@ class InferHandler:
         """Submit a request. A request that matches a template is not parsed again."""
         budget_ns = _budget_ns(call)
         key = len(body), body[:_KEY_BYTES]
-        known = self._templates.get(key) if budget_ns is None else None
+        known = self._templates.get(key)
         if known is not None and known.template.matches(body, known.head_bytes, known.template.signature):
             signature = self._dataplane.signature(known.model, known.version)
             if signature is known.template.signature:
                 inputs, client = known.template.tensors(body), _client(signature, call)
-                return self._dataplane.submit(signature, inputs, known.template.options, client), known.encoder
+                options = _within(budget_ns, known.template.options)
+                return self._dataplane.submit(signature, inputs, options, client), known.encoder
         request = self.parse(body)
-        signature, inputs, encoder = self._check(request, budget_ns)
+        signature, inputs, encoder = self._check(request, None)
         raw = request.raw_input_contents
-        if budget_ns is None and not request.id and len(raw) == len(inputs) == 1:  # ids differ from call to call
+        if not request.id and len(raw) == len(inputs) == 1:  # ids differ from call to call
             head_bytes = len(body) - len(raw[0])
             template = RequestTemplate(body, head_bytes, signature, inputs, encoder.options, ())
             if template.repeatable and body.endswith(_frame(_RAW_INPUTS, len(raw[0])), 0, head_bytes):
@@ -178,7 +179,8 @@ class InferHandler:
                 self._templates[key] = KnownTemplate(
                     request.model_name, request.model_version, template, head_bytes, encoder
                 )
-        return self._dataplane.submit(signature, inputs, encoder.options, _client(signature, call)), encoder
+        options = _within(budget_ns, encoder.options)
+        return self._dataplane.submit(signature, inputs, options, _client(signature, call)), encoder
 
     def _check(self, request: Any, budget_ns: int | None) -> tuple[Signature, Any, ResponseEncoder]:
         marks_final = _takes_final_mark(request.parameters)
@@ -191,6 +193,11 @@ def _budget_ns(context: Any) -> int | None:
     """The time until the client's deadline; None without one."""
     remaining_s = context.time_remaining()
     return None if remaining_s is None else int(remaining_s * NS_PER_S)
+
+
+def _within(budget_ns: int | None, options: RequestOptions) -> RequestOptions:
+    """The options with the client's own deadline, if that is sooner."""
+    return options if budget_ns is None or budget_ns >= options.budget_ns else options._replace(budget_ns=budget_ns)
 
 
 def _explain(context: Any) -> bool:

@@ -9,17 +9,22 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.restricted import GRPC_PREFIX, ApiGroup, Restrictions
+from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.front_door.addresses import ipv6_blocker
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.front_door import FrontDoor
+from sluice.gateway.front_door.listener import listen
 from sluice.gateway.grpc.errors import abort, parse_version
 from sluice.gateway.grpc.infer import InferHandler
 from sluice.gateway.grpc.management import ManagementCalls
 from sluice.gateway.grpc.stream import InferStream
 from sluice.gateway.grpc.transport.call import Metadata
-from sluice.gateway.grpc.transport.server import GrpcServer
+from sluice.gateway.grpc.transport.grpcio.server import GrpcioServer
+from sluice.gateway.grpc.transport.http2.server import BACKLOG, Http2Server
+from sluice.gateway.grpc.transport.server import GrpcServer, Refusal
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import ConfigError, ServingError
@@ -152,27 +157,29 @@ def grpc_server(
     max_body_bytes: int,
     *,
     restrictions: Restrictions | None = None,
-    credentials: grpc.ServerCredentials | None = None,
-    settings: FrontDoorSettings = _DEFAULTS,
-    max_connections: int | None = None,
-    budget: Budget | None = None,
+    tls: TlsSettings | None = None,
+    front_door: FrontDoor | None = None,
+    kind: GrpcServerKind = GrpcServerKind.SLUICE,
 ) -> tuple[GrpcServer, int]:
     """A server that is not started yet, and its port; port 0 takes a free one.
 
-    Messages larger than `max_body_bytes` are refused; responses have no bound. `credentials` make it a TLS server.
-    `max_connections` replaces the number in the settings.
+    Messages larger than `max_body_bytes` are refused; responses have no bound. `front_door` bounds the connections; the
+    core of grpcio follows only its settings, and counts in its budget.
     Raises ConfigError if the port cannot be bound.
     """
-    budget = budget or Budget(settings.buffer_bytes(256, max_body_bytes))
-    options = (
-        ("grpc.max_receive_message_length", max_body_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),
-        *_bounds(settings, max_connections or settings.grpc_connections),
-    )
+    if front_door is None:
+        budget = Budget(_DEFAULTS.buffer_bytes(256, max_body_bytes))
+        front_door = FrontDoor(_DEFAULTS, budget, max_connections=_DEFAULTS.grpc_connections)
     refusal = partial(_refusal, restrictions) if restrictions else None
-    server = GrpcServer(options, refusal, budget, settings.grpc_message_s)
-    service = InferenceService(dataplane, control, budget, settings.json_bytes)
+    server: GrpcServer
+    if kind is GrpcServerKind.GRPCIO:
+        server, bound = _grpcio_server(host, port, max_body_bytes, front_door, refusal, tls)
+    else:
+        context = None if tls is None else tls.ssl_context(("h2",))
+        listener = listen("gRPC", host, port, BACKLOG)
+        bound = listener.getsockname()[1]
+        server = Http2Server(listener, front_door, max_body_bytes, refusal, context)
+    service = InferenceService(dataplane, control, front_door.budget, front_door.settings.json_bytes)
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
     infer = grpc.unary_unary_rpc_method_handler(service.inference.begin)
     stream = grpc.stream_stream_rpc_method_handler(
@@ -186,8 +193,28 @@ def grpc_server(
         (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
     )
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
+    return server, bound
+
+
+def _grpcio_server(
+    host: str,
+    port: int,
+    max_body_bytes: int,
+    front_door: FrontDoor,
+    refusal: Refusal | None,
+    tls: TlsSettings | None,
+) -> tuple[GrpcioServer, int]:
+    """A server on the core of grpcio, and its port. Raises ConfigError if it cannot be bound."""
+    settings = front_door.settings
+    options = (
+        ("grpc.max_receive_message_length", max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        *_bounds(settings, front_door.max_connections),
+    )
+    server = GrpcioServer(options, refusal, front_door.budget, settings.grpc_message_s)
     try:
-        return server, _bind(server, host, port, credentials)
+        return server, _bind(server, host, port, None if tls is None else tls.grpc_credentials())
     except RuntimeError as error:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigError(f"gRPC port {address} cannot be bound: it is in use or not allowed") from error
@@ -209,7 +236,7 @@ def _bounds(settings: FrontDoorSettings, max_connections: int) -> tuple[tuple[st
     )
 
 
-def _bind(server: GrpcServer, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+def _bind(server: GrpcioServer, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
     """Bind the port. The core would take the host 0.0.0.0 for all addresses of both families, unless IPv6 is taken."""
     if host != "0.0.0.0":
         return server.add_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials)

@@ -3,8 +3,7 @@
 import re
 import zlib
 
-from sluice.gateway.front_door.budget import Budget
-from sluice.models.errors import RequestError, UnsupportedRequest
+from sluice.models.errors import UnsupportedRequest
 
 ENCODINGS = b"gzip, deflate"
 """The supported encodings, as in a header."""
@@ -12,10 +11,8 @@ ENCODINGS = b"gzip, deflate"
 MIN_BYTES = 1024
 """Smaller responses are not compressed: they fit into one packet either way."""
 
-_STEP = 64 << 10
 _LEVEL = 1
 _FORMAT = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
-_EITHER_FORMAT = 32 + zlib.MAX_WBITS
 _ACCEPTED = re.compile(rb"\s*(?P<name>[^\s;,]+)\s*(?:;\s*q\s*=\s*(?P<weight>[0-9.]{1,5})\s*)?")
 
 
@@ -49,40 +46,6 @@ def accepted_encoding(value: bytes) -> bytes:
         if weight > best:
             best, chosen = weight, match["name"]
     return chosen
-
-
-def decompress(body: bytes | bytearray, max_bytes: int, budget: Budget | None = None) -> bytes | bytearray:
-    """Decode a body; takes at most `max_bytes` of memory.
-
-    The memory counts in the budget until the function returns. Raises RequestError, and RejectedError when the budget
-    has no room.
-    """
-    stream = zlib.decompressobj(_EITHER_FORMAT)
-    decoded = bytearray()
-    taken = 0
-    try:
-        for begin in range(0, len(body), _STEP):
-            if stream.eof:
-                raise RequestError("the body cannot be decompressed: there is data after its end")
-            rest = bytes(body[begin : begin + _STEP])
-            while rest:
-                if budget is not None and len(decoded) + _STEP > taken:
-                    budget.grow(_STEP)
-                    taken += _STEP
-                decoded += stream.decompress(rest, min(_STEP, max_bytes + 1 - len(decoded)))
-                if len(decoded) > max_bytes:
-                    raise RequestError(f"the decompressed body exceeds the limit of {max_bytes} bytes")
-                rest = stream.unconsumed_tail
-        if not stream.eof:
-            raise RequestError("the body cannot be decompressed: it is truncated")
-        if stream.unused_data:
-            raise RequestError("the body cannot be decompressed: there is data after its end")
-        return decoded
-    except zlib.error as error:
-        raise RequestError(f"the body cannot be decompressed: {error}") from error
-    finally:
-        if budget is not None:
-            budget.shrink(taken)
 
 
 def compress(encoding: bytes, body: bytes) -> bytes:

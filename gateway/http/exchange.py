@@ -13,6 +13,7 @@ import orjson
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.decompression import decompress
 from sluice.gateway.http.codec import EncodedBody, decode_large_request, decode_request, encode_response
 from sluice.gateway.http.compression import (
     ENCODINGS,
@@ -20,7 +21,6 @@ from sluice.gateway.http.compression import (
     UnsupportedEncoding,
     accepted_encoding,
     compress,
-    decompress,
     is_encoded,
 )
 from sluice.gateway.inference.dataplane import (

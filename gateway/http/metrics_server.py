@@ -6,8 +6,8 @@ import contextlib
 import orjson
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessRules
-from sluice.gateway.http.listener import listen
 from sluice.gateway.observability.metrics import ServerMetrics
 
 MAX_CONNECTIONS = 64

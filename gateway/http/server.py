@@ -17,10 +17,10 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.front_door.front_door import FrontDoor
+from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
-from sluice.gateway.http.front_door import FrontDoor
-from sluice.gateway.http.listener import listen
 from sluice.gateway.http.refusal import RefusedRequest, refusal
 from sluice.gateway.inference.request_template import Template
 

@@ -13,6 +13,8 @@ from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.front_door.addresses import listening_address
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.faults import ClientFaults
+from sluice.gateway.front_door.front_door import FrontDoor
+from sluice.gateway.front_door.listener import listen, listen_shared
 from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
 from sluice.gateway.front_ends.child import launch_front_end
 from sluice.gateway.front_ends.front_ends import FrontEnds, WatchedRegions, front_end_count
@@ -21,8 +23,6 @@ from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
-from sluice.gateway.http.front_door import FrontDoor
-from sluice.gateway.http.listener import listen, listen_shared
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.relayed import HEADER_BYTES, HEADER_LINES, RelayedConnection
 from sluice.gateway.http.server import BACKLOG, HttpServer, http_config, http_server
@@ -62,14 +62,14 @@ def client_servers(
     restrictions = config.restrictions
     access = AccessRules(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
     _log_access(config, restrictions)
-    context = credentials = None
-    if config.tls is not None:
-        context, credentials = config.tls.ssl_context(), config.tls.grpc_credentials()
+    context = None if config.tls is None else config.tls.ssl_context()
     host = listening_address(config.host)
     limits = config.front_door
     http_connections, grpc_connections = allowed_connections(limits)
     count = front_end_count(config.front_ends)
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
+    faults = ClientFaults()
+    grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
     ends: FrontEnds | None = None
@@ -96,16 +96,26 @@ def client_servers(
             launch_front_end,
         )
         metrics.include(ends)
-        counts = ends.counts
+        http_counts = ends.counts
     else:
-        faults = ClientFaults()
         door = FrontDoor(limits, budget, faults, http_connections)
         settings = http_config(app, route, door, restrictions=restrictions, access=access)
         http = http_server(settings, host, config.http_port, context, door)
         http_port = http.port
 
-        def counts() -> FrontDoorCounts:
-            return FrontDoorCounts(len(door.connections), budget.used, faults.counts)
+        def http_counts() -> FrontDoorCounts:
+            return FrontDoorCounts(len(door.connections), 0, 0, {})
+
+    def counts() -> FrontDoorCounts:
+        http = http_counts()
+        every_fault = faults.counts.copy()
+        every_fault.update(http.faults)
+        return FrontDoorCounts(
+            http.http_connections,
+            http.grpc_connections + len(grpc_door.connections),
+            http.buffer_bytes + budget.used,
+            every_fault,
+        )
 
     metrics.include(FrontDoorMetrics(counts))
     grpc, grpc_port = grpc_server(
@@ -115,10 +125,9 @@ def client_servers(
         config.grpc_port,
         config.max_body_bytes,
         restrictions=restrictions,
-        credentials=credentials,
-        settings=limits,
-        max_connections=grpc_connections,
-        budget=budget,
+        tls=config.tls,
+        front_door=grpc_door,
+        kind=config.grpc_server,
     )
     metrics_server = None
     if config.metrics_port is not None:

@@ -48,6 +48,7 @@ SERVER = Section(
         "host": "Address to listen on, for HTTP and gRPC.",
         "http_port": "Port for HTTP; `0` takes a free one.",
         "grpc_port": "Port for gRPC; `0` takes a free one.",
+        "grpc_server": "`sluice`, the server of its own, or `grpcio`, a slower one on the core of grpcio.",
         "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
         "front_ends": "How many processes talk to clients over HTTP: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
@@ -246,14 +247,15 @@ SECTIONS = (
             "buffer_mb": "Requests that have been read and not answered, and answers that have not been taken, in MiB. "
             "The default is `limits.memory_mb`, or what the largest request needs if that is more.",
             "max_connections": "Connections over HTTP. It is lowered to what the limit of open files allows.",
-            "max_connections_per_address": "Connections over HTTP from one address; `0` sets no limit.",
-            "head_bytes": "Size of the head of a request: its target and its headers.",
+            "max_connections_per_address": "Connections from one address over HTTP, and as many over gRPC; `0` sets no "
+            "limit.",
+            "head_bytes": "Size of the head of a request: its target and its headers, or the headers of a gRPC call.",
             "head_lines": "Headers of a request.",
             "json_bytes": "Size of the JSON of an inference request, without binary tensors.",
             "id_bytes": "Size of the id of an inference request.",
-            "head_timeout_s": "Seconds for the head of a request to arrive.",
+            "head_timeout_s": "Seconds for the head of a request, or a frame without data over gRPC, to arrive.",
             "first_request_s": "Seconds for the first request on a connection to begin.",
-            "idle_s": "Seconds between two requests on a connection.",
+            "idle_s": "Seconds between two requests on a connection over HTTP.",
             "progress_s": "Seconds after which the progress of a body, or of a client that reads an answer, is "
             "checked.",
             "min_bytes_per_s": "The least progress, in bytes a second; with `0`, any progress is enough.",
@@ -486,6 +488,7 @@ _EXAMPLE = """```yaml
 host: 0.0.0.0                 # all interfaces
 http_port: 8000
 grpc_port: 8001
+grpc_server: sluice           # or grpcio
 metrics_port: 8002            # Triton's port for metrics
 front_ends: auto
 partitions:                   # or a number of equal ones: `partitions: 2`

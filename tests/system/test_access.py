@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+from sluice.gateway.config.front_door import GrpcServerKind
 from sluice.models.tensors.spec import DataType
 from tests.support.certificates import certificate
 from tests.support.gateway.server import GatewayServer, gateway_server
@@ -197,11 +198,12 @@ def _metrics(port: int, headers: dict[str, str]) -> int:
     return status
 
 
-def test_certificates_are_read_again_when_they_change(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", list(GrpcServerKind))
+def test_certificates_are_read_again_when_they_change(repository: Path, tmp_path: Path, kind: GrpcServerKind) -> None:
     for name in ("old", "new"):
         certificate(tmp_path, name, None)
     _replace(tmp_path, "old")
-    config: dict[str, object] = {"partitions": 1}
+    config: dict[str, object] = {"partitions": 1, "grpc_server": kind}
     config["tls"] = {"certificate": str(tmp_path / "used.pem"), "key": str(tmp_path / "used.key")}
     with gateway_server(repository, tmp_path, config) as running:
         assert _welcomes(tmp_path, running) == {"old": True, "new": False}

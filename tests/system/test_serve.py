@@ -168,7 +168,7 @@ def test_a_journal_is_never_overwritten_and_none_is_left_by_a_server_that_did_no
         port = str(taken.getsockname()[1])
         result = sluice("serve", str(model), "--http-port", "0", "--grpc-port", port, "--journal", str(journal))
     assert result.returncode == 2
-    assert f"sluice: gRPC port 127.0.0.1:{port} cannot be bound: it is in use or not allowed\n" in result.stderr
+    assert f"sluice: gRPC port 127.0.0.1:{port} cannot be bound: Address already in use\n" in result.stderr
     assert "Traceback" not in result.stderr
     assert not journal.exists()
     journal.write_text("kept")

@@ -1,1 +1,1 @@
-"""A gRPC server for asyncio on the core of grpcio, with less overhead per call than grpc.aio."""
+"""gRPC servers on the running event loop: what both have in common."""

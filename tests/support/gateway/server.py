@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from sluice.gateway.config.front_door import GrpcServerKind
+
 READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 80.0
+GRPC_SERVER = "GRPC_SERVER"
 
 
 class GatewayServer(NamedTuple):
@@ -52,13 +55,17 @@ def gateway_server(
     """Serve `repository` (a folder or one model file) until the block ends; files are kept in `directory`.
 
     `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. There
-    is no spare worker unless it asks for one, so that the children of the server are its workers. The variable
-    SLUICE_TEST_FRONT_ENDS sets the number of front ends, unless `config` does. Raises RuntimeError
-    with the server's log when it does not become ready.
+    is no spare worker unless it asks for one, so that the children of the server are its workers. The environment
+    variable GRPC_SERVER chooses the gRPC server, and SLUICE_TEST_FRONT_ENDS the number of front ends. Raises
+    RuntimeError with the server's log when it does not become ready.
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
-    defaults = {"spare_worker": False, "front_ends": int(os.environ.get("SLUICE_TEST_FRONT_ENDS", "0"))}
-    settings.write_text(json.dumps({**defaults, **(config or {}), "http_port": 0, "grpc_port": 0}))
+    base = {
+        "spare_worker": False,
+        "grpc_server": os.environ.get(GRPC_SERVER, GrpcServerKind.SLUICE),
+        "front_ends": int(os.environ.get("SLUICE_TEST_FRONT_ENDS", "0")),
+    }
+    settings.write_text(json.dumps({**base, **(config or {}), "http_port": 0, "grpc_port": 0}))
     ready.unlink(missing_ok=True)  # left by an earlier server
     source: list[str] = []
     if repository is not None:

@@ -17,10 +17,10 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
-from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.server import Connection, HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.inference.local import LocalDataPlane

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from sluice.gateway.front_door.addresses import listening_address
+from sluice.gateway.front_door.listener import listen
 from sluice.gateway.grpc.service import grpc_server
-from sluice.gateway.http.listener import listen
 from sluice.models.errors import ConfigError
 from tests.unit.gateway.instant_gateway import instant_gateway
 

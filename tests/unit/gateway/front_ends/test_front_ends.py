@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
+from sluice.gateway.front_door.listener import listen, listen_shared
 from sluice.gateway.front_ends.front_ends import front_end_count
-from sluice.gateway.http.listener import listen, listen_shared
 from sluice.models.errors import ConfigError
 
 

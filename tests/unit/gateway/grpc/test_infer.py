@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tritonclient.grpc import service_pb2
 
+from sluice.gateway.config.front_door import GrpcServerKind
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.grpc.grpc_channel import converse, converse_on_channel, refusal
 from tests.unit.gateway.instant_gateway import ARRIVED_NS, InstantGateway, identity, instant_gateway
@@ -38,7 +39,7 @@ def numbers(reply: Any) -> list[float]:
     return values
 
 
-def test_each_of_many_alike_is_answered_with_its_own_numbers(served: InstantGateway) -> None:
+def test_each_of_many_alike_is_answered_with_its_own_numbers(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         replies = [await stub.ModelInfer(request(number, 2 * number)) for number in range(5)]
         assert [numbers(reply) for reply in replies] == [[number, 2 * number] for number in range(5)]
@@ -50,12 +51,12 @@ def test_each_of_many_alike_is_answered_with_its_own_numbers(served: InstantGate
                 outputs=[PB.ModelInferResponse.InferOutputTensor(name="x", datatype="FP32", shape=[1, 2])],
             )
 
-    converse(served, talk)
+    converse(served, talk, kind)
     assert [each["deadline_ns"] - ARRIVED_NS for each in served.runtime.submitted] == [10**9] * 5
     assert served.runtime.released == 5
 
 
-def test_the_metadata_of_the_client_key_tells_clients_apart() -> None:
+def test_the_metadata_of_the_client_key_tells_clients_apart(kind: GrpcServerKind) -> None:
     tensor = ("x", DataType.FP32, (2,))
     served = instant_gateway(replace(identity("m", tensor), client_key="x-tenant"))
     clients = ("a", "b", "", 200 * "c")
@@ -72,11 +73,11 @@ def test_the_metadata_of_the_client_key_tells_clients_apart() -> None:
         async for reply in stub.ModelStreamInfer(requests(), metadata=(("x-tenant", "d"),)):
             assert not reply.error_message
 
-    converse(served, talk)
+    converse(served, talk, kind)
     assert [each["client"] for each in served.runtime.submitted] == ["a", "b", "", 128 * "c", "", "d", "d"]
 
 
-def test_what_differs_beside_the_numbers_is_heeded(served: InstantGateway) -> None:
+def test_what_differs_beside_the_numbers_is_heeded(served: InstantGateway, kind: GrpcServerKind) -> None:
     many = [float(number) for number in range(100)]
 
     async def talk(stub: Any) -> None:
@@ -97,14 +98,14 @@ def test_what_differs_beside_the_numbers_is_heeded(served: InstantGateway) -> No
             assert (await refusal(stub.ModelInfer(short)))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
     served = instant_gateway(identity("m", ("x", DataType.FP32, (2,)), max_batch_size=64, slo_ms=60_000))
-    converse(served, talk)
+    converse(served, talk, kind)
     assert [each["id"] for each in served.runtime.submitted] == ["", "a", "b", "", ""] * 3
     budgets_ns = [each["deadline_ns"] - ARRIVED_NS for each in served.runtime.submitted]
     assert [budget_ns == 60 * 10**9 for budget_ns in budgets_ns] == [True, True, True, True, False] * 3
     assert all(budget_ns < 55 * 10**9 for budget_ns in budgets_ns[4::5])
 
 
-def test_several_inputs_go_their_own_ways(served: InstantGateway) -> None:
+def test_several_inputs_go_their_own_ways(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         for number in range(3):
             message = PB.ModelInferRequest(model_name="pair")
@@ -116,10 +117,12 @@ def test_several_inputs_go_their_own_ways(served: InstantGateway) -> None:
             assert [len(raw) for raw in reply.raw_output_contents] == [1, 8]
             assert np.frombuffer(reply.raw_output_contents[1], np.int64).tolist() == [-number]
 
-    converse(served, talk)
+    converse(served, talk, kind)
 
 
-def test_fields_may_come_in_any_order_and_what_is_no_message_is_reported(served: InstantGateway) -> None:
+def test_fields_may_come_in_any_order_and_what_is_no_message_is_reported(
+    served: InstantGateway, kind: GrpcServerKind
+) -> None:
     whole = request(1, 2).SerializeToString()
     raw = PB.ModelInferRequest(raw_input_contents=request(7, 8).raw_input_contents).SerializeToString()
     rest = whole[: -len(raw)]
@@ -135,10 +138,12 @@ def test_fields_may_come_in_any_order_and_what_is_no_message_is_reported(served:
             await infer(b"\xff\xff")
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-    converse_on_channel(served, talk)
+    converse_on_channel(served, talk, kind)
 
 
-def test_a_model_that_is_gone_or_another_one_by_now_is_not_taken_for_the_one_it_was(served: InstantGateway) -> None:
+def test_a_model_that_is_gone_or_another_one_by_now_is_not_taken_for_the_one_it_was(
+    served: InstantGateway, kind: GrpcServerKind
+) -> None:
     async def talk(stub: Any) -> None:
         for _ in range(2):
             assert (await stub.ModelInfer(request(1, 2))).model_version == "1"
@@ -150,4 +155,4 @@ def test_a_model_that_is_gone_or_another_one_by_now_is_not_taken_for_the_one_it_
         served.registry.set_unavailable("m", {})
         assert (await refusal(stub.ModelInfer(request(1, 2))))[0] is grpc.StatusCode.NOT_FOUND
 
-    converse(served, talk)
+    converse(served, talk, kind)

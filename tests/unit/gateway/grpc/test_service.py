@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.front_door import GrpcServerKind
 from sluice.gateway.grpc.codec import decode_request
 from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.protocol.answer import Answer
@@ -119,20 +120,20 @@ def served() -> InstantGateway:
 REQUEST = message(Input(name="x", datatype="FP32", shape=[1, 2]), raw=(np.array([1, 2], np.float32).tobytes(),), id="7")
 
 
-def test_inference_answers_raw_and_honours_the_clients_deadline(served: InstantGateway) -> None:
+def test_inference_answers_raw_and_honours_the_clients_deadline(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         reply = await stub.ModelInfer(REQUEST, timeout=100)
         assert (reply.model_name, reply.model_version, reply.id) == ("m", "1", "7")
         assert [(each.name, each.datatype, list(each.shape)) for each in reply.outputs] == [("x", "FP32", [1, 2])]
         assert np.frombuffer(reply.raw_output_contents[0], np.float32).tolist() == [1, 2]
 
-    converse(served, talk)
+    converse(served, talk, kind)
     due_ns = served.runtime.submitted[0]["deadline_ns"]
     assert ARRIVED_NS < due_ns <= ARRIVED_NS + 100_000_000_000
     assert served.runtime.released == 1
 
 
-def test_health_and_metadata(served: InstantGateway) -> None:
+def test_health_and_metadata(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         assert (await stub.ServerLive(PB.ServerLiveRequest())).live
         assert (await stub.ServerReady(PB.ServerReadyRequest())).ready
@@ -148,10 +149,10 @@ def test_health_and_metadata(served: InstantGateway) -> None:
         code, details, _ = await refusal(stub.ModelMetadata(PB.ModelMetadataRequest(name="broken")))
         assert (code, "model.onnx is empty" in details) == (grpc.StatusCode.UNAVAILABLE, True)
 
-    converse(served, talk)
+    converse(served, talk, kind)
 
 
-def test_errors_have_their_status_and_sentence(served: InstantGateway) -> None:
+def test_errors_have_their_status_and_sentence(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         code, details, _ = await refusal(stub.ModelInfer(PB.ModelInferRequest(model_name="other")))
         assert (code, "other" in details) == (grpc.StatusCode.NOT_FOUND, True)
@@ -168,10 +169,10 @@ def test_errors_have_their_status_and_sentence(served: InstantGateway) -> None:
         code, details, _ = await refusal(stub.CudaSharedMemoryStatus(PB.CudaSharedMemoryStatusRequest()))
         assert (code, details[:38]) == (grpc.StatusCode.UNIMPLEMENTED, "CUDA shared memory is not supported; u")
 
-    converse(served, talk)
+    converse(served, talk, kind)
 
 
-def test_cancelling_the_call_cancels_the_request(served: InstantGateway) -> None:
+def test_cancelling_the_call_cancels_the_request(served: InstantGateway, kind: GrpcServerKind) -> None:
     served.runtime.hold = True
 
     async def talk(stub: Any) -> None:
@@ -181,7 +182,7 @@ def test_cancelling_the_call_cancels_the_request(served: InstantGateway) -> None
         await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == [1]
 
-    converse(served, talk)
+    converse(served, talk, kind)
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -190,5 +191,5 @@ def test_a_port_that_is_taken_is_named() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"^gRPC port 127.0.0.1:{port} cannot be bound: it is in use or not all"):
+        with pytest.raises(ConfigError, match=f"^gRPC port 127.0.0.1:{port} cannot be bound: Address already in use"):
             asyncio.run(bind(port))

@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.front_door import GrpcServerKind
 from sluice.gateway.grpc.stream import STREAM_REQUESTS
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.tensors.spec import DataType
@@ -33,16 +34,20 @@ def request(id: str = "", name: str = "m") -> Any:
     return PB.ModelInferRequest(model_name=name, id=id, inputs=[tensor], raw_input_contents=[DATA])
 
 
-def stream(served: InstantGateway, talk: Callable[[Any], Awaitable[None]], **metadata: str) -> None:
+def stream(
+    served: InstantGateway, kind: GrpcServerKind, talk: Callable[[Any], Awaitable[None]], **metadata: str
+) -> None:
     """Let `talk` use a stream."""
 
     async def with_stub(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> None:
         await talk(stub.ModelStreamInfer(metadata=tuple(metadata.items()), timeout=20))
 
-    converse(served, with_stub)
+    converse(served, with_stub, kind)
 
 
-def test_each_request_of_a_stream_gets_one_answer_and_a_bad_one_does_not_end_it(served: InstantGateway) -> None:
+def test_each_request_of_a_stream_gets_one_answer_and_a_bad_one_does_not_end_it(
+    served: InstantGateway, kind: GrpcServerKind
+) -> None:
     async def talk(call: Any) -> None:
         for each in (request("1"), request("2", "other"), request("3")):
             await call.write(each)
@@ -57,10 +62,10 @@ def test_each_request_of_a_stream_gets_one_answer_and_a_bad_one_does_not_end_it(
         assert (answer.model_name, list(answer.raw_output_contents)) == ("m", [DATA])
         assert await call.code() is grpc.StatusCode.OK
 
-    stream(served, talk)
+    stream(served, kind, talk)
 
 
-def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: InstantGateway) -> None:
+def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: InstantGateway, kind: GrpcServerKind) -> None:
     served.runtime.hold = True
 
     async def talk(call: Any) -> None:
@@ -80,10 +85,12 @@ def test_requests_of_a_stream_run_at_the_same_time_up_to_a_bound(served: Instant
         await sending
         assert len({reply.infer_response.id for reply in replies}) == STREAM_REQUESTS + 5
 
-    stream(served, talk)
+    stream(served, kind, talk)
 
 
-def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(served: InstantGateway) -> None:
+def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(
+    served: InstantGateway, kind: GrpcServerKind
+) -> None:
     async def talk(call: Any) -> None:
         served.runtime.hold = True
         await call.write(request("1"))
@@ -94,10 +101,10 @@ def test_a_stream_may_ask_to_end_with_the_status_of_its_first_error(served: Inst
         await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
         assert served.runtime.cancelled == [1]
 
-    stream(served, talk, triton_grpc_error="true")
+    stream(served, kind, talk, triton_grpc_error="true")
 
 
-def test_cancelling_a_stream_cancels_its_requests(served: InstantGateway) -> None:
+def test_cancelling_a_stream_cancels_its_requests(served: InstantGateway, kind: GrpcServerKind) -> None:
     served.runtime.hold = True
 
     async def talk(call: Any) -> None:
@@ -112,10 +119,10 @@ def test_cancelling_a_stream_cancels_its_requests(served: InstantGateway) -> Non
                 await served.runtime.gone.wait()
         assert sorted(served.runtime.cancelled) == [1, 2]
 
-    stream(served, talk)
+    stream(served, kind, talk)
 
 
-def test_answers_of_a_stream_carry_other_facts_as_parameters(served: InstantGateway) -> None:
+def test_answers_of_a_stream_carry_other_facts_as_parameters(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(call: Any) -> None:
         asking = request()
         asking.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -129,10 +136,10 @@ def test_answers_of_a_stream_carry_other_facts_as_parameters(served: InstantGate
         assert reply.error_message == "Exceeds maximum queue size: 8 requests wait"
         assert reply.infer_response.parameters["x-sluice-request"].string_param == "sluice-2"
 
-    stream(served, talk)
+    stream(served, kind, talk)
 
 
-def test_the_mark_of_the_final_response_must_be_a_bool(served: InstantGateway) -> None:
+def test_the_mark_of_the_final_response_must_be_a_bool(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         asking = request()
         asking.parameters["triton_enable_empty_final_response"].string_param = "yes"
@@ -140,10 +147,10 @@ def test_the_mark_of_the_final_response_must_be_a_bool(served: InstantGateway) -
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details == "parameter 'triton_enable_empty_final_response' must be true or false"
 
-    converse(served, talk)
+    converse(served, talk, kind)
 
 
-def test_health_tells_whether_the_server_is_ready(served: InstantGateway) -> None:
+def test_health_tells_whether_the_server_is_ready(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(channel: grpc.aio.Channel) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         serving = health_pb2.HealthCheckResponse.SERVING
@@ -157,10 +164,10 @@ def test_health_tells_whether_the_server_is_ready(served: InstantGateway) -> Non
         code, _, _ = await refusal(stub.Watch(health_pb2.HealthCheckRequest()).read())
         assert code is grpc.StatusCode.UNIMPLEMENTED
 
-    converse_on_channel(served, talk)
+    converse_on_channel(served, talk, kind)
 
 
-def test_reflection_lists_the_services(served: InstantGateway) -> None:
+def test_reflection_lists_the_services(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def asked() -> AsyncIterator[Any]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")
         yield reflection_pb2.ServerReflectionRequest(file_containing_symbol="inference.GRPCInferenceService")
@@ -175,4 +182,4 @@ def test_reflection_lists_the_services(served: InstantGateway) -> None:
         }
         assert described.file_descriptor_response.file_descriptor_proto
 
-    converse_on_channel(served, talk)
+    converse_on_channel(served, talk, kind)

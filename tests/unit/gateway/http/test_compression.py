@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.gateway.http.compression import UnsupportedEncoding, accepted_encoding, compress, decompress, is_encoded
+from sluice.gateway.front_door.decompression import decompress
+from sluice.gateway.http.compression import UnsupportedEncoding, accepted_encoding, compress, is_encoded
 from sluice.models.errors import RequestError
 
 

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
-from sluice.gateway.http.front_door import FrontDoor
 from sluice.gateway.http.server import HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (
@@ -445,10 +445,13 @@ def test_faults_of_clients_are_counted_and_logged_together(
             assert await status(await connect(server, b"nonsense\r\n\r\n")) == 400
         assert +door.faults.counts == {"malformed": 50}
         exposed = generate_latest(
-            cast(CollectorRegistry, FrontDoorMetrics(lambda: FrontDoorCounts(7, door.budget.used, door.faults.counts)))
+            cast(
+                CollectorRegistry, FrontDoorMetrics(lambda: FrontDoorCounts(7, 3, door.budget.used, door.faults.counts))
+            )
         ).decode()
         assert 'sluice_client_faults_total{reason="malformed"} 50.0' in exposed
         assert "sluice_http_connections 7.0" in exposed
+        assert "sluice_grpc_connections 3.0" in exposed
         caplog.clear()
         for second in (100, 101, 102):
             door.faults.report(second)

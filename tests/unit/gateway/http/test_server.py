@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.http.front_door import FrontDoor
+from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.http.server import HttpServer, http_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.errors import ConfigError

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,35 +10,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from sluice.gateway.config.front_door import GrpcServerKind
+from sluice.gateway.grpc.transport.grpcio.server import GrpcioServer
 from sluice.gateway.grpc.transport.server import GrpcServer
-
-Handlers = dict[str, Any]
-
-
-def serve(handlers: Handlers, talk: Callable[[grpc.aio.Channel, GrpcServer], Awaitable[None]]) -> None:
-    """Serve handlers of the service `s`, whose messages are bytes."""
-
-    async def run() -> None:
-        server = GrpcServer((("grpc.so_reuseport", 0),))
-        server.add_registered_method_handlers("s", handlers)
-        port = server.add_port("127.0.0.1:0")
-        await server.start()
-        try:
-            async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await talk(channel, server)
-        finally:
-            await server.stop(None)
-
-    asyncio.run(run())
-    assert waiting_threads() == []
-
-
-def waiting_threads() -> list[threading.Thread]:
-    """Threads of servers that have not ended a while after they should have."""
-    threads = [thread for thread in threading.enumerate() if thread.name == "grpc"]
-    for thread in threads:
-        thread.join(60)
-    return [thread for thread in threads if thread.is_alive()]
+from tests.unit.gateway.grpc.transport.serving import Handlers, Serving, waiting_threads
 
 
 async def give_up(call: Any, message: bytes, reached: Callable[[], bool]) -> None:
@@ -55,7 +29,7 @@ def unary(behaviour: Callable[[bytes, Any], Awaitable[bytes] | None]) -> Handler
     return {"M": grpc.unary_unary_rpc_method_handler(behaviour)}
 
 
-def test_calls_that_come_together_are_taken_in_one_turn_of_the_loop() -> None:
+def test_calls_that_come_together_are_taken_in_one_turn_of_the_loop(serve: Serving) -> None:
     turns: list[int] = []
     turn = 0
 
@@ -82,7 +56,7 @@ def test_calls_that_come_together_are_taken_in_one_turn_of_the_loop() -> None:
     assert len(set(turns)) < 100
 
 
-def test_a_call_that_the_client_cancels_or_waits_for_too_long_is_cancelled() -> None:
+def test_a_call_that_the_client_cancels_or_waits_for_too_long_is_cancelled(serve: Serving) -> None:
     begun = {request: asyncio.Event() for request in (b"late", b"given up")}
     cancelled = {request: asyncio.Event() for request in begun}
 
@@ -107,7 +81,7 @@ def test_a_call_that_the_client_cancels_or_waits_for_too_long_is_cancelled() -> 
     serve(unary(answer), talk)
 
 
-def test_time_metadata_and_status_go_both_ways() -> None:
+def test_time_metadata_and_status_go_both_ways(serve: Serving) -> None:
     seen: dict[str, Any] = {}
 
     async def answer(request: bytes, context: Any) -> bytes:
@@ -135,7 +109,7 @@ def test_time_metadata_and_status_go_both_ways() -> None:
     serve(unary(answer), talk)
 
 
-def test_streams_are_answered_message_by_message() -> None:
+def test_streams_are_answered_message_by_message(serve: Serving) -> None:
     async def doubled(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for request in requests:
             yield 2 * request
@@ -157,7 +131,9 @@ def test_streams_are_answered_message_by_message() -> None:
     serve(handlers, talk)
 
 
-def test_a_handler_that_fails_and_an_unknown_method_end_their_call_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_fails_and_an_unknown_method_end_their_call_only(
+    serve: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
     async def answer(request: bytes, context: Any) -> bytes:
         if request == b"bad":
             raise ValueError("the model is on fire")
@@ -178,7 +154,7 @@ def test_a_handler_that_fails_and_an_unknown_method_end_their_call_only(caplog: 
 
 
 @pytest.mark.parametrize(("grace_s", "ends"), [(60, True), (0.05, False)])
-def test_a_stop_lets_calls_end_and_cancels_those_that_do_not(grace_s: float, ends: bool) -> None:
+def test_a_stop_lets_calls_end_and_cancels_those_that_do_not(serve: Serving, grace_s: float, ends: bool) -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 
     async def answer(request: bytes, context: Any) -> bytes:
@@ -204,10 +180,10 @@ def test_a_stop_lets_calls_end_and_cancels_those_that_do_not(grace_s: float, end
 
 def test_a_port_that_cannot_be_bound_is_an_error() -> None:
     with pytest.raises(RuntimeError):
-        GrpcServer(()).add_port("192.0.2.1:1")
+        GrpcioServer(()).add_port("192.0.2.1:1")
 
 
-def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelled() -> None:
+def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelled(serve: Serving) -> None:
     calls: dict[bytes, Any] = {}
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
@@ -237,7 +213,9 @@ def test_a_plain_function_ends_its_call_itself_and_hears_of_one_that_is_cancelle
     serve(unary(begin), talk)
 
 
-def test_a_plain_function_hears_of_clients_that_give_up_without_a_deadline_and_what_it_does_then_is_ignored() -> None:
+def test_a_plain_function_hears_of_clients_that_give_up_without_a_deadline_and_what_it_does_then_is_ignored(
+    serve: Serving,
+) -> None:
     calls: list[Any] = []
     asked, cancelled = asyncio.Semaphore(0), asyncio.Semaphore(0)
 
@@ -263,7 +241,7 @@ def test_a_plain_function_hears_of_clients_that_give_up_without_a_deadline_and_w
     serve(unary(begin), talk)
 
 
-def test_a_call_ends_once() -> None:
+def test_a_call_ends_once(serve: Serving) -> None:
     def begin(request: bytes, call: Any) -> None:
         call.finish(b"first")
         call.finish(b"second")
@@ -276,7 +254,7 @@ def test_a_call_ends_once() -> None:
     serve(unary(begin), talk)
 
 
-def test_an_answer_that_cannot_be_serialized_ends_its_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_serialized_ends_its_call(serve: Serving, caplog: pytest.LogCaptureFixture) -> None:
     async def answer(request: bytes, context: Any) -> None:
         return None
 
@@ -294,14 +272,12 @@ def test_an_answer_that_cannot_be_serialized_ends_its_call(caplog: pytest.LogCap
         serve(handlers, talk)
 
 
-def test_messages_above_the_limit_are_refused_however_small_they_are_compressed() -> None:
+def test_messages_above_the_limit_are_refused_however_small_they_are_compressed(serve: Serving) -> None:
     def begin(request: bytes, call: Any) -> None:
         call.finish(b"%d" % len(request))
 
     async def run() -> None:
-        server = GrpcServer((("grpc.max_receive_message_length", 1 << 20),))
-        server.add_registered_method_handlers("s", unary(begin))
-        port = server.add_port("127.0.0.1:0")
+        server, port = serve.build(unary(begin), max_message_bytes=1 << 20)
         await server.start()
         async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/s/M", None, None)
@@ -315,14 +291,39 @@ def test_messages_above_the_limit_are_refused_however_small_they_are_compressed(
     asyncio.run(run())
 
 
-def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status() -> None:
+@pytest.mark.parametrize("size", [70_000, 3_000_000])
+def test_large_messages_go_both_ways(serve: Serving, size: int) -> None:
+    async def twice(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+            yield request
+
+    handlers = unary(lambda request, call: call.finish(request))
+    handlers["S"] = grpc.stream_stream_rpc_method_handler(twice)
+    message = bytes(range(250)) * (size // 250)
+
+    async def run() -> None:
+        server, port = serve.build(handlers)
+        await server.start()
+        options = (("grpc.max_receive_message_length", -1),)
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            call = channel.unary_unary("/s/M", None, None)
+            assert await asyncio.gather(*(call(message) for _ in range(3))) == [message] * 3
+            answers = [each async for each in channel.stream_stream("/s/S", None, None)(iter([message] * 3))]
+            assert answers == [message] * 6
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status(serve: Serving) -> None:
     async def answer(request: bytes, context: Any) -> bytes:
         return request
 
     async def run() -> None:
-        server = GrpcServer((), lambda method, metadata: "" if ("key", "k") in tuple(metadata) else "it is locked")
-        server.add_registered_method_handlers("s", unary(answer))
-        port = server.add_port("127.0.0.1:0")
+        server, port = serve.build(
+            unary(answer), lambda method, metadata: "" if ("key", "k") in tuple(metadata) else "it is locked"
+        )
         await server.start()
         async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call = channel.unary_unary("/s/M", None, None)
@@ -337,7 +338,9 @@ def test_calls_that_are_refused_and_those_without_a_message_end_with_a_status() 
     asyncio.run(run())
 
 
-def test_a_callback_of_an_event_may_fail_once_and_the_next_call_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_of_an_event_may_fail_once_and_the_next_call_is_answered(
+    serve: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     def begin(request: bytes, call: Any) -> None:
@@ -358,7 +361,9 @@ def test_a_callback_of_an_event_may_fail_once_and_the_next_call_is_answered(capl
         assert await call(b"good") == b"good"
 
     serve(unary(begin), talk)
-    assert [record.getMessage() for record in caplog.records] == ["an event of a gRPC call could not be handled"]
+    grpcio = serve.kind is GrpcServerKind.GRPCIO
+    what = "an event of a gRPC call" if grpcio else "the cancellation of a gRPC call"
+    assert [record.getMessage() for record in caplog.records] == [f"{what} could not be handled"]
 
 
 CLIENT = """
@@ -368,7 +373,7 @@ print(call(b"for ever"))
 """
 
 
-def test_a_client_that_is_killed_has_its_calls_cancelled() -> None:
+def test_a_client_that_is_killed_has_its_calls_cancelled(serve: Serving) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def answer(request: bytes, context: Any) -> bytes:
@@ -382,9 +387,8 @@ def test_a_client_that_is_killed_has_its_calls_cancelled() -> None:
         return b""
 
     async def run() -> None:
-        server = GrpcServer(())
-        server.add_registered_method_handlers("s", unary(answer))
-        address = f"127.0.0.1:{server.add_port('127.0.0.1:0')}"
+        server, port = serve.build(unary(answer))
+        address = f"127.0.0.1:{port}"
         await server.start()
         async with asyncio.timeout(60):
             client = await asyncio.create_subprocess_exec(sys.executable, "-c", CLIENT, address)

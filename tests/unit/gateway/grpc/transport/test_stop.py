@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -15,7 +14,8 @@ from sluice.gateway.grpc.service import grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.grpc.grpc_channel import refusal
-from tests.unit.gateway.grpc.transport.test_server import serve, unary
+from tests.unit.gateway.grpc.transport.serving import Serving
+from tests.unit.gateway.grpc.transport.test_server import unary
 from tests.unit.gateway.instant_gateway import identity, instant_gateway
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
@@ -25,59 +25,7 @@ async def echo(request: bytes, context: Any) -> bytes:
     return request
 
 
-Patience = Callable[[GrpcServer, int], None]
-
-
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
-    """Makes a server that stops take calls until `count` of them have come."""
-    last_calls_s, sleep = 12.5, asyncio.sleep
-
-    def be_patient(server: GrpcServer, count: int) -> None:
-        async def wait(delay_s: float) -> None:
-            if delay_s != last_calls_s:
-                await sleep(delay_s)
-                return
-            async with asyncio.timeout(60):
-                while len(server._late or ()) < count:
-                    await sleep(0)
-
-        monkeypatch.setattr("sluice.gateway.grpc.transport.server.LAST_CALLS_S", last_calls_s)
-        monkeypatch.setattr(asyncio, "sleep", wait)
-
-    return be_patient
-
-
-def test_calls_that_come_while_a_server_stops_are_refused(patience: Patience) -> None:
-    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
-        call = channel.unary_unary("/s/M", None, None)
-        assert await call(b"before") == b"before"
-        patience(server, 100)
-        stopping = asyncio.create_task(server.stop(60))
-        await asyncio.sleep(0)
-        assert [await refusal(reply) for reply in [call(b"late") for _ in range(100)]] == [STOPPING] * 100
-        await stopping
-
-    serve(unary(echo), talk)
-
-
-def test_a_client_that_asks_again_at_once_is_refused_once_and_reaches_nobody_then(patience: Patience) -> None:
-    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
-        call = channel.unary_unary("/s/M", None, None)
-        assert await call(b"before") == b"before"
-        patience(server, 1)
-        stopping = asyncio.create_task(server.stop(60))
-        await asyncio.sleep(0)
-        assert await refusal(call(b"late")) == STOPPING
-        code, details, _ = await refusal(call(b"too late"))
-        assert code is grpc.StatusCode.UNAVAILABLE
-        assert "the server is stopping" not in details
-        await stopping
-
-    serve(unary(echo), talk)
-
-
-def test_a_stop_cancels_what_a_plain_function_has_not_answered_and_ignores_a_late_answer() -> None:
+def test_a_stop_cancels_what_a_plain_function_has_not_answered_and_ignores_a_late_answer(serve: Serving) -> None:
     calls: list[Any] = []
     asked = asyncio.Event()
     cancelled: list[Any] = []
@@ -98,7 +46,7 @@ def test_a_stop_cancels_what_a_plain_function_has_not_answered_and_ignores_a_lat
     serve(unary(begin), talk)
 
 
-def test_streams_are_ended_when_what_came_has_been_answered() -> None:
+def test_streams_are_ended_when_what_came_has_been_answered(serve: Serving) -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 
     async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -124,7 +72,7 @@ def test_streams_are_ended_when_what_came_has_been_answered() -> None:
     serve({"M": grpc.stream_stream_rpc_method_handler(answer)}, talk)
 
 
-def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its_last_answer() -> None:
+def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its_last_answer(serve: Serving) -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 
     async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -146,14 +94,14 @@ def test_a_stream_that_the_client_has_ended_is_done_when_a_stop_comes_before_its
     serve({"M": grpc.stream_stream_rpc_method_handler(answer)}, talk)
 
 
-def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> None:
+def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it(serve: Serving) -> None:
     served = instant_gateway(identity("m", ("x", DataType.FP32, (2,))))
     served.runtime.hold = True
     tensor = service_pb2.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])
     request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(8)])
 
     async def run() -> None:
-        server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20)
+        server, port = grpc_server(served.dataplane, served.control, "127.0.0.1", 0, 1 << 20, kind=serve.kind)
         await server.start()
         async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stream = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
@@ -169,7 +117,7 @@ def test_a_stream_of_inference_is_ended_with_its_last_answers_before_it() -> Non
     asyncio.run(run())
 
 
-def test_a_stop_ends_streams_that_are_open_and_a_second_one_does_nothing() -> None:
+def test_a_stop_ends_streams_that_are_open_and_a_second_one_does_nothing(serve: Serving) -> None:
     ended = asyncio.Event()
 
     async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -191,7 +139,7 @@ def test_a_stop_ends_streams_that_are_open_and_a_second_one_does_nothing() -> No
     serve({"M": grpc.stream_stream_rpc_method_handler(echo)}, talk)
 
 
-def test_a_handler_that_goes_on_after_a_stop_changes_nothing() -> None:
+def test_a_handler_that_goes_on_after_a_stop_changes_nothing(serve: Serving) -> None:
     begun, ended, released = asyncio.Semaphore(0), asyncio.Semaphore(0), asyncio.Event()
     went_on: list[str] = []
 
@@ -233,22 +181,5 @@ def test_a_handler_that_goes_on_after_a_stop_changes_nothing() -> None:
     assert sorted(went_on) == ["answer", "stream of []"]
 
 
-def test_a_server_that_was_not_started_stops_at_once() -> None:
-    asyncio.run(GrpcServer(()).stop(None))
-
-
-def test_the_thread_of_a_server_whose_loop_was_closed_ends_with_the_next_call() -> None:
-    async def start() -> int:
-        server = GrpcServer(())
-        port = server.add_port("127.0.0.1:0")
-        await server.start()
-        return port
-
-    port = asyncio.run(start())
-    timeout_s = 0.2
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        while any(thread.name == "grpc" for thread in threading.enumerate()):
-            assert timeout_s < 60
-            with pytest.raises(grpc.RpcError):
-                channel.unary_unary("/s/M", None, None)(b"", timeout=timeout_s)
-            timeout_s *= 2  # on a busy machine it takes longer to reach the server
+def test_a_server_that_was_not_started_stops_at_once(serve: Serving) -> None:
+    asyncio.run(serve.build({})[0].stop(None))

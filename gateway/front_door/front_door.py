@@ -1,4 +1,4 @@
-"""The limits of all HTTP connections together: of their number, of their buffers and of their time."""
+"""The limits of all connections of a protocol together: of their number, of their buffers and of their time."""
 
 import heapq
 import math
@@ -55,7 +55,7 @@ class GuardedConnection(Protocol):
 
 
 class FrontDoor:
-    """The limits of all connections of an HTTP server. One sweep a second enforces those of time."""
+    """The limits of all connections of a server. One sweep a second enforces those of time."""
 
     def __init__(
         self,
@@ -113,6 +113,15 @@ class FrontDoor:
             self.paused.add(connection)
             connection.regulate_reading()
 
+    def free(self, size: int) -> bool:
+        """Give up requests larger than this until that many bytes are free; false if there are too few."""
+        while self.budget.used + size > self.budget.limit:
+            largest = self._largest()
+            if largest is None or largest.kept_bytes() <= size:
+                return False
+            largest.give_up()
+        return True
+
     def relieve(self) -> None:
         """Read on if there is room again."""
         if self.budget.used <= self.budget.mark:
@@ -134,11 +143,15 @@ class FrontDoor:
 
     def _give_up_largest(self) -> bool:
         """False if no connection keeps anything that can be freed."""
-        largest = max(self.connections, key=lambda each: each.kept_bytes(), default=None)
+        largest = self._largest()
         if largest is None or not largest.kept_bytes():
             return False
         largest.give_up()
         return True
+
+    def _largest(self) -> GuardedConnection | None:
+        """The connection that keeps the most."""
+        return max(self.connections, key=lambda each: each.kept_bytes(), default=None)
 
     def _make_room(self, new: GuardedConnection) -> None:
         idle: Collection[GuardedConnection] = [each for each in self.connections if each is not new and each.is_idle()]

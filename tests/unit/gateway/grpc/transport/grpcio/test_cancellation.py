@@ -6,9 +6,12 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from sluice.gateway.grpc.transport.call import ServerCall
+from sluice.gateway.config.front_door import GrpcServerKind
+from sluice.gateway.grpc.transport.grpcio.call import GrpcioCall
+from sluice.gateway.grpc.transport.grpcio.server import GrpcioServer
 from sluice.gateway.grpc.transport.server import GrpcServer
-from tests.unit.gateway.grpc.transport.test_server import Handlers, serve, unary
+from tests.unit.gateway.grpc.transport.serving import Handlers, Serving
+from tests.unit.gateway.grpc.transport.test_server import unary
 
 
 class GoneCall:
@@ -47,8 +50,8 @@ def test_nothing_is_begun_for_a_call_that_was_given_up_before_its_message_came()
 
         async def talk(channel: grpc.aio.Channel, server: GrpcServer, handlers: Handlers = handlers) -> None:
             call = GoneCall()
-            server._received(cast("ServerCall", call), handlers["M"], Message())
+            cast(GrpcioServer, server)._received(cast(GrpcioCall, call), server.methods["/s/M"], Message())
             await asyncio.sleep(0)
             assert (call.ended, begun) == (grpc.StatusCode.CANCELLED, [])
 
-        serve(handlers, talk)
+        Serving(GrpcServerKind.GRPCIO)(handlers, talk)

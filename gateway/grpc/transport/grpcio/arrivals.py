@@ -4,15 +4,12 @@ import asyncio
 import resource
 from pathlib import Path
 
-import grpc
-
 from sluice.gateway.front_door.budget import Budget
-from sluice.gateway.grpc.transport.call import ServerCall
+from sluice.gateway.grpc.transport.grpcio.call import GrpcioCall
+from sluice.gateway.grpc.transport.server import NO_MEMORY, SLOW
 
 TURN_S = 1.0
 
-_SLOW = grpc.StatusCode.DEADLINE_EXCEEDED, "the message of the call did not arrive in time"
-_NO_MEMORY = grpc.StatusCode.UNAVAILABLE, "the server has no memory left to read the message", (("retry-after", "1"),)
 _STATM = Path("/proc/self/statm")
 
 
@@ -28,20 +25,20 @@ class AwaitedMessages:
         self._loop = loop
         self._budget = budget
         self._turns = max(round(timeout_s / TURN_S), 1)
-        self._calls: dict[ServerCall, int] = {}
+        self._calls: dict[GrpcioCall, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._calm_bytes = self._unseen_bytes()
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, call: ServerCall) -> None:
+    def add(self, call: GrpcioCall) -> None:
         """A call begins to wait."""
         self._calls[call] = 0
         if self._timer is None:
             self._timer = self._loop.call_later(TURN_S, self._tick)
 
-    def remove(self, call: ServerCall) -> None:
+    def remove(self, call: GrpcioCall) -> None:
         """The message has arrived, or none will."""
         self._calls.pop(call, None)
 
@@ -61,7 +58,7 @@ class AwaitedMessages:
         slow = []
         for call, turns in list(self._calls.items()):
             if turns >= self._turns:
-                self._end(call, _SLOW)
+                self._end(call, SLOW)
                 continue
             self._calls[call] = turns + 1
             if turns:
@@ -70,9 +67,9 @@ class AwaitedMessages:
             self._calm_bytes = unseen
         elif unseen - self._calm_bytes > self._budget.limit - self._budget.used:
             for call in slow:
-                self._end(call, _NO_MEMORY)
+                self._end(call, NO_MEMORY)
 
-    def _end(self, call: ServerCall, status: tuple[object, ...]) -> None:
+    def _end(self, call: GrpcioCall, status: tuple[object, ...]) -> None:
         self.remove(call)
         call.end(*status)  # type: ignore[arg-type]
 

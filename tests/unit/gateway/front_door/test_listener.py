@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from sluice.gateway.http.listener import listen
+from sluice.gateway.front_door.listener import listen
 from sluice.models.errors import ConfigError
 
 

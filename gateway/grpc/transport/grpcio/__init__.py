@@ -1,0 +1,1 @@
+"""A gRPC server for asyncio on the core of grpcio, with less overhead per call than grpc.aio."""

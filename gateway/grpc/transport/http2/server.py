@@ -1,0 +1,168 @@
+"""A gRPC server over HTTP/2 on the running event loop."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from sluice.gateway.front_door.front_door import FrontDoor
+from sluice.gateway.grpc.transport.http2.call import Http2Call
+from sluice.gateway.grpc.transport.http2.call_head import CallHead
+from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
+from sluice.gateway.grpc.transport.http2.frames import ErrorCode
+from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
+from sluice.gateway.grpc.transport.server import LAST_CALLS_S, GrpcServer, Method, Refusal, refuse
+
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted; it lowers the number to its own limit."""
+SWEEP_S = 1.0
+THREADS = 1
+"""Threads that decompress messages."""
+LAST_WRITES_S = 0.2
+"""The time for clients to take the last frames of a connection that is ended by force."""
+
+_UNKNOWN = Method(None, None)
+
+
+class Http2Server(GrpcServer):
+    """Serves on a socket that listens already. `tls` makes it a TLS server.
+
+    Messages, also decompressed ones, have at most `max_message_bytes`. The front door bounds the connections.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        front_door: FrontDoor,
+        max_message_bytes: int,
+        refusal: Refusal | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__()
+        self.front_door = front_door
+        self.budget = front_door.budget
+        self.max_message_bytes = max_message_bytes
+        self.tls = tls
+        self.threads = ThreadPoolExecutor(THREADS, "grpc")
+        self.serving = False
+        settings = front_door.settings
+        self.limits = ConnectionLimits(
+            settings.grpc_streams, settings.head_bytes, settings.head_lines, settings.grpc_ping_s
+        )
+        self._listener = listener
+        self._refusal = refusal
+        self._to_flush: list[GrpcConnection] = []
+        self._acceptor: asyncio.Server | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._stopping = False
+        self._gone: asyncio.Event
+        self.loop: asyncio.AbstractEventLoop
+
+    @property
+    def connections(self) -> list[GrpcConnection]:
+        """The open connections."""
+        return [each for each in self.front_door.connections if isinstance(each, GrpcConnection)]
+
+    async def start(self) -> None:
+        """Start accepting calls."""
+        self.loop = asyncio.get_running_loop()
+        self._gone = asyncio.Event()
+        self.serving = True
+        self._acceptor = await self.loop.create_server(
+            lambda: GrpcConnection(self),
+            sock=self._listener,
+            ssl=self.tls,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=None if self.tls is None else self.front_door.settings.head_timeout_s,
+        )
+        self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse new calls, interrupt streams, and cancel calls that are still open after `grace` seconds.
+
+        Clients are asked to send no more calls first. Those that they have sent by then are refused with a status.
+        """
+        if self._stopping:
+            return
+        self._stopping = True
+        self.serving = False
+        if self._acceptor is None:
+            self._listener.close()
+            return
+        self._acceptor.close()
+        for connection in self.connections:
+            connection.drain()
+        await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
+        for connection in self.connections:
+            connection.http2.stop_opening()
+            connection.flush()
+        await self._all_gone(grace or 0)
+        for connection in self.connections:
+            connection.http2.end_with(ErrorCode.NO_ERROR, "the server is stopping")
+            connection.flush()
+        await self._all_gone(LAST_WRITES_S)
+        for connection in self.connections:
+            connection.abort()
+        await self._all_gone(LAST_WRITES_S)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self.threads.shutdown(wait=False)
+
+    async def _all_gone(self, timeout_s: float) -> None:
+        """Wait until all connections are gone, but no longer than that."""
+        self._gone.clear()
+        if self.connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), timeout_s)
+
+    def on_lost(self) -> None:
+        """A connection is gone."""
+        if self._stopping and not self.connections:
+            self._gone.set()
+
+    def _sweep(self) -> None:
+        self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
+        self.front_door.sweep(self.loop.time())
+
+    # -- calls
+
+    def open_call(
+        self, connection: Http2Connection[CallHead], stream_id: int, head: CallHead, ended: bool
+    ) -> Http2Call:
+        """Begin a call, or refuse it because of its headers."""
+        method = self.methods.get(head.method, _UNKNOWN)
+        call = Http2Call(self, connection, stream_id, head, method)
+        if head.http_status:
+            call.remote_ended = ended
+            call.refuse(head.http_status)
+        elif head.refusal is not None:
+            call.remote_ended = ended
+            call.end(*head.refusal)
+        elif self._stopping:
+            call.remote_ended = ended
+            refuse(call)
+        elif method is _UNKNOWN:
+            call.remote_ended = ended
+            call.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        elif self._refusal is not None and (reason := self._refusal(head.method, head.metadata)):
+            call.remote_ended = ended
+            call.end(grpc.StatusCode.UNAVAILABLE, reason)
+        else:
+            call.begin()
+        return call
+
+    # -- writing
+
+    def flush_later(self, connection: GrpcConnection) -> None:
+        """Write what a connection has to send when this turn of the event loop is over."""
+        if not self._to_flush:
+            self.loop.call_soon(self._flush)
+        self._to_flush.append(connection)
+
+    def _flush(self) -> None:
+        to_flush, self._to_flush = self._to_flush, []
+        for connection in to_flush:
+            connection.flush()

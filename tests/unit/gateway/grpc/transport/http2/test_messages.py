@@ -1,0 +1,43 @@
+"""Messages in the data of a stream."""
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.gateway.grpc.transport.http2.messages import MANY_PARTS, MessageFault, MessageReader
+
+
+def encoded(message: bytes, flag: int = 0) -> bytes:
+    return bytes((flag,)) + len(message).to_bytes(4, "big") + message
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=40)), max_size=8), st.lists(st.integers(1, 30)))
+def test_messages_are_the_same_however_their_data_is_cut(messages: list[tuple[bool, bytes]], cuts: list[int]) -> None:
+    data = b"".join(encoded(message, compressed) for compressed, message in messages)
+    reader, found = MessageReader(40), []
+    for size in cuts:
+        found += reader.feed(data[:size])
+        data = data[size:]
+    found += reader.feed(data)
+    assert found == messages
+    assert not reader.is_within_message
+
+
+def test_a_message_that_is_too_large_or_has_a_wrong_flag_is_refused_by_its_first_bytes() -> None:
+    reader = MessageReader(1000)
+    assert reader.feed(encoded(bytes(1000))[:500]) == []
+    with pytest.raises(MessageFault, match=r"Received message larger than max \(1001 vs. 1000\)") as caught:
+        MessageReader(1000).feed(encoded(bytes(1001))[:5])
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(MessageFault, match="expected 0 or 1 as the compressed flag of a message, got 2"):
+        MessageReader(1000).feed(b"\x02\0\0\0\0")
+
+
+def test_many_small_parts_are_joined() -> None:
+    reader = MessageReader(1 << 20)
+    reader.feed(encoded(bytes(100_000))[:5])
+    for _ in range(50_000):
+        assert reader.feed(b"\0") == []
+        assert len(reader._parts) <= MANY_PARTS + 50
+    assert len(reader.feed(bytes(50_000))) == 1
