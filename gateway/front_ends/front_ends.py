@@ -54,11 +54,11 @@ class WatchedRegions(SharedRegions, Protocol):
 
 
 class _Slot:
-    """The place of a front end: its listening socket stays while its process is replaced."""
+    """The place of a front end: its listening sockets stay while its process is replaced."""
 
-    def __init__(self, name: str, listener: socket.socket) -> None:
+    def __init__(self, name: str, listeners: Sequence[socket.socket]) -> None:
         self.name = name
-        self.listener: socket.socket | None = listener
+        self.listeners: Sequence[socket.socket] = listeners
         self.back_off = BackOff()
         self.port: FrontEndPort | None = None
         self.published: Serving = {}
@@ -66,26 +66,25 @@ class _Slot:
 
 
 class FrontEnds(MetricsSource):
-    """Front ends that listen on `listeners`, one each; `listen` makes such a socket again.
+    """Front ends that listen on `listeners`, for HTTP and gRPC or for HTTP alone; `listen` makes such sockets again.
 
-    They get `settings`, and `launch` starts them. `attach` takes connections of the relay.
+    Each gets `config` and `limits`: the most connections over HTTP and over gRPC, and the size of its buffer. `launch`
+    starts them. `attach` takes connections of the relay.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        listeners: Sequence[socket.socket],
-        listen: Callable[[], socket.socket],
-        limits: tuple[int, int],
+        listeners: Sequence[Sequence[socket.socket]],
+        listen: Callable[[], Sequence[socket.socket]],
+        limits: tuple[int, int, int],
         dataplane: LocalDataPlane,
         registry: ModelRegistry,
         regions: WatchedRegions,
         attach: Callable[[socket.socket], None],
         launch: Callable[[], Child],
     ) -> None:
-        max_connections, buffer_bytes = limits
-        self._settings = msgspec.json.encode(config)
-        self._start = Start(self._settings, max_connections, buffer_bytes, logging.getLogger().getEffectiveLevel())
+        self._start = Start(msgspec.json.encode(config), *limits, logging.getLogger().getEffectiveLevel())
         self._slots = [_Slot(f"front end {number}", each) for number, each in enumerate(listeners)]
         self._listen = listen
         self._dataplane = dataplane
@@ -128,7 +127,7 @@ class FrontEnds(MetricsSource):
         for slot in self._slots:
             if slot.timer is not None:
                 slot.timer.cancel()
-            self._close_listener(slot)
+            self._close_listeners(slot)
         for port in ports:
             port.send(Stop(timeout_s))
         if not await wait_for_exit([port.process.exited for port in ports], timeout_s + EXIT_S):
@@ -141,8 +140,7 @@ class FrontEnds(MetricsSource):
     def _start_process(self, slot: _Slot) -> None:
         slot.timer = None
         try:
-            if slot.listener is None:
-                slot.listener = self._listen()
+            slot.listeners = slot.listeners or self._listen()
             slot.port = port = FrontEndPort(
                 slot.name,
                 self._launch(),
@@ -157,7 +155,7 @@ class FrontEnds(MetricsSource):
         except (OSError, PartitionError, ConfigError) as error:
             self._lost(slot, f"the front end cannot be started: {error}")
             return
-        port.send(self._start, [slot.listener.fileno()])
+        port.send(self._start, [each.fileno() for each in slot.listeners])
         slot.published = {}
         self._publish(slot)
         process = port.process
@@ -192,7 +190,7 @@ class FrontEnds(MetricsSource):
             delay_s = min(delay_s, READY_DELAY_S)
         log(logger, logging.WARNING, "front end lost", name=slot.name, reason=reason, restart_in_s=delay_s)
         if delay_s:
-            self._close_listener(slot)  # connections go to the other front ends
+            self._close_listeners(slot)  # connections go to the other front ends
         slot.timer = loop.call_later(delay_s, self._start_process, slot)
 
     def _check(self) -> None:
@@ -207,10 +205,10 @@ class FrontEnds(MetricsSource):
                 port.unanswered += 1
                 port.send(AskCounts())
 
-    def _close_listener(self, slot: _Slot) -> None:
-        if slot.listener is not None:
-            slot.listener.close()
-            slot.listener = None
+    def _close_listeners(self, slot: _Slot) -> None:
+        for each in slot.listeners:
+            each.close()
+        slot.listeners = ()
 
     # -- what is served
 
@@ -264,13 +262,14 @@ class FrontEnds(MetricsSource):
     def counts(self) -> FrontDoorCounts:
         """The counts of all front ends together."""
         faults = self._faults.copy()
-        connections = buffer_bytes = 0
+        http = grpc = buffer_bytes = 0
         for slot in self._slots:
             if slot.port is not None:
-                connections += slot.port.counts.connections
+                http += slot.port.counts.http_connections
+                grpc += slot.port.counts.grpc_connections
                 buffer_bytes += slot.port.counts.buffer_bytes
                 faults.update(slot.port.counts.faults)
-        return FrontDoorCounts(connections, 0, buffer_bytes, faults)
+        return FrontDoorCounts(http, grpc, buffer_bytes, faults)
 
     async def refresh(self) -> None:
         """Ask the front ends for their counts."""

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic_ns
 
@@ -35,6 +36,9 @@ from sluice.gateway.front_ends.messages import (
 from sluice.gateway.front_ends.plane import FrontEndDataPlane
 from sluice.gateway.front_ends.relay import Relay
 from sluice.gateway.front_ends.snapshot import ServedTable
+from sluice.gateway.grpc.relayed import CallRelay
+from sluice.gateway.grpc.service import front_end_server
+from sluice.gateway.grpc.transport.http2.server import Http2Server
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.server import HttpServer, http_config
@@ -82,9 +86,9 @@ class LinkHandler(logging.Handler):
 
 
 class FrontEnd:
-    """A front end that has its settings and its listening socket."""
+    """A front end that has its settings and its listening sockets, for HTTP and perhaps for gRPC."""
 
-    def __init__(self, link: Link, start: Start, listener: socket.socket, config: ServerConfig) -> None:
+    def __init__(self, link: Link, start: Start, listeners: Sequence[socket.socket], config: ServerConfig) -> None:
         self._link = link
         limits = config.front_door
         self._table = ServedTable()
@@ -104,17 +108,35 @@ class FrontEnd:
         )
         settings = http_config(relay, route, self._door, restrictions=config.restrictions, access=access)
         context = None if config.tls is None else config.tls.ssl_context()
+        listener, *others = listeners
         self._http = HttpServer(settings, listener, context, self._door)
+        self._grpc_door = FrontDoor(limits, self._budget, self._door.faults, start.grpc_connections)
+        self._grpc: Http2Server | None = None
+        if others:
+            self._grpc = front_end_server(
+                self._plane,
+                CallRelay(relay.call),
+                others[0],
+                config.max_body_bytes,
+                config.restrictions,
+                config.tls,
+                self._grpc_door,
+            )
+        self._stopping: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
         """Serve until `Stop`."""
         serving = asyncio.create_task(self._http.serve())
         await self._http.accepting.wait()
+        if self._grpc is not None:
+            await self._grpc.start()
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
         self._link.send(FrontEndReady())
         await serving
+        if self._stopping is not None:
+            await self._stopping
 
     def message(self, message: ToFrontEnd, fds: tuple[int, ...]) -> None:
         """Handle a message."""
@@ -133,12 +155,15 @@ class FrontEnd:
                 self._report()
                 self._http.should_exit = True
                 asyncio.get_running_loop().call_later(message.timeout_s, self._end_now)
+                if self._grpc is not None:
+                    self._stopping = asyncio.create_task(self._grpc.stop(message.timeout_s))
             case Start():
                 raise ValueError("it has started already")
 
     def _report(self) -> None:
         faults = dict(self._door.faults.counts)
-        self._link.send(Counts(len(self._door.connections), self._budget.used, faults))
+        connections = len(self._door.connections), len(self._grpc_door.connections)
+        self._link.send(Counts(*connections, self._budget.used, faults))
 
     def _end_now(self) -> None:
         self._http.force_exit = True
@@ -156,7 +181,7 @@ async def _run(channel: "Channel[ToFrontEnd]") -> None:
     link = Link(channel)
     logging.basicConfig(level=start.log_level, handlers=[LinkHandler(link)], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    front_end = FrontEnd(link, start, socket.socket(fileno=fds[0]), config)
+    front_end = FrontEnd(link, start, [socket.socket(fileno=fd) for fd in fds], config)
     link.start(front_end.message, _exit_at_once)
     await front_end.serve()
     link.close()

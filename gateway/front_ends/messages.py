@@ -16,14 +16,16 @@ INLINE = 0
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message to a front end; the descriptor of its listening socket comes along.
+    """The first message to a front end. The descriptor of its listening socket for HTTP comes along.
 
-    `config` is the server's configuration in JSON. The front end may have `max_connections`, and bodies of
-    `buffer_bytes` together. It logs from `log_level` on.
+    So does that for gRPC, if the front end is to serve that as well. `config` is the server's configuration in JSON.
+    The front end may have `max_connections` over HTTP, `grpc_connections` over gRPC, and bodies of `buffer_bytes`
+    together. It logs from `log_level` on.
     """
 
     config: bytes
     max_connections: int
+    grpc_connections: int
     buffer_bytes: int
     log_level: int
 
@@ -144,9 +146,10 @@ class RelayOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The counts of the front end's front door; `faults` are since its start."""
+    """The counts of the front end's front doors; `faults` are since its start."""
 
-    connections: int
+    http_connections: int
+    grpc_connections: int
     buffer_bytes: int
     faults: dict[str, int]
 

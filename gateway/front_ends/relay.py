@@ -3,10 +3,12 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import orjson
 
+from sluice.gateway.grpc.relayed import CALL
 from sluice.gateway.http.exchange import Headers, RelayedAnswer
 from sluice.gateway.http.relayed import ADDRESSES, Address, addresses_header
 from sluice.models.errors import BackendUnavailable
@@ -19,6 +21,8 @@ HEAD_BYTES = 1 << 20
 
 _BY_HOP = frozenset((b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"proxy-connection"))
 """Headers that are about one connection; so is `connection`."""
+_OWN = (b"connection", ADDRESSES, CALL)
+"""Headers that clients cannot set."""
 _GONE = "the server is stopping"
 
 
@@ -114,13 +118,28 @@ class Relay:
         dropped = (b"expect", b"content-length", b"content-encoding")
         kept = [header for header in _passed_on(headers) if header[0] not in dropped]
         kept.append((b"content-length", b"%d" % len(body)))
+        head, content = await self._exchange(_request_head(b"POST", target, kept, client, server), body)
+        about = (b"connection", b"content-length")
+        return RelayedAnswer(
+            head.status, [each for each in head.headers if each[0] not in about], content, head.keeps_alive
+        )
+
+    async def call(self, body: bytes) -> bytes:
+        """Pass a call over gRPC on. Raises BackendUnavailable without an answer."""
+        headers = [(b"host", b"gateway"), (CALL, b"1"), (b"content-length", b"%d" % len(body))]
+        head, content = await self._exchange(_request_head(b"POST", b"/", headers, None, None), body)
+        if head.status != HTTPStatus.OK:
+            raise BackendUnavailable(f"the call was not taken: status {head.status}")
+        return content
+
+    async def _exchange(self, request_head: bytes, body: bytes | bytearray) -> tuple[_Head, bytes]:
         try:
             streams = await self._open()
         except OSError as error:
             raise BackendUnavailable(_GONE) from error
         is_reusable = False
         try:
-            streams.writer.write(_request_head(b"POST", target, kept, client, server))
+            streams.writer.write(request_head)
             streams.writer.write(body)
             head = await _read_head(streams.reader)
             content = b"".join([part async for part in _read_body(streams.reader, head)])
@@ -129,10 +148,7 @@ class Relay:
             raise BackendUnavailable(_GONE) from error
         finally:
             self._done(streams, is_reusable=is_reusable)
-        about = (b"connection", b"content-length")
-        return RelayedAnswer(
-            head.status, [each for each in head.headers if each[0] not in about], content, head.keeps_alive
-        )
+        return head, content
 
     async def _open(self) -> _Streams:
         while self._idle:
@@ -185,7 +201,7 @@ async def _send_gone(send: Any) -> None:
 
 def _passed_on(headers: Headers) -> Headers:
     """The headers of a client that are passed on, without those that it may not set."""
-    return [header for header in headers if header[0] not in _BY_HOP and header[0] not in (b"connection", ADDRESSES)]
+    return [header for header in headers if header[0] not in _BY_HOP and header[0] not in _OWN]
 
 
 def _request_head(method: bytes, target: bytes, headers: Headers, client: Address, server: Address) -> bytes:

@@ -1,13 +1,14 @@
 """The servers that clients talk to: HTTP and gRPC over the data and the control plane, and a port for metrics."""
 
 import logging
+import socket
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from sluice.gateway.config.access import host_names, is_loopback
-from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.front_door.addresses import listening_address
@@ -18,14 +19,15 @@ from sluice.gateway.front_door.listener import listen, listen_shared
 from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
 from sluice.gateway.front_ends.child import launch_front_end
 from sluice.gateway.front_ends.front_ends import FrontEnds, WatchedRegions, front_end_count
-from sluice.gateway.grpc.service import grpc_server
+from sluice.gateway.grpc.relayed import RelayedCalls
+from sluice.gateway.grpc.service import add_services, grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
-from sluice.gateway.http.access import AccessRules
+from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.metrics_server import MetricsServer
 from sluice.gateway.http.relayed import HEADER_BYTES, HEADER_LINES, RelayedConnection
-from sluice.gateway.http.server import BACKLOG, HttpServer, http_config, http_server
+from sluice.gateway.http.server import BACKLOG, Application, HttpServer, http_config, http_server
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.logs import log
@@ -40,7 +42,8 @@ logger = logging.getLogger(__name__)
 class ClientServers:
     """The servers that clients talk to; `address` is (host, HTTP port, gRPC port).
 
-    With `front_ends`, these have the connections over HTTP, and `http` serves what they pass on.
+    With `front_ends`, these have the connections of clients, and `http` and `grpc` serve what they pass on. The gRPC
+    server of grpcio has connections of its own.
     """
 
     http: HttpServer
@@ -73,22 +76,30 @@ def client_servers(
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
     ends: FrontEnds | None = None
+    grpc: GrpcServer | None = None
     if count:
-        listeners = listen_shared("HTTP", host, config.http_port, count, BACKLOG)
-        http_port: int = listeners[0].getsockname()[1]
+        listeners: list[list[socket.socket]] = [listen_shared("HTTP", host, config.http_port, count, BACKLOG)]
+        http_port: int = listeners[0][0].getsockname()[1]
+        application: Application = AccessControl(app, access)
+        if config.grpc_server is GrpcServerKind.SLUICE:
+            listeners.append(listen_shared("gRPC", host, config.grpc_port, count, BACKLOG))
+            application = grpc = RelayedCalls(application)
+            add_services(grpc, dataplane, control, grpc_door)
+        ports = {name: each[0].getsockname()[1] for name, each in zip(("HTTP", "gRPC"), listeners, strict=False)}
+        grpc_port = ports.get("gRPC", 0)
         door = FrontDoor(_for_relays(limits, http_connections), budget)
         scheme = "http" if context is None else "https"
         connection = partial(RelayedConnection, client_scheme=scheme)
         http = HttpServer(
-            http_config(app, route, door, restrictions=restrictions, access=access, connection=connection),
+            http_config(application, route, door, restrictions=restrictions, access=access, connection=connection),
             None,
             front_door=door,
         )
         ends = FrontEnds(
             _for_front_ends(config, count),
-            listeners,
-            partial(listen, "HTTP", host, http_port, BACKLOG, reuse_port=True),
-            (-(-http_connections // count), budget.limit),
+            list(zip(*listeners, strict=True)),
+            lambda: [listen(name, host, port, BACKLOG, reuse_port=True) for name, port in ports.items()],
+            (-(-http_connections // count), -(-grpc_connections // count), budget.limit),
             dataplane,
             control.registry,
             regions,
@@ -118,17 +129,18 @@ def client_servers(
         )
 
     metrics.include(FrontDoorMetrics(counts))
-    grpc, grpc_port = grpc_server(
-        dataplane,
-        control,
-        host,
-        config.grpc_port,
-        config.max_body_bytes,
-        restrictions=restrictions,
-        tls=config.tls,
-        front_door=grpc_door,
-        kind=config.grpc_server,
-    )
+    if grpc is None:
+        grpc, grpc_port = grpc_server(
+            dataplane,
+            control,
+            host,
+            config.grpc_port,
+            config.max_body_bytes,
+            restrictions=restrictions,
+            tls=config.tls,
+            front_door=grpc_door,
+            kind=config.grpc_server,
+        )
     metrics_server = None
     if config.metrics_port is not None:
         metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
