@@ -32,7 +32,8 @@ TEST := .venv-test
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
 PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
-	test-core-rest test-core-simulation test-compiled test-system-u-z test-core-gateway test-grpcio test-core-hashes \
+	test-core-rest test-core-simulation test-compiled test-front-ends test-system-u-z test-core-gateway test-grpcio \
+	test-core-hashes \
 	test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 5
@@ -123,6 +124,15 @@ $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
 
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance
+
+# What clients see of a server, once more with front ends.
+FRONT_ENDS := $(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py \
+		trouble.py) \
+	$(addprefix tests/system/test_,access.py ensembles.py lifecycle_protocol.py management.py model_changes.py \
+		optional_inputs.py response_cache.py statuses.py tritonclient.py)
+
+test-front-ends: $(TEST)/installed-$(ORT)
+	@SLUICE_TEST_FRONT_ENDS=2 $(PYTEST) -m "not timed" $(FRONT_ENDS)
 
 # The tests of clients over gRPC, with the server on the core of grpcio.
 test-grpcio: $(TEST)/installed-$(ORT)
