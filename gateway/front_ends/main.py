@@ -95,7 +95,7 @@ class FrontEnd:
         memory = InputMemory(
             config.limits.input_arena_mb * _MIB,
             start.buffer_bytes,
-            lambda number, region: link.send(MapRegion(number, region.nbytes), [region.fd]),
+            self._share,
             lambda number: link.send(UnmapRegion(number)),
         )
         self._plane = FrontEndDataPlane(config, self._table, link, memory, monotonic_ns)
@@ -159,6 +159,10 @@ class FrontEnd:
                     self._stopping = asyncio.create_task(self._grpc.stop(message.timeout_s))
             case Start():
                 raise ValueError("it has started already")
+
+    def _share(self, number: int, region: Region) -> None:
+        self._link.send(MapRegion(number, region.nbytes), [region.fd])
+        region.close()  # the descriptor, of which a copy is sent; views keep the mapping
 
     def _report(self) -> None:
         faults = dict(self._door.faults.counts)
