@@ -199,6 +199,9 @@ def main() -> int:
     options = parser.parse_args()
     if not end_with_parent(options.parent, signal.SIGKILL):
         return 1
+    # The gateway drains its front ends: a signal to all processes of the service must not end connections.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     channel: Channel[ToFrontEnd] = Channel(socket.socket(fileno=options.socket), ToFrontEnd)
     with suppress(EOFError), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(channel))

@@ -16,6 +16,8 @@ from sluice.models.errors import BackendUnavailable
 
 MAX_IDLE = 16
 """Connections that are kept for the next requests."""
+END_S = 1.0
+"""The time in which the end of a client's connection shows that cannot be written to."""
 CHUNK_BYTES = 256 << 10
 HEAD_BYTES = 1 << 20
 """The longest head of a response, which is the server's own."""
@@ -103,7 +105,14 @@ class Relay:
         is_reusable = False
         try:
             await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
-            is_reusable = answering.done() and answering.result() and request.is_sent
+            if not answering.done():
+                return
+            if isinstance(answering.exception(), RuntimeError):
+                # The client's connection has ended, which `receive` says when the loop has told uvicorn.
+                await asyncio.wait({sending}, timeout=END_S)
+                if sending.done():
+                    return
+            is_reusable = answering.result() and request.is_sent
         finally:
             sending.cancel()
             answering.cancel()

@@ -166,13 +166,16 @@ def test_nothing_is_left_when_the_gateway_is_killed(repository: Path, tmp_path: 
             connect(server)
 
 
-def test_a_drain_answers_open_requests_and_ends_all_processes(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ["the gateway", "all processes"])
+def test_a_drain_answers_open_requests_and_ends_all_processes(told: str, repository: Path, tmp_path: Path) -> None:
     with gateway_server(repository, tmp_path, CONFIG) as server:
         left = [*front_ends(server.process.pid), *children(server.process.pid)]
         with connections(server, 8) as opened, ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(ask, each, "slow", body_of()) for each in opened]
             until(lambda: "sluice_queue_requests" in str(metrics(server)))
             time.sleep(0.1)
+            for pid in left if told == "all processes" else ():
+                os.kill(pid, signal.SIGTERM)
             server.process.send_signal(signal.SIGTERM)
             assert {answer.result() for answer in answers} == {200}
         assert server.process.wait(30) == 0

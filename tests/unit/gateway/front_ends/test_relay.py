@@ -184,6 +184,35 @@ def test_the_server_hears_that_a_client_has_left() -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_leaves_while_it_is_answered_is_no_error() -> None:
+    class Leaving(Client):
+        """A client whose connection has ended, of which `receive` hears after `send`."""
+
+        def __init__(self) -> None:
+            super().__init__(b"", leaves=True)
+            self.has_left = asyncio.Event()
+
+        async def receive(self) -> dict[str, Any]:
+            if not self._messages:
+                await self.has_left.wait()
+            return await super().receive()
+
+        async def send(self, message: dict[str, Any]) -> None:
+            asyncio.get_running_loop().call_soon(self.has_left.set)
+            raise RuntimeError("the handler is closed")
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(OK)
+
+    async def run() -> None:
+        async with relayed(play) as (relay, _playing):
+            client = Leaving()
+            await relay({**SCOPE, "headers": []}, client.receive, client.send)
+
+    asyncio.run(run())
+
+
 def test_without_an_answer_clients_get_503() -> None:
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
