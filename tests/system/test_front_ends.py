@@ -192,10 +192,25 @@ def test_a_client_that_leaves_cancels_its_request(server: GatewayServer) -> None
     until(lambda: outcomes(server, "slow:1").get("cancelled_client", 0) == before + 1)
 
 
-def test_clients_that_do_not_read_hold_up_nobody(server: GatewayServer) -> None:
+def wide_request() -> tuple[bytes, bytes]:
+    """The JSON and the binary data of a large request."""
     data = np.ones(WIDE, np.float32).tobytes()
     tensor = {"name": "x", "shape": [1, WIDE], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
-    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode(), data
+
+
+def test_inputs_that_do_not_fit_in_the_arena_leave_no_memory_behind(repository: Path, tmp_path: Path) -> None:
+    text, data = wide_request()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    with gateway_server(repository, tmp_path, {**CONFIG, "limits": {"input_arena_mb": 1}}) as server:
+        for _ in range(4):
+            assert server.request("POST", "/v2/models/quick/infer", text + data, headers)[0] == 200
+        for pid in (server.process.pid, *front_ends(server.process.pid), *children(server.process.pid)):
+            until(lambda pid=pid: not memory_files(pid, "sluice-front-end-large"))  # type: ignore[misc]
+
+
+def test_clients_that_do_not_read_hold_up_nobody(server: GatewayServer) -> None:
+    text, data = wide_request()
     head = (
         f"POST /v2/models/quick/infer HTTP/1.1\r\nHost: localhost\r\nInference-Header-Content-Length: {len(text)}\r\n"
         f"Content-Length: {len(text) + len(data)}\r\n\r\n"
