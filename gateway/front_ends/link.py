@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from sluice.gateway.front_ends.messages import Arrival, FromFrontEnd, ToFrontEnd, Turn
 from sluice.models.errors import PartitionError
@@ -29,6 +29,11 @@ class Link:
         self._due = False
         self._on_message: Callable[[ToFrontEnd, tuple[int, ...]], None]
         self._on_closed: Callable[[], None]
+
+    @property
+    def waiting(self) -> int:
+        """Packets that wait until the gateway's process reads."""
+        return len(self._outgoing)
 
     def start(self, on_message: Callable[[ToFrontEnd, tuple[int, ...]], None], on_closed: Callable[[], None]) -> None:
         """Begin to receive: `on_message` gets messages with descriptors, which it then owns.
@@ -68,8 +73,21 @@ class Link:
             if not self.arrivals:  # a cancellation follows its arrival
                 cancelled, released = tuple(self.cancelled), tuple(self.released)
                 self.cancelled, self.released = [], []
-            self._outgoing += [(each, ()) for each in self._channel.packets(Turn(tuple(arrivals), cancelled, released))]
+            self._outgoing += [(each, ()) for each in self._packets(tuple(arrivals), cancelled, released)]
             self._write()
+
+    def _packets(
+        self, arrivals: tuple[Arrival, ...], cancelled: tuple[int, ...], released: tuple[int, ...]
+    ) -> Iterator[bytes]:
+        """The packets of a turn, which is sent in several messages if it is too long for one."""
+        try:
+            yield from self._channel.packets(Turn(arrivals, cancelled, released))
+        except PartitionError:
+            middle = len(arrivals) // 2
+            if not middle:
+                raise
+            yield from self._packets(arrivals[:middle], (), ())
+            yield from self._packets(arrivals[middle:], cancelled, released)
 
     def _write(self) -> None:
         if self._channel.closed:

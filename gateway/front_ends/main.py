@@ -51,6 +51,8 @@ YOUNG_OBJECTS = 20_000
 """New objects before the collector looks for cycles among them, as in the gateway's process."""
 LOG_LINES_A_SECOND = 50
 LINE_LENGTH = 8000
+MOST_WAITING = 1024
+"""Packets that may wait while lines are still sent."""
 
 _MIB = 1 << 20
 
@@ -77,6 +79,9 @@ class LinkHandler(logging.Handler):
         self._loop.call_soon_threadsafe(self._send, record)
 
     def _send(self, record: logging.LogRecord) -> None:
+        if self._link.waiting >= MOST_WAITING:
+            self._lost += 1
+            return
         text = record.getMessage()
         text += "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
         if record.exc_info:
@@ -101,7 +106,7 @@ class FrontEnd:
         self._plane = FrontEndDataPlane(config, self._table, link, memory, monotonic_ns)
         self._budget = Budget(start.buffer_bytes)
         self._door = FrontDoor(limits, self._budget, max_connections=start.max_connections)
-        relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]))
+        relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]), start.grpc_connections)
         route = InferRoute(self._plane, config.max_body_bytes, limits.json_bytes, self._budget, relay)
         access = AccessRules(
             host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None

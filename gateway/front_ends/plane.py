@@ -21,6 +21,9 @@ from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 
+MOST_ROWS = 1 << 18
+"""Requests of more rows go the way of the relay: where each row of BYTES begins has to fit in a message."""
+
 
 class _RelayedMemory(SharedMemory):
     """Shared memory of clients, whose regions only the gateway's process knows."""
@@ -108,10 +111,15 @@ class FrontEndDataPlane(DataPlane):
     def submit(
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> PassedRequest:
-        """Pass on a checked request. Raises RejectedError without memory for its tensors."""
+        """Pass on a checked request.
+
+        Raises RejectedError without memory for its tensors, and RelayNeeded if they cannot be passed on.
+        """
         assert isinstance(signature, _NamedSignature), "it was made here"
+        if options.rows > MOST_ROWS:
+            raise RelayNeeded
         link = self._link
-        if not link.arrivals:
+        if link.waiting or not link.arrivals:  # arrivals that wait came in earlier turns
             self._received_ns = self._clock()
         request = self._next = self._next + 1
         placed = self._memory.write(request, inputs)

@@ -77,10 +77,15 @@ class _Request:
 
 
 class Relay:
-    """Connections to the gateway's process, each a pair of sockets one of which `hand_over` passes on."""
+    """Connections to the gateway's process, each a pair of sockets one of which `hand_over` passes on.
 
-    def __init__(self, hand_over: Callable[[socket.socket], None]) -> None:
+    A client's connection over HTTP has one request at a time. One over gRPC may have many, of which `max_calls` of all
+    connections are passed on at a time: the others wait.
+    """
+
+    def __init__(self, hand_over: Callable[[socket.socket], None], max_calls: int) -> None:
         self._hand_over = hand_over
+        self._calls = asyncio.Semaphore(max_calls)
         self._idle: list[_Streams] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -137,7 +142,8 @@ class Relay:
     async def call(self, body: bytes) -> bytes:
         """Pass a call over gRPC on. Raises BackendUnavailable without an answer."""
         headers = [(b"host", b"gateway"), (CALL, b"1"), (b"content-length", b"%d" % len(body))]
-        head, content = await self._exchange(_request_head(b"POST", b"/", headers, None, None), body)
+        async with self._calls:
+            head, content = await self._exchange(_request_head(b"POST", b"/", headers, None, None), body)
         if head.status != HTTPStatus.OK:
             raise BackendUnavailable(f"the call was not taken: status {head.status}")
         return content

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 
+import pytest
+
 from sluice.gateway.front_ends.link import ARRIVALS_A_MESSAGE, Link
 from sluice.gateway.front_ends.messages import (
     Arrival,
@@ -13,6 +15,7 @@ from sluice.gateway.front_ends.messages import (
     ToFrontEnd,
     Turn,
 )
+from sluice.mps.ipc import channel
 from sluice.mps.ipc.channel import Channel
 
 
@@ -80,6 +83,26 @@ def test_while_the_gateway_does_not_read_all_waits_and_then_comes_in_order() -> 
         turns = [each for each in got if isinstance(each, Turn)]
         assert [one.request for each in turns for one in each.arrivals] == list(range(1000))
         assert len(turns) == -(-1000 // ARRIVALS_A_MESSAGE)
+        link.close()
+        theirs.close()
+
+    asyncio.run(run())
+
+
+def test_arrivals_that_are_too_long_for_one_message_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(channel, "MESSAGE_BYTES", 150)
+        ours, theirs = pair()
+        monkeypatch.setattr(ours, "_limit", 150)
+        link = Link(ours)
+        link.arrivals += [arrival(request) for request in range(9)]
+        link.cancelled.append(8)
+        link.flush_soon()
+        await turn()
+        turns = [each for each in messages(theirs) if isinstance(each, Turn)]
+        assert [one.request for each in turns for one in each.arrivals] == list(range(9))
+        assert [each.cancelled for each in turns] == [()] * (len(turns) - 1) + [(8,)]
+        assert len(turns) > 1
         link.close()
         theirs.close()
 
