@@ -44,6 +44,7 @@ class RelayedConnection(Connection):
                 client, server = orjson.loads(value)
                 self.client, self.server = client and tuple(client), server and tuple(server)
                 break
+        self._hosts = self._hosts or 1  # a client of HTTP/1.0 need not name one, and the front end has checked others
         super().on_headers_complete()
 
     @property

@@ -237,6 +237,14 @@ def test_a_client_cannot_say_whom_it_has_reached(repository: Path, tmp_path: Pat
         assert server.request("GET", "/v2", headers={"Host": "localhost"})[0] == 200
 
 
+def test_a_client_of_http_1_0_need_not_name_a_host(server: GatewayServer) -> None:
+    for head in (b"GET /v2 HTTP/1.0\r\n\r\n", b"POST /v2/models/nope/infer HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"):
+        with socket.create_connection(("127.0.0.1", server.http_port)) as client:
+            client.sendall(head)
+            answer = client.makefile("rb").read()
+        assert answer.split(b" ")[1] == (b"200" if head.startswith(b"GET") else b"404")
+
+
 def test_two_servers_cannot_have_one_port(server: GatewayServer, repository: Path, tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="cannot be bound"),
