@@ -17,7 +17,7 @@ SMALL_BLOCKS = 1024
 """Free blocks of the smallest size that are kept for the next requests, most of which need no more."""
 ARENA = 0
 """The number of the arena's region; others are numbered from 1 on."""
-OWN_REGIONS = 64
+OWN_REGIONS = 16
 """Regions beside the arena. Each takes a descriptor here, in the gateway's process and in every worker."""
 _ALIGNMENT = 64
 
