@@ -50,7 +50,7 @@ SERVER = Section(
         "grpc_port": "Port for gRPC; `0` takes a free one.",
         "grpc_server": "`sluice`, the server of its own, or `grpcio`, a slower one on the core of grpcio.",
         "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
-        "front_ends": "How many processes talk to clients over HTTP: `0` for the gateway's process itself, or `auto`. "
+        "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
         "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
         "strict": "Serve only while every partition is [proved](../operate/isolation.md) to be isolated. Otherwise the "
