@@ -28,6 +28,7 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.supervisor.child import Child
 from sluice.mps.supervisor.process import wait_for_exit
+from sluice.mps.supervisor.spare import SpareWorker
 from sluice.mps.supervisor.supervisor import RegionWatcher
 
 START_TIMEOUT_S = 30.0
@@ -68,7 +69,8 @@ class _Slot:
 class FrontEnds(MetricsSource):
     """Front ends that listen on `listeners`, one each; `listen` makes such a socket again.
 
-    They get `settings`, and `launch` starts them. `attach` takes connections of the relay.
+    They get `config`, and `launch` starts them. `attach` takes connections of the relay. With `spare_worker`, a process
+    that has imported its libraries waits to be the next front end.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class FrontEnds(MetricsSource):
         self._regions = regions
         self._attach = attach
         self._launch = launch
+        self._spare = SpareWorker(lambda partition, stdout: launch()) if config.spare_worker else None
         self._index = RegionIndex()
         self._served: dict[str, Served] = {}
         self._served_of: object = None
@@ -131,6 +134,8 @@ class FrontEnds(MetricsSource):
             self._close_listener(slot)
         for port in ports:
             port.send(Stop(timeout_s))
+        if self._spare is not None:
+            await self._spare.close()
         if not await wait_for_exit([port.process.exited for port in ports], timeout_s + EXIT_S):
             for port in ports:
                 port.process.kill("it did not stop in time")
@@ -145,7 +150,7 @@ class FrontEnds(MetricsSource):
                 slot.listener = self._listen()
             slot.port = port = FrontEndPort(
                 slot.name,
-                self._launch(),
+                self._launch() if self._spare is None else self._spare.launch(None, None),
                 self._dataplane,
                 self._find,
                 self._regions,
@@ -174,6 +179,8 @@ class FrontEnds(MetricsSource):
         log(logger, logging.INFO, "front end ready", name=slot.name, pid=slot.port.process.pid)
         if self.ready == len(self._slots):
             self.all_ready.set()
+            if self._spare is not None and not self._stopping:
+                self._spare.prepare()  # not while others start, which it would slow down
 
     def _lost(self, slot: _Slot, reason: str) -> None:
         """Start another process, at once for the first time; meanwhile connections wait in the listening socket."""
