@@ -63,7 +63,8 @@ SERVER = Section(
         "quarantine": "When a partition is suspended after repeated faults, and for how long. See "
         "[below](#quarantine).",
         "spare_worker": "Keep a process of about 54 MB ready to become the next worker, so that a lost worker is back "
-        "[sooner](../operate/faults.md#the-spare-worker).",
+        "[sooner](../operate/faults.md#the-spare-worker). With `front_ends`, another one is ready to become the next "
+        "front end.",
         "model_loading": "How long a loaded model is warmed up and timed. See [below](#model_loading).",
         "resize": "`auto` lends free cores and GPU shares to busy partitions ([resizing](../operate/resizing.md)). "
         "Instead of `auto`, its settings may be given. See [below](#resize).",

@@ -350,3 +350,17 @@ def test_models_change_under_traffic(tmp_path: Path) -> None:
                 thread.join()
             client.close()
         assert set(seen) == {200}
+
+
+def test_a_spare_process_takes_the_place_of_a_front_end(repository: Path, tmp_path: Path) -> None:
+    with gateway_server(repository, tmp_path, {**CONFIG, "spare_worker": True}) as server:
+        until(lambda: len(front_ends(server.process.pid)) == FRONT_ENDS + 1)
+        before = front_ends(server.process.pid)
+        with connections(server, 8) as opened:
+            assert {ask(each, "quick", body_of()) for each in opened} == {200}  # both are of use
+        os.kill(before[0], signal.SIGKILL)
+        until(lambda: not alive(before[0]) and metrics(server)["sluice_front_ends"] == FRONT_ENDS)
+        assert set(before[1:]) <= set(front_ends(server.process.pid))
+        until(lambda: len(front_ends(server.process.pid)) == FRONT_ENDS + 1)
+        left = front_ends(server.process.pid)
+    assert not any(map(alive, left))
