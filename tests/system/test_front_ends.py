@@ -286,3 +286,37 @@ def test_a_spare_process_takes_the_place_of_a_front_end(repository: Path, tmp_pa
         until(lambda: len(front_ends(server.process.pid)) == FRONT_ENDS + 1)
         left = front_ends(server.process.pid)
     assert not any(map(alive, left))
+
+
+def test_large_answers_that_the_gateway_has_put_together_arrive_whole(tmp_path: Path) -> None:
+    """The mean of two models lies in the memory of the gateway's process: in pieces, in regions, and many at once."""
+    repository = tmp_path / "models"
+    for name in ("a", "b"):
+        save_mlp(repository / name / "1" / "model.onnx", [16, 40_000], seed=ord(name))
+    pipeline = {
+        "stages": {
+            "a": {"model": "a", "inputs": {"x": "request.x"}},
+            "b": {"model": "b", "inputs": {"x": "request.x"}},
+            "mean": {"combine": "mean", "of": ["a.y", "b.y"]},
+        },
+        "outputs": {"y": "mean.y"},
+    }
+    (repository / "both").mkdir()
+    (repository / "both" / "pipeline.yaml").write_text(json.dumps(pipeline))
+    with gateway_server(repository, tmp_path, CONFIG) as server, ThreadPoolExecutor(CONNECTIONS) as pool:
+
+        def infer(number: int, model: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+            client = tritonclient.http.InferenceServerClient(server.http_url)
+            given = tritonclient.http.InferInput("x", [1, 16], "FP32")
+            given.set_data_from_numpy(np.full((1, 16), number, np.float32))
+            answer: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = client.infer(model, [given]).as_numpy("y")
+            client.close()
+            return answer
+
+        numbers = range(1, 81)
+        for number, answer in zip(numbers, pool.map(lambda each: infer(each, "both"), numbers), strict=True):
+            assert answer.shape == (1, 40_000)
+            if number % 20 == 0:
+                expected = (infer(number, "a") + infer(number, "b")) / 2
+                np.testing.assert_allclose(answer, expected, rtol=1e-5)
+        assert memory_files(server.process.pid, "sluice-answer") == []
