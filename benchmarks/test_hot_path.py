@@ -2,16 +2,23 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 from benchmarks.conftest import Report
 from benchmarks.support.closed_loop import drive_grpc, drive_http, grpc_request, http_request
 from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, running
+from sluice.models.tensors.spec import DataType
+from tests.support.models.onnx_models import save_model, value
+from tests.support.triton.models import add_model
+from tests.support.triton.server import TritonServer, triton_server
+from tests.support.triton.setup import TritonUnavailable, set_up
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 ROUNDS = 5
@@ -19,6 +26,8 @@ SECONDS = 2.0
 CONFIG = f"partitions: [{{name: cpu0, cores: [{SERVER_CORE}]}}]\nmax_batch_size: 64\n"
 HTTP_REQUEST = http_request("/v2/models/mlp/infer", "x", (1, 64))
 GRPC_REQUEST = grpc_request("mlp", "x", (1, 64))
+IMAGE = 3 * 224 * 224
+IMAGE_REQUEST = http_request("/v2/models/image/infer", "x", (1, IMAGE))
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +60,29 @@ def fastapi(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
+def triton(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    try:
+        directory = set_up()
+    except TritonUnavailable as reason:
+        pytest.skip(str(reason))
+    scratch = tmp_path_factory.mktemp("triton")
+    model = repository / "mlp" / "1" / "model.onnx"
+    add_model(scratch / "models", "mlp", model, 64, "dynamic_batching { }")
+    with pinned(SERVER_CORE), triton_server(directory, scratch / "models", scratch) as server, pinned(CLIENT_CORE):
+        yield server
+
+
+@pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     ready = tmp_path_factory.mktemp("echo") / "ready.json"
     with running(["-m", "benchmarks.support.grpc_echo", str(ready)], ready, SERVER_CORE) as server:
         yield server
 
 
-def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, report: Report) -> None:
-    """Requests a second at concurrency 64, interleaved with the plain FastAPI server's."""
+def test_http(
+    benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, triton: TritonServer, report: Report
+) -> None:
+    """Requests a second at concurrency 64, interleaved with those of a plain FastAPI server and of Triton."""
     ours_us: list[float] = []
     theirs_us: list[float] = []
 
@@ -69,16 +93,45 @@ def test_http(benchmark: Any, sluice: ServerProcess, fastapi: ServerProcess, rep
         cpu_us.append((server.cpu_s() - before) / (closed.requests * 1.1) * 1e6)
         return closed.rate
 
-    rate, plain = benchmark.pedantic(
-        alternate, args=(ROUNDS, lambda: drive(sluice, ours_us), lambda: drive(fastapi, theirs_us)), rounds=1
-    )
+    def drive_triton() -> float:
+        return drive_http(triton.http_port, HTTP_REQUEST, 64, SECONDS).rate
+
+    measures = ROUNDS, lambda: drive(sluice, ours_us), lambda: drive(fastapi, theirs_us), drive_triton
+    rate, plain, other = benchmark.pedantic(alternate, args=measures, rounds=1)
     ours, theirs = (sorted(each)[ROUNDS // 2] for each in (ours_us, theirs_us))
     report("HTTP, concurrency 64, requests/s", f"{rate:,.0f}", "")
     report("plain FastAPI + onnxruntime, requests/s", f"{plain:,.0f}", "")
-    report("HTTP against plain FastAPI", f"{rate / plain:.2f}x", ">= 2x")
+    report("HTTP against plain FastAPI", f"{rate / plain:.2f}x", ">= 6x")
+    report("Triton, HTTP, concurrency 64, requests/s", f"{other:,.0f}", "")
+    report("HTTP against Triton", f"{rate / other:.2f}x", ">= 2.5x")
     report("CPU time a request (gateway + worker), us", f"{ours:.1f}", "<= 60 where FastAPI takes 117")
     report("the same for plain FastAPI, us", f"{theirs:.1f}", "")
     report("CPU time against plain FastAPI", f"{ours / theirs:.2f}x", "<= 0.51x (60 / 117)")
+
+
+def test_large_bodies(benchmark: Any, tmp_path: Path, report: Report) -> None:
+    """Requests of 602 kB a second, interleaved with a server that only reads them; the model takes ten of the numbers.
+
+    So nearly all of the time is the way of the tensor from the client to the worker.
+    """
+    numbers = {name: np.array([value], np.int64) for name, value in {"begin": 0, "end": 10, "axis": 1}.items()}
+    take = onnx.helper.make_node("Slice", ["x", *numbers], ["y"])
+    ends = value("x", DataType.FP32, ["N", IMAGE]), value("y", DataType.FP32, ["N", 10])
+    model = save_model(tmp_path / "image.onnx", [take], ends[:1], ends[1:], numbers)
+    ready = tmp_path / "echo.json"
+    with (
+        gateway(tmp_path, CONFIG, SERVER_CORE, str(model)) as ours,
+        running(["-m", "benchmarks.support.buffered_echo", str(ready)], ready, SERVER_CORE) as bare,
+        pinned(CLIENT_CORE),
+    ):
+        drives = [
+            partial(lambda server: drive_http(server.http_port, IMAGE_REQUEST, 32, SECONDS).rate, server)
+            for server in (ours, bare)
+        ]
+        rate, most = benchmark.pedantic(alternate, args=(ROUNDS, *drives), rounds=1)
+    report("bodies of 602 kB at concurrency 32, requests/s", f"{rate:,.0f}", "")
+    report("bare server that only reads them, requests/s", f"{most:,.0f}", "")
+    report("bodies of 602 kB against the bare server", f"{rate / most:.2f}x", ">= 0.5x")
 
 
 @pytest.mark.parametrize("connections", [1, 4])

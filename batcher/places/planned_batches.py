@@ -165,12 +165,20 @@ def insert(batch: PlannedBatch) -> None:
     planned.insert(index, batch)
 
 
-def join(batch: PlannedBatch, rows: float, share: float, from_ns: int, limit_ns: int, ready_ns: int) -> None:
+def join(
+    batch: PlannedBatch,
+    rows: float,
+    share: float,
+    from_ns: int,
+    limit_ns: int,
+    ready_ns: int,
+    known: tuple[int, int] | None = None,
+) -> None:
     """Add the rows of a stage that is ready at `ready_ns` and has to end by `limit_ns`; `share` of them come to run.
 
-    `from_ns` is the deadline of the stage, of which `limit_ns` keeps a part.
+    `from_ns` is the deadline of the stage, of which `limit_ns` keeps a part. `known` are the time that the batch then
+    takes and its tail, where they have been estimated.
     """
-    estimate = batch.model.estimates[batch.partition.kind]
     batch.rows += rows
     batch.variance += rows * (1 - share)
     batch.most += rows / share
@@ -183,8 +191,12 @@ def join(batch: PlannedBatch, rows: float, share: float, from_ns: int, limit_ns:
         batch.ready_ns = ready_ns
     if batch.rows > batch.room:
         batch.room = batch.rows
-    batch.latest_ns = batch.limit_ns - _tail_of(batch, estimate, batch.room)
-    _take(batch, batch_ns(batch, batch.room) + batch.gap_ns)
+    if known is None:
+        estimate = batch.model.estimates[batch.partition.kind]
+        known = batch_ns(batch, batch.room) + batch.gap_ns, _tail_of(batch, estimate, batch.room)
+    took_ns, tail_ns = known
+    batch.latest_ns = batch.limit_ns - tail_ns
+    _take(batch, took_ns)
 
 
 def grow(batch: PlannedBatch, rows: int, from_ns: int, limit_ns: int, took_ns: int, tail_ns: int, depth: float) -> None:
@@ -240,7 +252,7 @@ def leave(batch: PlannedBatch, rows: float, members: int = 1) -> None:
     """Remove the rows of stages that start, or do not run; the last one takes the batch with it."""
     batch.members -= members
     if not batch.members:
-        batch.rows = 0
+        batch.rows = 0.0
         _remove(batch)
         return
     batch.variance *= max(1 - rows / batch.rows, 0.0)

@@ -259,7 +259,7 @@ class Search:
             kept_ns = tail_ns(estimate, kept, variance, most, batch.caution, batch.depth)
             others_ns = limit_ns if self._is_late(batch) else batch.limit_ns
             if end_ns <= min(others_ns, limit_ns) - kept_ns - self._left_ns(batch):
-                self._take(batch, stage, rows, limit_ns, ready_ns)
+                self._take(batch, stage, rows, limit_ns, ready_ns, (took_ns, kept_ns))
                 return end_ns
         if not model.by_deadline:
             end_ns = planned_until_ns(batch.partition, self._now_ns) + took_ns
@@ -310,14 +310,22 @@ class Search:
         kept_ns = host.hand_off_ns + int(self._pipeline.drift * (end_ns - self._now_ns))
         return self.event.deadline_ns - stage.remaining_path_ns - kept_ns
 
-    def _take(self, batch: PlannedBatch, stage: StageState, rows: float, limit_ns: int, ready_ns: int) -> None:
+    def _take(
+        self,
+        batch: PlannedBatch,
+        stage: StageState,
+        rows: float,
+        limit_ns: int,
+        ready_ns: int,
+        known: tuple[int, int] | None = None,
+    ) -> None:
         times = (batch.from_ns, batch.limit_ns, batch.ready_ns, batch.latest_ns)
         self._steps.append(_Step(batch, rows, Before(batch.room, batch.variance, batch.most, *times)))
         if self._is_late(batch):
             planned_batches.forget_limit(batch)
         share = self._pipeline.reach[stage.index]
         from_ns = self.event.deadline_ns - stage.remaining_path_ns
-        planned_batches.join(batch, rows, share, from_ns, limit_ns, ready_ns)
+        planned_batches.join(batch, rows, share, from_ns, limit_ns, ready_ns, known)
 
     def _is_late(self, batch: PlannedBatch) -> bool:
         """True if a batch is late in any case: its members are in no other's way, and those that join set its limit."""

@@ -46,14 +46,54 @@ class _NamedSignature(Signature):
 class PassedRequest:
     """A request that was passed to the gateway's process (see `Submitted`)."""
 
-    __slots__ = ("_explanation", "future", "given_id", "request", "signature")
+    __slots__ = ("_callback", "_explanation", "_loop", "_on_relay", "given_id", "request", "signature")
 
-    def __init__(self, request: int, future: asyncio.Future[Answer], signature: _NamedSignature) -> None:
+    def __init__(self, request: int, loop: asyncio.AbstractEventLoop, signature: _NamedSignature) -> None:
         self.request = request
-        self.future = future
         self.given_id = ""
         self.signature = signature
+        self._loop = loop
+        self._callback: Callable[[Answer], object] | None = None
+        self._on_relay: Callable[[], object] | None = None
         self._explanation: tuple[tuple[str, str], ...] = ()
+
+    def then(self, callback: Callable[[Answer], object], on_relay: Callable[[], object] | None = None) -> None:
+        """Call back with the answer when there is one, or `on_relay` if only the gateway's process can answer."""
+        self._callback, self._on_relay = callback, on_relay
+
+    @property
+    def future(self) -> asyncio.Future[Answer]:
+        """A new future of the answer. It gets RelayNeeded if only the gateway's process can answer."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+
+        def settle(answer: Answer) -> None:
+            if future.done():  # cancelled
+                answer.release()
+            else:
+                future.set_result(answer)
+
+        def relay() -> None:
+            if not future.done():
+                future.set_exception(RelayNeeded())
+
+        self.then(settle, relay)
+        return future
+
+    def settle(self, answer: Answer | None) -> None:
+        """Give the answer to the one who waits for it; None if only the gateway's process can answer."""
+        callback, on_relay = self._callback, self._on_relay
+        self._callback = self._on_relay = None
+        try:
+            if answer is None:
+                if on_relay is not None:
+                    on_relay()
+            elif callback is not None:
+                callback(answer)
+            else:
+                answer.release()
+        except Exception as error:
+            message = f"the answer to request {self.request} could not be taken"
+            self._loop.call_exception_handler({"message": message, "exception": error})
 
     def explain(self, given_id: str, explanation: tuple[tuple[str, str], ...]) -> None:
         """Take what the answer says beside its outputs."""
@@ -135,17 +175,15 @@ class FrontEndDataPlane(DataPlane):
             client,
             self._received_ns,
         )
-        passed = self._open[request] = PassedRequest(request, self._loop.create_future(), signature)
+        passed = self._open[request] = PassedRequest(request, self._loop, signature)
         link.arrivals.append(arrival)
         link.flush_soon()
         return passed
 
     def _too_long(self, request: int) -> None:
         """Let a request go through the relay that fits into no message."""
-        passed = self._open.pop(request)
         self._memory.free(request)
-        if not passed.future.done():
-            passed.future.set_exception(RelayNeeded())
+        self._open.pop(request).settle(None)
 
     def cancel(self, submission: Submitted) -> None:
         """Tell the gateway's process that the client of a request has gone; nothing happens once it is answered."""
@@ -166,16 +204,11 @@ class FrontEndDataPlane(DataPlane):
         """Take answers."""
         for answer in answers.answers:
             passed = self._open.pop(answer.request)
-            future = passed.future
-            if answer.outcome is not None:
+            if answer.outcome is None:
+                passed.settle(None)
+            else:
                 passed.explain(answer.given_id, answer.explanation)
-                taken = self._answer(answer, passed.signature)
-                if future.done():  # cancelled
-                    taken.release()
-                else:
-                    future.set_result(taken)
-            elif not future.done():
-                future.set_exception(RelayNeeded())
+                passed.settle(self._answer(answer, passed.signature))
         for request in answers.freed:
             self._memory.free(request)
 

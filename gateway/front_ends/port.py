@@ -233,7 +233,7 @@ class FrontEndPort:
             self._answer(Answered(request, None))
         else:
             self._open[request] = submission
-            submission.future.add_done_callback(partial(self._answered, request, submission, arrival.explain))
+            submission.then(partial(self._answered, request, submission, arrival.explain))
         finally:
             shared.release_reference()
 
@@ -278,9 +278,8 @@ class FrontEndPort:
 
     # -- answers
 
-    def _answered(self, request: int, submission: Submission, explain: bool, future: asyncio.Future[Answer]) -> None:
+    def _answered(self, request: int, submission: Submission, explain: bool, answer: Answer) -> None:
         self._open.pop(request, None)
-        answer = future.result()
         if self.has_gone:
             answer.release()
             return

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from sluice.gateway.grpc.relayed import CALL
-from sluice.gateway.http.exchange import Headers, RelayedAnswer
+from sluice.gateway.http.exchange import RelayedAnswer
 from sluice.gateway.http.relayed import ADDRESSES, Address, addresses_header
+from sluice.gateway.http.request_head import Headers
 from sluice.models.errors import BackendUnavailable
 
 MAX_IDLE = 16

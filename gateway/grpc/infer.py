@@ -119,7 +119,13 @@ class InferHandler:
             return
         call.on_cancelled = partial(self._dataplane.cancel, submission)
         kept = b"" if self._relay is None else body
-        submission.future.add_done_callback(partial(self._answered, call, submission, encoder, explain, kept))
+        submission.then(
+            partial(self._answered, call, submission, encoder, explain), partial(self._pass_on_open, call, kept)
+        )
+
+    def _pass_on_open(self, call: ServerCall, body: bytes) -> None:
+        if not call.cancelled:
+            self._pass_on(call, body)
 
     def _pass_on(self, call: ServerCall, body: bytes) -> None:
         """Have the gateway's process answer a call."""
@@ -181,15 +187,8 @@ class InferHandler:
         submission: Submitted,
         encoder: ResponseEncoder,
         explain: bool,
-        body: bytes,
-        future: asyncio.Future[Answer],
+        answer: Answer,
     ) -> None:
-        try:
-            answer = future.result()
-        except RelayNeeded:
-            if not call.cancelled:
-                self._pass_on(call, body)
-            return
         metadata: ResponseMetadata = []
         try:
             if call.cancelled:

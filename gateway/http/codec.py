@@ -94,6 +94,34 @@ class EncodedBody(NamedTuple):
     length: int
 
 
+class KnownResponse(NamedTuple):
+    """The JSON of a response, which responses to the same request share if their outputs have the same shapes.
+
+    All outputs are binary and `length` is that of the body.
+    """
+
+    head: bytes
+    shapes: tuple[tuple[int, ...], ...]
+    length: int
+
+    def encode(self, response: InferResponse) -> EncodedBody | None:
+        """The body of a response; None if it has other JSON."""
+        blobs = []
+        for (_, values), shape in zip(response.outputs, self.shapes, strict=True):
+            if not isinstance(values, np.ndarray) or values.shape != shape:
+                return None
+            blobs.append(values if values.flags.c_contiguous else values.copy())
+        return EncodedBody(self.head, blobs, self.length)
+
+
+def known_response(response: InferResponse, encoded: EncodedBody) -> KnownResponse | None:
+    """The JSON of a response that was encoded, for the next one; None if it has outputs that are no binary numbers."""
+    shapes = tuple([values.shape for _, values in response.outputs if isinstance(values, np.ndarray)])
+    if len(encoded.blobs) == len(shapes) == len(response.outputs):
+        return KnownResponse(encoded.head, shapes, encoded.length)
+    return None
+
+
 _BYTES = DataType.BYTES.value
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decode = msgspec.json.Decoder(_Request).decode

@@ -5,7 +5,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import httptools
@@ -14,34 +14,30 @@ import orjson
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import decompress
-from sluice.gateway.http.codec import EncodedBody, decode_large_request, decode_request, encode_response
+from sluice.gateway.http.codec import (
+    EncodedBody,
+    KnownResponse,
+    decode_large_request,
+    decode_request,
+    encode_response,
+    known_response,
+)
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
     UnsupportedEncoding,
-    accepted_encoding,
     compress,
-    is_encoded,
 )
-from sluice.gateway.inference.dataplane import (
-    EXPLAIN_HEADER,
-    REQUEST_HEADER,
-    DataPlane,
-    RelayNeeded,
-    Submitted,
-    asks_for_explanation,
-    build_response,
-)
+from sluice.gateway.http.large_body import DIRECT_BYTES
+from sluice.gateway.http.request_head import Headers, RequestHead
+from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, RelayNeeded, Submitted, build_response
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest
+from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest, InferResponse
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
 from sluice.models.errors import RequestError
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-
-MAX_LENGTH_DIGITS = 18
 LARGE_JSON_BYTES = 256 << 10
 """Larger JSON is parsed in a thread."""
 THREADS = 2
@@ -49,7 +45,6 @@ THREADS = 2
 _PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
 _PLAIN_PATH = re.compile(r"/[^%?#]*")
 
-_EXPLAIN = EXPLAIN_HEADER.encode()
 _REQUEST_LINE = REQUEST_HEADER.encode() + b": %s\r\n"
 _JSON = (b"content-type", b"application/json")
 _JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -145,28 +140,20 @@ class Exchange:
 
     The connection passes the body to `receive` and `finish`. It calls `run` once, when the exchange is `ready` and all
     earlier responses have been written. A request that is refused because of its head or its length is ready at once;
-    the rest of its body is ignored. `added_lines` are header lines that its response gets besides.
+    the rest of its body is ignored.
     """
 
     __slots__ = (
-        "_accepted",
         "_body",
         "_client",
-        "_encoded",
         "_error",
-        "_explain",
-        "_headers",
-        "_json_length",
         "_kept",
-        "_name",
         "_relaying",
         "_route",
         "_submission",
         "_template",
-        "_version",
-        "added_lines",
         "disconnected",
-        "expects_continue",
+        "head",
         "held",
         "keep_alive",
         "ready",
@@ -178,35 +165,25 @@ class Exchange:
     """The event that uvicorn sets when the connection is lost; no exchange waits for it."""
 
     def __init__(
-        self,
-        route: InferRoute,
-        client: ClientConnection,
-        path: tuple[str, str],
-        headers: Headers,
-        expects_continue: bool,
+        self, route: InferRoute, client: ClientConnection, head: RequestHead, body: bytes | bytearray = b""
     ) -> None:
         self._route = route
         self._client = client
-        self._name, self._version = path
-        self._headers = headers
-        self._body: bytes | bytearray = b""
+        self.head = head
+        self._body = body
         self._error: Exception | None = None
         self._submission: Submitted | None = None
-        self._kept: tuple[bytes | bytearray, Headers] = b"", []
-        """The body and the headers, which may have to be passed on until there is an answer."""
+        self._kept: bytes | bytearray = b""
+        """The body, which may have to be passed on until there is an answer."""
         self._relaying: asyncio.Task[RelayedAnswer] | None = None
-        self.expects_continue = expects_continue
-        self.keep_alive = True
-        self.added_lines = b""
+        self.keep_alive = head.keep_alive
         self.held = 0
         """The bytes of the request that count in the buffer of the front door."""
         self.ready = self.started = self.response_complete = self.disconnected = False
-        try:
-            length, self._json_length, self._explain, self._encoded, self._accepted = _read_headers(headers)
-            if length > route.unchecked_bytes:
-                self._check_length(length)
-        except RequestError as error:
-            self._refuse(error)
+        if head.error is not None:
+            self._refuse(head.error)
+        elif head.length > route.unchecked_bytes:
+            self._try_length(head.length)
 
     def receive(self, chunk: bytes) -> None:
         """Add the next part of the body."""
@@ -218,22 +195,29 @@ class Exchange:
                 self._body = bytearray(self._body)
             self._body += chunk
         if len(self._body) > self._route.unchecked_bytes:
-            try:
-                self._check_length(len(self._body), known=False)
-            except RequestError as error:
-                self._refuse(error)
+            self._try_length(len(self._body), known=False)
 
-    def _check_length(self, length: int, known: bool = True) -> None:
-        """Refuse a body that has this length, or more if that is not `known`. Raises RequestError."""
+    def memory_for_rest(self) -> memoryview | None:
+        """The memory for the rest of a body of which much is to come; None for others."""
+        read = len(self._body)
+        if self.ready or self.head.length - read < DIRECT_BYTES:
+            return None
+        body = bytearray(self.head.length)
+        body[:read] = self._body
+        self._body = body
+        return memoryview(body)[read:]
+
+    def _try_length(self, length: int, known: bool = True) -> None:
+        """Refuse a body that has this length, or more if that is not `known`, if it is too long."""
         limit = self._route.max_body_bytes
         if length > limit:
-            raise RequestError(
-                f"the body has {length} bytes, the limit is {limit}"
-                if known
-                else f"the body exceeds the limit of {limit} bytes"
-            )
-        if self._json_length is None and not self._encoded:
-            self._check_json(length)
+            size = f"has {length} bytes, the limit is {limit}" if known else f"exceeds the limit of {limit} bytes"
+            self._refuse(RequestError(f"the body {size}"))
+        elif self.head.json_length is None and not self.head.encoded:
+            try:
+                self._check_json(length)
+            except RequestError as error:
+                self._refuse(error)
 
     def _check_json(self, length: int) -> None:
         limit = self._route.json_bytes
@@ -242,7 +226,7 @@ class Exchange:
 
     def finish(self) -> None:
         """Mark the body as complete."""
-        if not self._encoded:
+        if not self.head.encoded:
             self.ready = True
             return
         # In a thread: a small body may expand to a large one, and the loop serves other clients.
@@ -269,36 +253,35 @@ class Exchange:
 
     def send_continue(self) -> None:
         """Send `100 Continue` to a client that waits for it."""
-        if self.expects_continue and not self.ready:
+        if self.head.expects_continue and not self.ready:
             self._client.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def run(self) -> None:
         """Submit the request, or answer its error."""
         self.started = True
         body, self._body = self._body, b""
-        headers, self._headers = self._headers, []
-        dataplane = self._route.dataplane
+        head, dataplane = self.head, self._route.dataplane
         if self._route.relay is not None:
-            self._kept = body, headers
+            self._kept = body
         try:
             if self._error is not None:
                 raise self._error
-            signature = dataplane.signature(self._name, self._version)
-            json_length = len(body) if self._json_length is None else min(self._json_length, len(body))
+            signature = dataplane.signature(head.name, head.version)
+            json_length = len(body) if head.json_length is None else min(head.json_length, len(body))
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
                 parsing = asyncio.get_running_loop().run_in_executor(
-                    self._route.threads, decode_large_request, body, self._json_length, signature
+                    self._route.threads, decode_large_request, body, head.json_length, signature
                 )
-                parsing.add_done_callback(partial(self._parsed, body, headers, signature))
+                parsing.add_done_callback(partial(self._parsed, body, signature))
                 return
             template, inputs = self._client.template, None
-            if template is not None and template.matches(body, self._json_length, signature):
+            if template is not None and template.matches(body, head.json_length, signature):
                 inputs = template.tensors(body)
             if template is None or inputs is None:
-                template, inputs = self._check(body, signature, *decode_request(body, self._json_length, signature))
+                template, inputs = self._check(body, signature, *decode_request(body, head.json_length, signature))
                 self._client.template = template if template.repeatable else None
-            self._submit(signature, template, inputs, headers)
+            self._submit(signature, template, inputs)
         except RelayNeeded:
             self._relay()
         except Exception as error:
@@ -307,7 +290,6 @@ class Exchange:
     def _parsed(
         self,
         body: bytes | bytearray,
-        headers: Headers,
         signature: Signature,
         parsing: asyncio.Future[tuple[InferRequest, tuple[bool, ...]]],
     ) -> None:
@@ -316,11 +298,11 @@ class Exchange:
             return
         try:
             parsed = parsing.result()
-            if self._route.dataplane.signature(self._name, self._version) is not signature:  # replaced since then
-                self._body, self._headers = body, headers
+            if self._route.dataplane.signature(self.head.name, self.head.version) is not signature:  # replaced since
+                self._body = body
                 self.run()
                 return
-            self._submit(signature, *self._check(body, signature, *parsed), headers)
+            self._submit(signature, *self._check(body, signature, *parsed))
         except RelayNeeded:
             self._relay()
         except Exception as error:
@@ -330,18 +312,18 @@ class Exchange:
         self, body: bytes | bytearray, signature: Signature, request: InferRequest, binary_flags: tuple[bool, ...]
     ) -> tuple[Template, dict[str, Tensor]]:
         inputs, options = self._route.dataplane.check(signature, request)
-        if self._json_length is None and not request.shared:
+        if self.head.json_length is None and not request.shared:
             return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
-        return RequestTemplate(body, self._json_length, signature, inputs, options, binary_flags), inputs
+        return RequestTemplate(body, self.head.json_length, signature, inputs, options, binary_flags), inputs
 
-    def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor], headers: Headers) -> None:
+    def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor]) -> None:
         self._template = template
-        client = "" if signature.client_key is None else signature.client_key.in_headers(headers)
+        client = "" if signature.client_key is None else signature.client_key.in_headers(self.head.headers)
         options = template.options
-        if self._explain and not options.explain:
+        if self.head.explain and not options.explain:
             options = options._replace(explain=True)
         self._submission = self._route.dataplane.submit(signature, inputs, options, client)
-        self._submission.future.add_done_callback(self._answered)
+        self._submission.then(self._answered, self._relay)
 
     def _fail(self, error: Exception) -> None:
         self._error = None
@@ -350,7 +332,7 @@ class Exchange:
     def disconnect(self) -> None:
         """Cancel the request: the client has closed the connection."""
         self.disconnected = True
-        self._body, self._kept = b"", (b"", [])
+        self._body = self._kept = b""
         if self._submission is not None:
             self._route.dataplane.cancel(self._submission)
         if self._relaying is not None:
@@ -361,20 +343,21 @@ class Exchange:
         self._body = b""
         self.ready = True
         # The client may send its body without `100 Continue` or not, so the connection cannot be reused.
-        if self.expects_continue:
+        if self.head.expects_continue:
             self.keep_alive = False
 
     def _relay(self) -> None:
         """Have the gateway's process answer the request."""
-        relay = self._route.relay
+        if self.disconnected:
+            return
+        relay, head, client = self._route.relay, self.head, self._client
         assert relay is not None, "only its data plane asks for it"
-        (body, headers), self._kept = self._kept, (b"", [])
-        version = f"/versions/{self._version}" if self._version else ""
-        target = f"/v2/models/{quote(self._name, safe='')}{version}/infer".encode()
+        body, self._kept = self._kept, b""
+        version = f"/versions/{head.version}" if head.version else ""
+        target = f"/v2/models/{quote(head.name, safe='')}{version}/infer".encode()
         self._submission = None
-        self._relaying = asyncio.get_running_loop().create_task(
-            relay.infer(target, headers, body, self._client.client, self._client.server)
-        )
+        relaying = relay.infer(target, head.headers, body, client.client, client.server)
+        self._relaying = asyncio.get_running_loop().create_task(relaying)
         self._relaying.add_done_callback(self._relayed)
 
     def _relayed(self, relaying: asyncio.Task[RelayedAnswer]) -> None:
@@ -394,23 +377,12 @@ class Exchange:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         self._send(b"".join((b"\r\n".join((*lines, b"")), self._client.common_headers(), end, answer.body)))
 
-    def _answered(self, future: asyncio.Future[Answer]) -> None:
-        try:
-            answer = future.result()
-        except RelayNeeded:
-            if not self.disconnected:
-                self._relay()
-            return
+    def _answered(self, answer: Answer) -> None:
         try:
             if self.disconnected:
                 return
-            template = self._template
-            encoded = encode_response(
-                build_response(answer, template.options, self._route.dataplane.statuses),
-                template.binary_flags,
-                template.signature,
-            )
-            if self._accepted and encoded.length >= MIN_BYTES:
+            encoded = self._encode(build_response(answer, self._template.options, self._route.dataplane.statuses))
+            if self.head.accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
                 return
             json, blobs, length = encoded
@@ -422,6 +394,16 @@ class Exchange:
             answer.release()
         self._send(response)
 
+    def _encode(self, response: InferResponse) -> EncodedBody:
+        template = self._template
+        known: KnownResponse | None = template.response
+        encoded = None if known is None else known.encode(response)
+        if encoded is None:
+            encoded = encode_response(response, template.binary_flags, template.signature)
+            if template.repeatable:
+                template.response = known_response(response, encoded)
+        return encoded
+
     def _compress(self, encoded: EncodedBody) -> None:
         """Compress a response in a thread and send it."""
         json, blobs, _ = encoded
@@ -432,13 +414,13 @@ class Exchange:
             try:
                 content = compressing.result()
                 head = _BINARY_HEAD % (len(json), len(content)) if blobs else _JSON_HEAD % len(content)
-                response = b"".join((head, _ENCODING_LINE % self._accepted, self._last_headers(), content))
+                response = b"".join((head, _ENCODING_LINE % self.head.accepted, self._last_headers(), content))
             except Exception as error:
                 response = self._error_response(error)
             if not self.disconnected:
                 self._send(response)
 
-        asyncio.get_running_loop().run_in_executor(None, compress, self._accepted, body).add_done_callback(send)
+        asyncio.get_running_loop().run_in_executor(None, compress, self.head.accepted, body).add_done_callback(send)
 
     def _error_response(self, error: Exception) -> bytes:
         status, headers, body = error_response(error)
@@ -450,14 +432,14 @@ class Exchange:
 
     def _last_headers(self) -> bytes:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        return self._client.common_headers() + self.added_lines + self._request_headers() + end
+        return self._client.common_headers() + self.head.added_lines + self._request_headers() + end
 
     def _request_headers(self) -> bytes:
         """The header lines of this request; none if it never reached the runtime."""
         submission = self._submission
         if submission is None:
             return b""
-        if self._explain or self._template.options.explain:
+        if self.head.explain or self._template.options.explain:
             headers = self._route.dataplane.response_headers(submission, explain=True)
             return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
         given_id = submission.given_id
@@ -465,7 +447,7 @@ class Exchange:
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
-        self._kept = b"", []
+        self._kept = b""
         self.response_complete = True
         if client.transport.is_closing():
             return
@@ -487,35 +469,3 @@ def error_response(error: Exception) -> tuple[int, Headers, bytes]:
     # A message may quote lone surrogates of the request, which UTF-8 cannot carry.
     message = error_message(error).encode(errors="replace").decode()
     return status, headers, orjson.dumps({"error": message})
-
-
-def _read_headers(headers: Headers) -> tuple[int, int | None, bool, bool, bytes]:
-    """Read the headers that concern inference.
-
-    Returns the length of the body (0 if it is unknown), that of its JSON part (None if all of it is JSON), whether an
-    explanation is requested, whether the body is encoded, and the encoding for the response (b"" for none). Raises
-    RequestError.
-    """
-    size, length = 0, None
-    explain = encoded = False
-    accepted = b""
-    for name, value in headers:
-        if name == b"content-length":
-            size = int(value)
-        elif name == b"inference-header-content-length":
-            length = _parse_json_length(value)
-        elif name == _EXPLAIN:
-            explain = asks_for_explanation(value.decode("latin-1"))
-        elif name == b"content-encoding":
-            encoded = is_encoded(value) or encoded
-        elif name == b"accept-encoding":
-            accepted = accepted_encoding(value)
-    return size, length, explain, encoded, accepted
-
-
-def _parse_json_length(value: bytes) -> int:
-    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
-        raise RequestError(
-            f"Inference-Header-Content-Length must be a number of bytes, got '{value[:80].decode('latin-1')}'"
-        )
-    return int(value)

@@ -21,7 +21,9 @@ from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
+from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
+from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_request
 from sluice.gateway.inference.request_template import Template
 
 BACKLOG = 4096
@@ -98,7 +100,10 @@ class Connection(HttpToolsProtocol):
         """At least the bytes that were read since the last body part, or since the last complete head."""
         self.half_closed = False
         """True if the client sends no more; it may still read."""
-        self._in_body = self._stopped = self._probed = self._only_health = False
+        self._in_body = self._stopped = self._probed = self._only_health = self._is_direct = False
+        self._known: KnownRequest | None = None
+        self._begun = 0
+        """The requests that began with the bytes that were read last."""
         self._unread = 0
         self._head_held = 0
         self._phase = Phase.IDLE
@@ -138,6 +143,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has been read. Offers of another protocol are ignored, as RFC 9110 allows."""
+        is_between = self._turn is None and not (self._in_body or self._unparsed or self._stopped)
+        if is_between and self._known is not None and self._known.matches(data):
+            self._repeat(data[len(self._known.begin) :], self._known.head)
+            return
+        self._begun = 0
         self._unparsed += len(data)
         if self._stopped:
             if self._unparsed > LINGER_BYTES:
@@ -159,8 +169,48 @@ class Connection(HttpToolsProtocol):
             del pieces[0]
         if self._unparsed > SMALL_BYTES and not self._stopped:
             self._keep_unparsed()
+        if self._in_body:
+            self._read_directly()
+        elif is_between and self._begun == 1 and not self._unparsed and isinstance(self.cycle, Exchange):
+            self._known = known_request(data, self.cycle.head)
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
+
+    def _repeat(self, body: bytes, head: RequestHead) -> None:
+        """Take a whole request with a known head."""
+        self.since_s = 0.0
+        exchange = Exchange(self._route, self, head, body)
+        exchange.ready = True
+        self._hold(exchange, len(body))
+        self._turn = self.cycle = exchange  # type: ignore[assignment]
+        self._run()
+        if self.budget.used > self.budget.mark:
+            self._front_door.press(self)
+
+    def _read_directly(self) -> None:
+        """Read the rest of a large body into its memory, past the parser."""
+        cycle = cast(Any, self.cycle)
+        if self._stopped or not isinstance(cycle, Exchange) or self.scheme == "https":
+            return
+        rest = cycle.memory_for_rest()
+        if rest is not None:
+            self._is_direct = True
+            self.transport.set_protocol(LargeBody(self, rest))
+
+    def on_direct_bytes(self, size: int, complete: bool) -> None:
+        """Take a part of a large body, which is in its memory already."""
+        self._hold(self.cycle, size)
+        if complete:
+            self._end_direct()
+            self.on_message_complete()
+        if self.budget.used > self.budget.mark:
+            self._front_door.press(self)
+
+    def _end_direct(self) -> None:
+        """Parse what comes next; the parser before waits for the body that it has not seen."""
+        self._is_direct = False
+        self._replace_parser()
+        self.transport.set_protocol(self)
 
     def _keep_unparsed(self) -> None:
         """Count a part of a head in the buffer, and refuse a head that is too large."""
@@ -179,10 +229,13 @@ class Connection(HttpToolsProtocol):
         old = self.parser
         lines = [b"%s %s HTTP/%s" % (old.get_method(), self.url, old.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self._replace_parser()
+        return b"\r\n".join((*lines, b"", b""))
+
+    def _replace_parser(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
         with contextlib.suppress(AttributeError):  # httptools before 0.6.3
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         """Begin a request; unlike the base class, without a scope, which only the application needs."""
@@ -190,6 +243,7 @@ class Connection(HttpToolsProtocol):
         self.expect_100_continue = self._offers_upgrade = False
         self.headers = []
         self._hosts = 0
+        self._begun += 1
         self._unparsed = self._unparsed or 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -242,11 +296,10 @@ class Connection(HttpToolsProtocol):
             self._in_body = True
             return
         self._in_body = True
-        exchange = Exchange(self._route, self, path, self.headers, self.expect_100_continue)
-        exchange.added_lines = added
-        if not parser.should_keep_alive() or parser.get_http_version() == "1.0":
-            exchange.keep_alive = False
-        self._take(exchange)
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        head = RequestHead(*path, self.headers, self.expect_100_continue, keep_alive, added)
+        head.read_headers()
+        self._take(Exchange(self._route, self, head))
 
     def _take(self, request: Any) -> None:
         """Make a request the latest one; it runs at once if it is ready and no earlier one is open."""
@@ -392,6 +445,8 @@ class Connection(HttpToolsProtocol):
         """Read no more, answer the requests that are complete and then this error, and end the connection."""
         self._front_door.faults.counts[fault] += 1
         self._stopped = True
+        if self._is_direct:
+            self._end_direct()
         if self._in_body and not self._withdraw():
             self.transport.close()
             return

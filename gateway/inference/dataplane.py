@@ -3,7 +3,7 @@
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from sluice.gateway.config.front_door import FrontDoorSettings
@@ -41,10 +41,18 @@ class RelayNeeded(Exception):
 
 
 class Submitted(Protocol):
-    """A submitted request as transports see it: its number, and the future of its answer."""
+    """A submitted request as transports see it: its number, and its answer when there is one."""
 
     request: int
-    future: asyncio.Future[Answer]
+
+    @property
+    def future(self) -> asyncio.Future[Answer]:
+        """A new future of the answer. It gets RelayNeeded if only the gateway's process can answer."""
+        ...
+
+    def then(self, callback: Callable[[Answer], object], on_relay: Callable[[], object] | None = None) -> None:
+        """Call back with the answer when there is one, or `on_relay` if only the gateway's process can answer."""
+        ...
 
     @property
     def given_id(self) -> str:

@@ -74,8 +74,8 @@ class LocalDataPlane(DataPlane):
             return self._runtime.answer_from_cache(signature.key, options, outputs, received_ns or now_ns)
         lookup_ns = self._clock() - now_ns
         submission = self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
-        # The first callback of the future: it runs while the outputs are still valid.
-        submission.future.add_done_callback(partial(cache.store_answer, key, lookup_ns))
+        # The first callback: it runs while the outputs are still valid.
+        submission.then(partial(cache.store_answer, key, lookup_ns))
         return submission
 
     def cancel(self, submission: Submitted) -> None:

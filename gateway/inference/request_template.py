@@ -19,15 +19,19 @@ _KEY = b'"data"'
 
 
 class _Template:
-    """The parts of a checked request that all requests of the template share; `binary_flags` mark binary outputs."""
+    """The parts of a checked request that all requests of the template share; `binary_flags` mark binary outputs.
 
-    __slots__ = ("binary_flags", "options", "repeatable", "signature")
+    `response` is for the codec: what their responses share.
+    """
+
+    __slots__ = ("binary_flags", "options", "repeatable", "response", "signature")
 
     def __init__(self, signature: Signature, options: RequestOptions, binary_flags: tuple[bool, ...]) -> None:
         self.signature = signature
         self.options = options
         self.binary_flags = binary_flags
         self.repeatable = False
+        self.response: Any = None
 
 
 class RequestTemplate(_Template):

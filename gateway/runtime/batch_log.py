@@ -52,7 +52,10 @@ class BatchLog:
         requests = rows = ready_ns = 0
         for member, each in zip(batch.members, opened, strict=True):
             trace = each.trace
-            again = bool(trace.runs) and any(earlier is not run and _has_run(earlier, member) for earlier in trace.runs)
+            again = False
+            for earlier in trace.runs:
+                if earlier.batch.model == batch.model and earlier is not run and _has_run(earlier, member):
+                    again = True
             each.meter.stage_ran(member.stage, 0 if again else member.rows, member.rows * row_cost)
             if trace.outcome is None:
                 requests += 1

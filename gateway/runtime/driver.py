@@ -144,6 +144,7 @@ class Runtime:
         self._armed_ns: int | None = None
         self._now_ns = 0
         self._closed = False
+        self._answered: list[tuple[Submission, Answer]] = []
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
         self.failed = asyncio.Event()
@@ -247,12 +248,13 @@ class Runtime:
         submission = self._opened(arrival, options.id, arrived_ns)
         self._now_ns = self._clock()
         self._settle(request, answer, counted=counted)
+        self._deliver()
         return submission
 
     def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
-        submission = Submission(arrival.request, self._loop.create_future(), trace, self._metrics.pipeline(pipeline))
+        submission = Submission(arrival.request, self._loop, trace, self._metrics.pipeline(pipeline))
         self._open[arrival.request] = submission
         self.traces.add(trace)
         return submission
@@ -328,6 +330,7 @@ class Runtime:
         for request in given_up:
             self._settle(request, Answer(Outcome.FAILED_UNAVAILABLE, "the server stopped before the request was done"))
             self._executor.discard(request)
+        self._deliver()
         return len(given_up)
 
     def _alarm(self) -> None:
@@ -343,6 +346,14 @@ class Runtime:
             logger.critical("the scheduler failed; the server stops", exc_info=True)
             self._end()
             self.failed.set()
+        else:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand over the answers, after all that the scheduler decided: a batch is not to wait for their encoding."""
+        answered, self._answered = self._answered, []
+        for submission, answer in answered:
+            submission.settle(answer)
 
     def _drive(self) -> None:
         now_ns = self._now_ns = self._clock()
@@ -461,9 +472,6 @@ class Runtime:
             self._metrics.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)
-        if opened.future.done():
-            answer.release()
-        else:
-            opened.future.set_result(answer)
+        self._answered.append((opened, answer))
         if not self._open:
             self._idle.set()

@@ -1,6 +1,5 @@
 """The response cache: reuses answers for requests with the same inputs, byte for byte."""
 
-import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -48,9 +47,9 @@ class ResponseCache:
         self._statistics.of(key.pipeline).cache_hit(self.clock() - since_ns)
         return entry.outputs
 
-    def store_answer(self, key: CacheKey, lookup_ns: int, future: asyncio.Future[Answer]) -> None:
+    def store_answer(self, key: CacheKey, lookup_ns: int, answer: Answer) -> None:
         """Store a successful answer; as `store`."""
-        if not future.cancelled() and (answer := future.result()).outcome.answered:
+        if answer.outcome.answered:
             self.store(key, lookup_ns, answer.outputs)
 
     def store(self, key: CacheKey, lookup_ns: int, outputs: Mapping[str, Tensor]) -> None:

@@ -76,12 +76,12 @@ class Busy:
         deadline_ns = self.loop.now_ns + SLO_NS
         options = RequestOptions((), 1, "", 0, SLO_NS)
         submission = self.runtime.submit("ensemble:1", {}, options)
-        submission.future.add_done_callback(partial(self._answered, deadline_ns))
+        submission.then(partial(self._answered, deadline_ns))
         return submission.request
 
-    def _answered(self, deadline_ns: int, future: asyncio.Future[Answer]) -> None:
+    def _answered(self, deadline_ns: int, answer: Answer) -> None:
         self.loop.now_ns += ANSWER_NS
-        outcome = future.result().outcome
+        outcome = answer.outcome
         self.outcomes[outcome] += 1
         self.good += outcome.answered and self.loop.now_ns <= deadline_ns
         self._left -= 1

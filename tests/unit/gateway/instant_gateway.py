@@ -62,7 +62,7 @@ class InstantRuntime:
         self.released = 0
         self.answer: Answer | None = None
         self.hold = False
-        self._held: list[tuple[asyncio.Future[Answer], Answer]] = []
+        self._held: list[tuple[Submission, Answer]] = []
 
     def submit(
         self,
@@ -90,12 +90,7 @@ class InstantRuntime:
             }
         )
         self.arrived.set()
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         answer = self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released)
-        if self.hold:
-            self._held.append((future, answer))
-        else:
-            future.set_result(answer)
         arrival = RequestArrived(
             len(self.submitted),
             pipeline,
@@ -108,13 +103,18 @@ class InstantRuntime:
         trace = Trace(options.id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
         self.traces.add(trace)
-        return Submission(arrival.request, future, trace, PipelineMeter(["only"]))
+        submission = Submission(arrival.request, asyncio.get_running_loop(), trace, PipelineMeter(["only"]))
+        if self.hold:
+            self._held.append((submission, answer))
+        else:
+            submission.settle(answer)
+        return submission
 
     def let_go(self) -> None:
         """Answer what was held, and hold no more."""
         self.hold = False
-        for future, answer in self._held:
-            future.set_result(answer)
+        for submission, answer in self._held:
+            submission.settle(answer)
         self._held.clear()
 
     def cancel(self, request: int) -> None:

@@ -76,7 +76,7 @@ class Users:
             return f"{loop.now_ns} {type(error).__name__}: {error}"
         if cancelled_s is not None:
             cancellation = loop.call_later(cancelled_s, dataplane.cancel, submission)
-            submission.future.add_done_callback(lambda _: cancellation.cancel())
+            submission.then(lambda _: cancellation.cancel())
         answer = await dataplane.answer(submission)
         outcome, ended_ns = answer.outcome, loop.now_ns
         if submission.trace.outcome is not outcome:

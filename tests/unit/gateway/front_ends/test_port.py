@@ -102,8 +102,11 @@ class FakePlane:
 
         class Fake:
             request = len(self.submissions)
-            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            settle: Any = None
             given_id = f"sluice-{request}"
+
+            def then(self, callback: Any) -> None:
+                self.settle = callback
 
             def explanation(self) -> list[tuple[str, str]]:
                 return [("x-sluice-outcome", "completed")]
@@ -177,7 +180,7 @@ class Bench:
         """Answer the request that was submitted as this one, as the runtime does."""
         shared = self.plane.submitted[request][2]
         release = None if released is None else lambda: released.append(request)
-        self.plane.submissions[request].future.set_result(Answer(Outcome.COMPLETED, outputs=outputs, release=release))
+        self.plane.submissions[request].settle(Answer(Outcome.COMPLETED, outputs=outputs, release=release))
         shared.release_reference()
 
 

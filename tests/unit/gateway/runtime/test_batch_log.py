@@ -1,6 +1,6 @@
 """The counts of batches that have ended."""
 
-from asyncio import Future, new_event_loop
+from asyncio import new_event_loop
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, FailureCause, RequestArrived
@@ -18,7 +18,7 @@ def test_the_rows_of_a_stage_count_once_where_they_run_again_elsewhere() -> None
 
     trace = Trace("", RequestArrived(7, "p", 5, S), 0, ())
     loop = new_event_loop()
-    submission = Submission(7, Future(loop=loop), trace, metrics.pipeline("p"))
+    submission = Submission(7, loop, trace, metrics.pipeline("p"))
     loop.close()
     for number, stage, partition in ((1, 0, "cpu0"), (2, 0, "cpu0"), (3, 1, "cpu1"), (4, 0, "cpu1")):
         model = ("m:1", "n:1")[stage]

@@ -58,12 +58,7 @@ class Filled:
         self.cache = ResponseCache(capacity, self.statistics, lambda: self.now_ns)
 
     def store_answer(self, value: int, outputs: Mapping[str, Tensor], outcome: Outcome = Outcome.COMPLETED) -> None:
-        async def answered() -> None:
-            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            future.set_result(Answer(outcome, outputs=outputs))
-            self.cache.store_answer(key(value), 0, future)
-
-        asyncio.run(answered())
+        self.cache.store_answer(key(value), 0, Answer(outcome, outputs=outputs))
 
     def held(self, *values: int) -> list[int]:
         return [value for value in values if self.cache.look_up(key(value), self.now_ns) is not None]
@@ -112,17 +107,6 @@ def test_what_is_no_answer_is_not_kept() -> None:
     filled.store_answer(2, {"y": X}, Outcome.COMPLETED_LATE)
     assert filled.held(1, 2) == [2]
     assert filled.statistics.of("m:1").cache_misses == 1
-
-
-def test_a_client_that_has_gone_leaves_nothing() -> None:
-    async def main() -> None:
-        filled = Filled(1 << 20)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        future.cancel()
-        filled.cache.store_answer(key(1), 0, future)
-        assert filled.held(1) == []
-
-    asyncio.run(main())
 
 
 def test_hits_and_misses_are_counted_and_timed() -> None:

@@ -1,0 +1,87 @@
+"""The heads of inference requests: what they say, and the latest one of a connection, which its client repeats."""
+
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from sluice.gateway.http.compression import accepted_encoding, is_encoded
+from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
+from sluice.models.errors import RequestError
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+MAX_LENGTH_DIGITS = 18
+MAX_KNOWN_BYTES = 2048
+"""Longer heads are not remembered."""
+
+_EXPLAIN = EXPLAIN_HEADER.encode()
+
+
+class RequestHead(msgspec.Struct, eq=False):
+    """The head of an inference request to a model of this name and version ("" for the latest).
+
+    `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
+    JSON). The body is `encoded`, or not, and `accepted` is the encoding for the response (b"" for none). `added_lines`
+    are header lines that the response gets besides. A head that is wrong has an `error`.
+    """
+
+    name: str
+    version: str
+    headers: Headers
+    expects_continue: bool = False
+    keep_alive: bool = True
+    added_lines: bytes = b""
+    length: int = 0
+    json_length: int | None = None
+    explain: bool = False
+    encoded: bool = False
+    accepted: bytes = b""
+    error: RequestError | None = None
+
+    def read_headers(self) -> None:
+        """Take from the headers what concerns inference."""
+        try:
+            for name, value in self.headers:
+                if name == b"content-length":
+                    self.length = int(value)
+                elif name == b"inference-header-content-length":
+                    self.json_length = _parse_json_length(value)
+                elif name == _EXPLAIN:
+                    self.explain = asks_for_explanation(value.decode("latin-1"))
+                elif name == b"content-encoding":
+                    self.encoded = is_encoded(value) or self.encoded
+                elif name == b"accept-encoding":
+                    self.accepted = accepted_encoding(value)
+        except RequestError as error:
+            self.error = error
+
+
+class KnownRequest(NamedTuple):
+    """A request of `size` bytes that begins with `begin`, the bytes of `head`.
+
+    The next one mostly differs in its body alone, and then its head need not be parsed.
+    """
+
+    begin: bytes
+    size: int
+    head: RequestHead
+
+    def matches(self, data: bytes) -> bool:
+        """True if these bytes are a whole request with the same head."""
+        return len(data) == self.size and data.startswith(self.begin)
+
+
+def known_request(data: bytes, head: RequestHead) -> KnownRequest | None:
+    """The request in `data`, which has all of it and nothing else; None if another must not be taken for the same."""
+    begin = len(data) - head.length
+    if not 0 < begin <= MAX_KNOWN_BYTES or not head.length or head.expects_continue or not head.keep_alive:
+        return None
+    return KnownRequest(data[:begin], len(data), head) if head.error is None and not head.encoded else None
+
+
+def _parse_json_length(value: bytes) -> int:
+    if not value.isdigit() or len(value) > MAX_LENGTH_DIGITS:
+        raise RequestError(
+            f"Inference-Header-Content-Length must be a number of bytes, got '{value[:80].decode('latin-1')}'"
+        )
+    return int(value)
