@@ -83,6 +83,7 @@ class FrontEndDataPlane(DataPlane):
         )
         self._table = served
         self._link = link
+        link.on_too_long = self._too_long
         self._memory = memory
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -138,6 +139,11 @@ class FrontEndDataPlane(DataPlane):
         link.arrivals.append(arrival)
         link.flush_soon()
         return passed
+
+    def _too_long(self, request: int) -> None:
+        """Let a request go through the relay that fits into no message."""
+        self._memory.free(request)
+        self._open.pop(request).relay()
 
     def cancel(self, submission: Submitted) -> None:
         """Tell the gateway's process that the client of a request has gone; nothing happens once it is answered."""

@@ -3,6 +3,8 @@
 import asyncio
 import socket
 
+import msgspec
+
 from sluice.gateway.front_ends.link import ARRIVALS_A_MESSAGE, Link
 from sluice.gateway.front_ends.messages import (
     Arrival,
@@ -13,7 +15,7 @@ from sluice.gateway.front_ends.messages import (
     ToFrontEnd,
     Turn,
 )
-from sluice.mps.ipc.channel import Channel
+from sluice.mps.ipc.channel import MESSAGE_BYTES, Channel
 
 
 def arrival(request: int) -> Arrival:
@@ -80,6 +82,26 @@ def test_while_the_gateway_does_not_read_all_waits_and_then_comes_in_order() -> 
         turns = [each for each in got if isinstance(each, Turn)]
         assert [one.request for each in turns for one in each.arrivals] == list(range(1000))
         assert len(turns) == -(-1000 // ARRIVALS_A_MESSAGE)
+        link.close()
+        theirs.close()
+
+    asyncio.run(run())
+
+
+def test_a_message_that_would_be_too_long_is_divided_and_a_request_that_is_goes_back() -> None:
+    async def run() -> None:
+        ours, theirs = pair()
+        link = Link(ours)
+        refused: list[int] = []
+        link.on_too_long = refused.append
+        sizes = {1: 100, 2: 7 << 20, 3: MESSAGE_BYTES + 1, 4: 7 << 20, 5: 7 << 20, 6: 100}
+        link.arrivals += [msgspec.structs.replace(arrival(number), id="x" * size) for number, size in sizes.items()]
+        link.flush_soon()
+        got: list[int] = []
+        while len(got) < 5:
+            got += [one.request for each in messages(theirs) if isinstance(each, Turn) for one in each.arrivals]
+            await asyncio.sleep(0)
+        assert (got, refused) == ([1, 2, 4, 5, 6], [3])
         link.close()
         theirs.close()
 
