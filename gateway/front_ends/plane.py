@@ -10,8 +10,9 @@ from sluice.gateway.front_ends.inputs import InputMemory
 from sluice.gateway.front_ends.link import Link
 from sluice.gateway.front_ends.messages import INLINE, Answered, Answers, Arrival, PlacedTensor
 from sluice.gateway.front_ends.snapshot import ServedTable
-from sluice.gateway.inference.dataplane import DataPlane, RelayNeeded, Submitted
+from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.pending_answer import PendingAnswer, RelayNeeded
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
@@ -43,57 +44,16 @@ class _NamedSignature(Signature):
         }
 
 
-class PassedRequest:
-    """A request that was passed to the gateway's process (see `Submitted`)."""
+class PassedRequest(PendingAnswer):
+    """A request that was passed to the gateway's process."""
 
-    __slots__ = ("_callback", "_explanation", "_loop", "_on_relay", "given_id", "request", "signature")
+    __slots__ = ("_explanation", "given_id", "signature")
 
     def __init__(self, request: int, loop: asyncio.AbstractEventLoop, signature: _NamedSignature) -> None:
-        self.request = request
+        super().__init__(request, loop)
         self.given_id = ""
         self.signature = signature
-        self._loop = loop
-        self._callback: Callable[[Answer], object] | None = None
-        self._on_relay: Callable[[], object] | None = None
         self._explanation: tuple[tuple[str, str], ...] = ()
-
-    def then(self, callback: Callable[[Answer], object], on_relay: Callable[[], object] | None = None) -> None:
-        """Call back with the answer when there is one, or `on_relay` if only the gateway's process can answer."""
-        self._callback, self._on_relay = callback, on_relay
-
-    @property
-    def future(self) -> asyncio.Future[Answer]:
-        """A new future of the answer. It gets RelayNeeded if only the gateway's process can answer."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
-
-        def settle(answer: Answer) -> None:
-            if future.done():  # cancelled
-                answer.release()
-            else:
-                future.set_result(answer)
-
-        def relay() -> None:
-            if not future.done():
-                future.set_exception(RelayNeeded())
-
-        self.then(settle, relay)
-        return future
-
-    def settle(self, answer: Answer | None) -> None:
-        """Give the answer to the one who waits for it; None if only the gateway's process can answer."""
-        callback, on_relay = self._callback, self._on_relay
-        self._callback = self._on_relay = None
-        try:
-            if answer is None:
-                if on_relay is not None:
-                    on_relay()
-            elif callback is not None:
-                callback(answer)
-            else:
-                answer.release()
-        except Exception as error:
-            message = f"the answer to request {self.request} could not be taken"
-            self._loop.call_exception_handler({"message": message, "exception": error})
 
     def explain(self, given_id: str, explanation: tuple[tuple[str, str], ...]) -> None:
         """Take what the answer says beside its outputs."""
@@ -107,7 +67,7 @@ class PassedRequest:
 class FrontEndDataPlane(DataPlane):
     """Checks requests against `served`, and passes them on over `link`.
 
-    What cannot be decided here raises RelayNeeded, or ends the future of a request with it.
+    What cannot be decided here raises RelayNeeded, or is relayed when the answer says so.
     """
 
     def __init__(
@@ -183,7 +143,7 @@ class FrontEndDataPlane(DataPlane):
     def _too_long(self, request: int) -> None:
         """Let a request go through the relay that fits into no message."""
         self._memory.free(request)
-        self._open.pop(request).settle(None)
+        self._open.pop(request).relay()
 
     def cancel(self, submission: Submitted) -> None:
         """Tell the gateway's process that the client of a request has gone; nothing happens once it is answered."""
@@ -204,11 +164,11 @@ class FrontEndDataPlane(DataPlane):
         """Take answers."""
         for answer in answers.answers:
             passed = self._open.pop(answer.request)
-            if answer.outcome is None:
-                passed.settle(None)
-            else:
+            if answer.outcome is not None:
                 passed.explain(answer.given_id, answer.explanation)
                 passed.settle(self._answer(answer, passed.signature))
+            else:
+                passed.relay()
         for request in answers.freed:
             self._memory.free(request)
 

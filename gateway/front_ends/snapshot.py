@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from sluice.gateway.front_ends.messages import NamesChanged, ServedName
-from sluice.gateway.inference.dataplane import RelayNeeded
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.pipelines.pipeline import Pipeline
 
 PIPELINES_A_MESSAGE = 16

@@ -17,13 +17,13 @@ from sluice.gateway.grpc.transport.fields import LARGE_BYTES, check_fields
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     DataPlane,
-    RelayNeeded,
     Submitted,
     asks_for_explanation,
     build_response,
 )
 from sluice.gateway.inference.request_template import RequestTemplate
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
@@ -118,17 +118,13 @@ class InferHandler:
             call.end(*call_status(error))
             return
         call.on_cancelled = partial(self._dataplane.cancel, submission)
-        kept = b"" if self._relay is None else body
-        submission.then(
-            partial(self._answered, call, submission, encoder, explain), partial(self._pass_on_open, call, kept)
-        )
-
-    def _pass_on_open(self, call: ServerCall, body: bytes) -> None:
-        if not call.cancelled:
-            self._pass_on(call, body)
+        relayed = None if self._relay is None else partial(self._pass_on, call, body)
+        submission.then(partial(self._answered, call, submission, encoder, explain), relayed)
 
     def _pass_on(self, call: ServerCall, body: bytes) -> None:
         """Have the gateway's process answer a call."""
+        if call.cancelled:
+            return
         assert self._relay is not None, "only its data plane asks for it"
         asking = asyncio.get_running_loop().create_task(self._relay.ask(call, body))
         call.on_cancelled = asking.cancel

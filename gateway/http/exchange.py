@@ -30,9 +30,10 @@ from sluice.gateway.http.compression import (
 )
 from sluice.gateway.http.large_body import DIRECT_BYTES
 from sluice.gateway.http.request_head import Headers, RequestHead
-from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, RelayNeeded, Submitted, build_response
+from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, Submitted, build_response
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest, InferResponse
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
@@ -347,17 +348,18 @@ class Exchange:
             self.keep_alive = False
 
     def _relay(self) -> None:
-        """Have the gateway's process answer the request."""
+        """Have the gateway's process answer the request, unless its client has gone."""
+        body, self._kept = self._kept, b""
+        self._submission = None
         if self.disconnected:
             return
-        relay, head, client = self._route.relay, self.head, self._client
+        relay, head = self._route.relay, self.head
         assert relay is not None, "only its data plane asks for it"
-        body, self._kept = self._kept, b""
         version = f"/versions/{head.version}" if head.version else ""
         target = f"/v2/models/{quote(head.name, safe='')}{version}/infer".encode()
-        self._submission = None
-        relaying = relay.infer(target, head.headers, body, client.client, client.server)
-        self._relaying = asyncio.get_running_loop().create_task(relaying)
+        self._relaying = asyncio.get_running_loop().create_task(
+            relay.infer(target, head.headers, body, self._client.client, self._client.server)
+        )
         self._relaying.add_done_callback(self._relayed)
 
     def _relayed(self, relaying: asyncio.Task[RelayedAnswer]) -> None:

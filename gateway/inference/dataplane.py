@@ -10,6 +10,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
+from sluice.gateway.protocol.pending_answer import OnAnswered
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
 from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
@@ -36,22 +37,18 @@ _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
 
 
-class RelayNeeded(Exception):
-    """Only the gateway's process can answer a request: the front end has to pass it on."""
-
-
 class Submitted(Protocol):
-    """A submitted request as transports see it: its number, and its answer when there is one."""
+    """A submitted request as transports see it (see `PendingAnswer`)."""
 
     request: int
 
-    @property
-    def future(self) -> asyncio.Future[Answer]:
-        """A new future of the answer. It gets RelayNeeded if only the gateway's process can answer."""
+    def then(self, callback: OnAnswered, relayed: Callable[[], object] | None = None) -> None:
+        """Call back with the answer; `relayed` is called instead if the request has to be passed on."""
         ...
 
-    def then(self, callback: Callable[[Answer], object], on_relay: Callable[[], object] | None = None) -> None:
-        """Call back with the answer when there is one, or `on_relay` if only the gateway's process can answer."""
+    @property
+    def future(self) -> asyncio.Future[Answer]:
+        """A new future of the answer, or of RelayNeeded."""
         ...
 
     @property

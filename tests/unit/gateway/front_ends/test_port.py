@@ -25,6 +25,7 @@ from sluice.gateway.front_ends.outputs import RegionIndex
 from sluice.gateway.front_ends.port import OWN_REGIONS, FrontEndPort, Served, read_served
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
@@ -100,19 +101,14 @@ class FakePlane:
             raise self.error
         shared.references += 1
 
-        class Fake:
-            request = len(self.submissions)
-            settle: Any = None
-            given_id = f"sluice-{request}"
-
-            def then(self, callback: Any) -> None:
-                self.settle = callback
+        class Fake(PendingAnswer):
+            given_id = f"sluice-{len(self.submissions)}"
 
             def explanation(self) -> list[tuple[str, str]]:
                 return [("x-sluice-outcome", "completed")]
 
         self.submitted.append((inputs, options, shared))
-        self.submissions.append(Fake())
+        self.submissions.append(Fake(len(self.submissions), asyncio.get_running_loop()))
         return cast(Submission, self.submissions[-1])
 
     def cancel(self, submission: object) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from sluice.gateway.front_ends.messages import ServedName
 from sluice.gateway.front_ends.snapshot import NAMES_A_MESSAGE, PIPELINES_A_MESSAGE, ServedTable, changes
-from sluice.gateway.inference.dataplane import RelayNeeded
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.tensors.spec import DataType, TensorSpec
 
