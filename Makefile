@@ -32,7 +32,7 @@ TEST := .venv-test
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
 PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
-	test-core-rest test-core-simulation test-compiled test-front-ends test-system-u-z test-core-gateway test-grpcio \
+	test-core-rest test-core-simulation test-front-ends test-compiled test-system-u-z test-core-gateway test-grpcio \
 	test-core-hashes \
 	test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.

@@ -28,6 +28,7 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.isolation.back_off import BackOff
 from sluice.mps.supervisor.child import Child
 from sluice.mps.supervisor.process import wait_for_exit
+from sluice.mps.supervisor.spare import SpareWorker
 from sluice.mps.supervisor.supervisor import RegionWatcher
 
 START_TIMEOUT_S = 30.0
@@ -69,7 +70,8 @@ class FrontEnds(MetricsSource):
     """Front ends that listen on `listeners`, for HTTP and gRPC or for HTTP alone; `listen` makes such sockets again.
 
     Each gets `config` and `limits`: the most connections over HTTP and over gRPC, and the size of its buffer. `launch`
-    starts them. `attach` takes connections of the relay.
+    starts them. `attach` takes connections of the relay. With `spare_worker`, a process that has imported its libraries
+    waits to be the next front end.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class FrontEnds(MetricsSource):
         self._regions = regions
         self._attach = attach
         self._launch = launch
+        self._spare = SpareWorker(lambda partition, stdout: launch()) if config.spare_worker else None
         self._index = RegionIndex()
         self._served: dict[str, Served] = {}
         self._served_of: object = None
@@ -130,6 +133,8 @@ class FrontEnds(MetricsSource):
             self._close_listeners(slot)
         for port in ports:
             port.send(Stop(timeout_s))
+        if self._spare is not None:
+            await self._spare.close()
         if not await wait_for_exit([port.process.exited for port in ports], timeout_s + EXIT_S):
             for port in ports:
                 port.process.kill("it did not stop in time")
@@ -143,7 +148,7 @@ class FrontEnds(MetricsSource):
             slot.listeners = slot.listeners or self._listen()
             slot.port = port = FrontEndPort(
                 slot.name,
-                self._launch(),
+                self._launch() if self._spare is None else self._spare.launch(None, None),
                 self._dataplane,
                 self._find,
                 self._regions,
@@ -172,6 +177,8 @@ class FrontEnds(MetricsSource):
         log(logger, logging.INFO, "front end ready", name=slot.name, pid=slot.port.process.pid)
         if self.ready == len(self._slots):
             self.all_ready.set()
+            if self._spare is not None and not self._stopping:
+                self._spare.prepare()  # not while others start, which it would slow down
 
     def _lost(self, slot: _Slot, reason: str) -> None:
         """Start another process, at once for the first time; meanwhile connections wait in the listening socket."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from sluice.gateway.front_ends.messages import Arrival, FromFrontEnd, ToFrontEnd, Turn
 from sluice.models.errors import PartitionError
@@ -16,7 +16,7 @@ class Link:
     """Sends what a turn of the loop has brought when the turn ends, as soon as the socket has room.
 
     `arrivals`, `cancelled` and `released` are those of the turn. While the gateway's process does not read, they become
-    more, up to the number of open requests.
+    more, up to the number of open requests. `on_too_long` gets a request that fits into no message.
     """
 
     def __init__(self, channel: Channel[ToFrontEnd]) -> None:
@@ -27,6 +27,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._due = False
+        self.on_too_long: Callable[[int], None]
         self._on_message: Callable[[ToFrontEnd, tuple[int, ...]], None]
         self._on_closed: Callable[[], None]
 
@@ -66,28 +67,25 @@ class Link:
 
     def _flush(self) -> None:
         self._due = False
+        most = ARRIVALS_A_MESSAGE
         while not self._outgoing and (self.arrivals or self.cancelled or self.released):
-            arrivals, self.arrivals = self.arrivals[:ARRIVALS_A_MESSAGE], self.arrivals[ARRIVALS_A_MESSAGE:]
-            cancelled: tuple[int, ...] = ()
-            released: tuple[int, ...] = ()
-            if not self.arrivals:  # a cancellation follows its arrival
-                cancelled, released = tuple(self.cancelled), tuple(self.released)
+            arrivals, rest = self.arrivals[:most], self.arrivals[most:]
+            # A cancellation follows its arrival.
+            done = ((), ()) if rest else (tuple(self.cancelled), tuple(self.released))
+            try:
+                packets = self._channel.packets(Turn(tuple(arrivals), *done))
+            except PartitionError:  # it is too long
+                most = len(arrivals) // 2
+                if not most:
+                    most = 1
+                    self.arrivals = rest
+                    self.on_too_long(arrivals[0].request)
+                continue
+            self.arrivals = rest
+            if not rest:
                 self.cancelled, self.released = [], []
-            self._outgoing += [(each, ()) for each in self._packets(tuple(arrivals), cancelled, released)]
+            self._outgoing += [(each, ()) for each in packets]
             self._write()
-
-    def _packets(
-        self, arrivals: tuple[Arrival, ...], cancelled: tuple[int, ...], released: tuple[int, ...]
-    ) -> Iterator[bytes]:
-        """The packets of a turn, which is sent in several messages if it is too long for one."""
-        try:
-            yield from self._channel.packets(Turn(arrivals, cancelled, released))
-        except PartitionError:
-            middle = len(arrivals) // 2
-            if not middle:
-                raise
-            yield from self._packets(arrivals[:middle], (), ())
-            yield from self._packets(arrivals[middle:], cancelled, released)
 
     def _write(self) -> None:
         if self._channel.closed:

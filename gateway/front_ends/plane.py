@@ -21,9 +21,6 @@ from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 
-MOST_ROWS = 1 << 18
-"""Requests of more rows go the way of the relay: where each row of BYTES begins has to fit in a message."""
-
 
 class _RelayedMemory(SharedMemory):
     """Shared memory of clients, whose regions only the gateway's process knows."""
@@ -86,6 +83,7 @@ class FrontEndDataPlane(DataPlane):
         )
         self._table = served
         self._link = link
+        link.on_too_long = self._too_long
         self._memory = memory
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -116,8 +114,6 @@ class FrontEndDataPlane(DataPlane):
         Raises RejectedError without memory for its tensors, and RelayNeeded if they cannot be passed on.
         """
         assert isinstance(signature, _NamedSignature), "it was made here"
-        if options.rows > MOST_ROWS:
-            raise RelayNeeded
         link = self._link
         if link.waiting or not link.arrivals:  # arrivals that wait came in earlier turns
             self._received_ns = self._clock()
@@ -146,6 +142,11 @@ class FrontEndDataPlane(DataPlane):
         link.arrivals.append(arrival)
         link.flush_soon()
         return passed
+
+    def _too_long(self, request: int) -> None:
+        """Let a request go through the relay that fits into no message."""
+        self._memory.free(request)
+        self._open.pop(request).relay()
 
     def cancel(self, submission: Submitted) -> None:
         """Tell the gateway's process that the client of a request has gone; nothing happens once it is answered."""

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-import pytest
+import msgspec
 
 from sluice.gateway.front_ends.link import ARRIVALS_A_MESSAGE, Link
 from sluice.gateway.front_ends.messages import (
@@ -15,8 +15,7 @@ from sluice.gateway.front_ends.messages import (
     ToFrontEnd,
     Turn,
 )
-from sluice.mps.ipc import channel
-from sluice.mps.ipc.channel import Channel
+from sluice.mps.ipc.channel import MESSAGE_BYTES, Channel
 
 
 def arrival(request: int) -> Arrival:
@@ -89,20 +88,20 @@ def test_while_the_gateway_does_not_read_all_waits_and_then_comes_in_order() -> 
     asyncio.run(run())
 
 
-def test_arrivals_that_are_too_long_for_one_message_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_would_be_too_long_is_divided_and_a_request_that_is_goes_back() -> None:
     async def run() -> None:
-        monkeypatch.setattr(channel, "MESSAGE_BYTES", 150)
         ours, theirs = pair()
-        monkeypatch.setattr(ours, "_limit", 150)
         link = Link(ours)
-        link.arrivals += [arrival(request) for request in range(9)]
-        link.cancelled.append(8)
+        refused: list[int] = []
+        link.on_too_long = refused.append
+        sizes = {1: 100, 2: 7 << 20, 3: MESSAGE_BYTES + 1, 4: 7 << 20, 5: 7 << 20, 6: 100}
+        link.arrivals += [msgspec.structs.replace(arrival(number), id="x" * size) for number, size in sizes.items()]
         link.flush_soon()
-        await turn()
-        turns = [each for each in messages(theirs) if isinstance(each, Turn)]
-        assert [one.request for each in turns for one in each.arrivals] == list(range(9))
-        assert [each.cancelled for each in turns] == [()] * (len(turns) - 1) + [(8,)]
-        assert len(turns) > 1
+        got: list[int] = []
+        while len(got) < 5:
+            got += [one.request for each in messages(theirs) if isinstance(each, Turn) for one in each.arrivals]
+            await asyncio.sleep(0)
+        assert (got, refused) == ([1, 2, 4, 5, 6], [3])
         link.close()
         theirs.close()
 

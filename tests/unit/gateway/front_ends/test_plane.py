@@ -4,15 +4,13 @@ import asyncio
 from typing import Any, cast
 
 import numpy as np
-import pytest
 
 from sluice.gateway.config.server_config import convert_config
 from sluice.gateway.front_ends.inputs import InputMemory
 from sluice.gateway.front_ends.link import Link
 from sluice.gateway.front_ends.messages import Arrival
-from sluice.gateway.front_ends.plane import MOST_ROWS, FrontEndDataPlane
+from sluice.gateway.front_ends.plane import FrontEndDataPlane
 from sluice.gateway.front_ends.snapshot import ServedTable, changes
-from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request_options import RequestOptions
 from tests.unit.gateway.front_ends.test_snapshot import pipeline, serving
 
@@ -41,11 +39,11 @@ class Bench:
         config = convert_config({}, "test")
         self.plane = FrontEndDataPlane(config, table, cast(Link, self.link), memory, lambda: self.now_ns)
 
-    def submit(self, now_ns: int, rows: int = 1) -> None:
+    def submit(self, now_ns: int) -> None:
         self.now_ns = now_ns
         signature = self.plane.signature("a", "")
         inputs: Any = {"x": np.zeros((1, 4), np.float32)}
-        self.plane.submit(signature, inputs, RequestOptions(signature.output_names, rows, "", 16, 10**9))
+        self.plane.submit(signature, inputs, RequestOptions(signature.output_names, 1, "", 16, 10**9))
 
     @property
     def received(self) -> list[int]:
@@ -64,13 +62,5 @@ def test_the_time_of_a_request_counts_from_the_turn_in_which_it_came() -> None:
         bench.link.waiting = 1  # the gateway does not read
         bench.submit(1000)
         assert bench.received == [7, 1000]
-
-    asyncio.run(run())
-
-
-def test_requests_of_too_many_rows_for_a_message_are_passed_on() -> None:
-    async def run() -> None:
-        with pytest.raises(RelayNeeded):
-            Bench().submit(5, MOST_ROWS + 1)
 
     asyncio.run(run())

@@ -97,6 +97,7 @@ def test_a_request_is_passed_on_with_the_ends_of_its_connection() -> None:
                 (b"host", b"me"),
                 (b"connection", b"keep-alive"),
                 (b"x-sluice-relayed", b"a lie"),
+                (b"x-sluice-call", b"1"),
                 (b"content-length", b"6"),
             ]
             for _ in range(2):  # over one connection
