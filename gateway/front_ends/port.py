@@ -66,6 +66,7 @@ class Served(NamedTuple):
     inputs: dict[str, DataType]
     required: frozenset[str]
     most_rows: int
+    batchable: bool
 
 
 class ServedLookup(Protocol):
@@ -270,25 +271,17 @@ class FrontEndPort:
             begin, end = placed.offset, placed.offset + placed.nbytes
             if not 0 <= begin <= end <= region.nbytes:
                 raise PartitionError(f"input '{placed.name}' of {arrival.key} is not within its region")
-            offsets = placed.row_offsets
             located[placed.name] = whole = OutputTensor(
-                placed.name, datatype, placed.shape, number, begin, placed.nbytes, offsets
+                placed.name, datatype, placed.shape, number, begin, placed.nbytes, placed.row_offsets
             )
-            is_batched = served.pipeline.batchable
-            if (
-                not is_whole(whole)
-                or (is_batched and placed.shape[:1] != (rows,))
-                or (offsets is not None and len(offsets) != rows + 1)
-            ):
+            tensor = _tensor(whole, region.view[begin:end], rows)
+            if tensor is None or (served.batchable and placed.shape[:1] != (rows,)):
                 raise PartitionError(
                     f"input '{placed.name}' of {arrival.key} has {placed.nbytes} bytes, which do not make up "
                     f"{rows} rows of {datatype} in the shape {list(placed.shape)}"
                 )
-            if offsets is None:
-                tensors[placed.name] = np.ndarray(placed.shape, numpy_dtype(datatype), region.view[begin:end])
-            else:
-                tensors[placed.name] = WireBytes(region.view[begin:end], placed.shape, np.array(offsets, np.int64))
-        if not tensors or not served.required <= tensors.keys():
+            tensors[placed.name] = tensor
+        if len(tensors) < len(served.inputs) and not (tensors and served.required <= tensors.keys()):
             raise PartitionError(f"a request to {arrival.key} has the inputs {sorted(tensors)} alone")
         return located, tensors
 
@@ -459,6 +452,20 @@ def _copied(name: str, shape: tuple[int, ...], content: Content) -> PlacedTensor
     return PlacedTensor(name, shape, INLINE, 0, len(data), content.row_offsets, data)
 
 
+def _tensor(whole: OutputTensor, memory: memoryview, rows: int) -> Tensor | None:
+    """The tensor in `memory`, None if that does not make it up. O(rows) for BYTES, else O(1)."""
+    offsets = whole.row_offsets
+    if whole.datatype is DataType.BYTES:
+        if offsets is None or len(offsets) != rows + 1 or not is_whole(whole):
+            return None
+        return WireBytes(memory, whole.shape, np.array(offsets, np.int64))
+    try:
+        array = np.ndarray(whole.shape, numpy_dtype(whole.datatype), memory)
+    except (TypeError, ValueError):
+        return None
+    return array if offsets is None and array.nbytes == whole.nbytes else None
+
+
 def read_served(pipeline: Pipeline, signature: Signature) -> Served:
     """The parts of a pipeline that its requests need."""
     return Served(
@@ -467,4 +474,5 @@ def read_served(pipeline: Pipeline, signature: Signature) -> Served:
         {spec.name: spec.datatype for spec in pipeline.inputs},
         frozenset(spec.name for spec in pipeline.inputs if not spec.optional),
         max(pipeline.max_batch_size, 1),
+        pipeline.batchable,
     )
