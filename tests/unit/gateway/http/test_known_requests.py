@@ -99,6 +99,17 @@ def test_what_a_head_says_holds_for_its_own_requests_alone(served: InstantGatewa
     assert [each["client"] for each in served.runtime.submitted] == ["a", "b", "b", "a", "", "", ""]
 
 
+def test_an_empty_line_behind_a_request_is_no_part_of_its_body(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for sent in ([1, 2], [1, 3], [1, 4]):
+            data = np.array(sent, np.float32).tobytes()
+            body = message("POST", "/v2/models/m/infer", data, headers={"Inference-Header-Content-Length": "0"})
+            client.send(body + b"\r\n")
+            assert values(await client.reply()) == sent
+
+    talk(served, conversation)
+
+
 REQUESTS = [
     request([1, 2]),
     request([3, 4]),
