@@ -1,6 +1,5 @@
 """A connection of HTTP/2 as the server sees it, without I/O: bytes in, bytes out (RFC 9113, sections 3 to 6)."""
 
-import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -65,10 +64,14 @@ IDLE_FRAMES = 1000
 """Frames between two calls of `forgive` that ask for nothing: more of them end the connection."""
 LARGE_HEADERS_FRAMES = 50
 """As many such frames count for headers that are too large, since it takes long to decode them."""
+STREAMS_PER_FRAME = 32
+"""A change of the windows of so many open streams counts as one such frame."""
+SMALL_DATA_BYTES = 1024
+"""Smaller frames with data for a stream that the server has reset are such frames."""
 RESETS_PER_STREAM = 4
 """Resets between two calls of `forgive`, beside those of as many answers, for each stream that may be open."""
 SKIPPED_RANGES = 64
-"""Ranges of stream ids that were left out; a client that leaves out more has its connection ended."""
+"""The latest ranges of stream ids that were left out, which are remembered."""
 
 _PING_ID = b"sluice\0\0"
 
@@ -371,7 +374,8 @@ class Http2Connection(Outgoing, Generic[T]):
         stream = self.streams.get(stream_id)
         if stream is None:
             self._check_closed(stream_id, "DATA")
-            self._count_idle_frame()
+            if length < SMALL_DATA_BYTES:
+                self._count_idle_frame()
             return None
         if not length and not flags & END_STREAM:
             self._count_idle_frame()
@@ -464,6 +468,7 @@ class Http2Connection(Outgoing, Generic[T]):
             return
         if stream_id <= self.last_id:
             self._check_closed(stream_id, "HEADERS")
+            self._count_idle_frame()
             self._drop_block(block)  # of a stream that the server has reset
             return
         if self.last_id + 2 < stream_id:
@@ -481,9 +486,7 @@ class Http2Connection(Outgoing, Generic[T]):
                 )
         except StreamFault as fault:
             self._count_reset()
-            if fault.code is ErrorCode.ENHANCE_YOUR_CALM:
-                self._idle_frames += LARGE_HEADERS_FRAMES
-                self._count_idle_frame()
+            self._count_large_headers(fault)
             self.refuse(stream_id, fault.code)
             return
         stream = self._open(self, stream_id, meaning, ends)
@@ -503,19 +506,30 @@ class Http2Connection(Outgoing, Generic[T]):
             if not ends:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "expected trailers to end their stream")
         except StreamFault as fault:
+            self._count_large_headers(fault)
             self._fail_stream(stream, fault)
             return
         self._give(stream, b"", True)
 
     def _drop_block(self, block: bytes) -> None:
         """Decode a block for the sake of the dynamic table."""
-        with contextlib.suppress(StreamFault):
+        try:
             self._decoder.trailers(block)
+        except StreamFault as fault:
+            self._count_large_headers(fault)
+
+    def _count_large_headers(self, fault: StreamFault) -> None:
+        if fault.code is ErrorCode.ENHANCE_YOUR_CALM:
+            self._idle_frames += LARGE_HEADERS_FRAMES
+            self._count_idle_frame()
 
     def _skip_ids(self, first: int, stop: int) -> None:
-        """Note ids that were left out, which are those of no stream any longer."""
+        """Note ids that were left out, which are those of no stream any longer.
+
+        Clients leave out the ids of calls that they cancel before they have sent anything.
+        """
         if len(self._skipped) >= SKIPPED_RANGES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the client leaves out too many ids of streams")
+            del self._skipped[0]
         self._skipped.append((first, stop))
 
     def _check_closed(self, stream_id: int, kind: str) -> None:
@@ -606,6 +620,8 @@ class Http2Connection(Outgoing, Generic[T]):
         if setting == INITIAL_WINDOW_SIZE:
             if value > MAX_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"a window exceeds {MAX_WINDOW} bytes")
+            self._idle_frames += len(self.streams) // STREAMS_PER_FRAME
+            self._count_idle_frame()
             change, self.initial_window = value - self.initial_window, value
             for stream in list(self.streams.values()):
                 stream.send_window += change

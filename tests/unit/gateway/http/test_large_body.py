@@ -49,6 +49,11 @@ def values(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(WIDTH).astype(np.float32)
 
 
+def resident_bytes() -> int:
+    """The memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 async def is_direct(client: Client) -> None:
     """Wait until the body is read past the parser."""
     await until(lambda: isinstance(client.connection.transport.get_protocol(), LargeBody))
@@ -75,14 +80,13 @@ def test_each_large_body_arrives_whole_and_requests_behind_it_are_answered(serve
 def test_a_body_that_is_only_announced_takes_no_memory() -> None:
     served = instant_gateway(identity("m", ("x", DataType.FP32, (WIDTH,))), max_body_bytes=1 << 30)
     length = 512 << 20
-    pages = Path("/proc/self/statm")
 
     async def conversation(client: Client) -> None:
-        before = int(pages.read_text().split()[1])
+        before = resident_bytes()
         headers = {"Inference-Header-Content-Length": "0", "Content-Length": str(length)}
         client.send(message("POST", PATH, headers=headers))
         await is_direct(client)
-        assert (int(pages.read_text().split()[1]) - before) * resource.getpagesize() < length / 4
+        assert resident_bytes() - before < length / 4
 
     talk(served, conversation)
 
