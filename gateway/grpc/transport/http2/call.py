@@ -25,6 +25,8 @@ OPEN_BYTES = 1024
 """The bytes that a call counts before it has its message, and a stream as long as it is open."""
 MESSAGE_BYTES = 64
 """The bytes that a message which waits for its handler counts beside its own."""
+TURN_MESSAGES = 32
+"""The messages that the handler of a stream gets before other callbacks of the loop have their turn."""
 
 _EXPIRED = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
 _NO_ENCODING = grpc.StatusCode.INTERNAL, "a message is compressed, but the call has no grpc-encoding"
@@ -302,6 +304,7 @@ class Http2Call(Stream):
 
     async def _requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
         """All messages of a stream, or those until the call is interrupted."""
+        left = TURN_MESSAGES
         while not (self.interrupted or self.cancelled or self.ended):
             unread = self._unread
             if not unread:
@@ -311,7 +314,13 @@ class Http2Call(Stream):
                     return
                 self._awaited = self._server.loop.create_future()
                 await self._awaited
+                left = TURN_MESSAGES
                 continue
+            if not left:
+                left = TURN_MESSAGES
+                await asyncio.sleep(0)
+                continue
+            left -= 1
             compressed, message = unread.popleft()
             self._keep(-len(message) - PREFIX_BYTES - MESSAGE_BYTES)
             if not unread:

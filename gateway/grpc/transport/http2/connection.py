@@ -52,6 +52,8 @@ FRAME_BYTES = 256 << 10
 """The largest frame of the client."""
 CONNECTION_WINDOW = 4 << 20
 STREAM_WINDOW = 1 << 20
+TURN_FRAMES = 1000
+"""The most frames that are taken at a time, so that a client with many small ones leaves the others their turns."""
 CREDIT_BYTES = 256 << 10
 """Windows grow again by this much or more at a time."""
 SETTINGS_BYTES = 64 * SETTING.size
@@ -140,6 +142,8 @@ class Http2Connection(Outgoing, Generic[T]):
         """The fault of the client that has ended the connection."""
         self.awaits_ping = False
         """True if a ping of the server has not been answered."""
+        self.is_behind = False
+        """True if frames that have been received are to be taken by another call of `receive`."""
         self._put(
             settings_frame(
                 {
@@ -201,7 +205,7 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def lose(self) -> None:
         """The connection is lost: cancel what is open."""
-        self.over = True
+        self.over, self.is_behind = True, False
         for stream in list(self.streams.values()):
             self.forget(stream)
             stream.cancel()
@@ -209,7 +213,7 @@ class Http2Connection(Outgoing, Generic[T]):
     # -- receiving
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Take bytes of the client, or what is left of earlier ones. It takes no more than TURN_FRAMES frames."""
         if self.over:
             return
         try:
@@ -220,9 +224,11 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def _receive(self, data: bytes) -> None:
         end = len(data)
-        self._rest = b""
+        self._rest, self.is_behind = b"", False
         position = self._resume(data)
-        while end - position >= HEAD_BYTES and not self.over:
+        left = TURN_FRAMES
+        while end - position >= HEAD_BYTES and left and not self.over:
+            left -= 1
             high, low, kind, flags, stream_id = _unpack_head(data, position)
             begin = position + HEAD_BYTES
             stop = begin + (high << 16 | low)
@@ -250,6 +256,7 @@ class Http2Connection(Outgoing, Generic[T]):
             self._turns += 1
         if position < end:
             self._rest = data[position:]
+        self.is_behind = not left and end - position >= HEAD_BYTES and not self.over
 
     def _resume(self, data: bytes) -> int:
         """Take the preface or the rest of a frame that has come in parts; returns the position after it."""

@@ -105,12 +105,24 @@ class GrpcConnection(asyncio.Protocol):
                 self.transport.abort()
             return
         self._reads += 1
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Take what has been read. Other connections have their turn before what is too much for one."""
         try:
             self.http2.receive(data)
         except Exception:
             logger.exception("the data of a gRPC connection could not be handled")
             self.http2.end_with(ErrorCode.INTERNAL_ERROR, "internal error")
         self.flush()
+        if self.http2.is_behind or not self._reading:
+            self.regulate_reading()
+            if self.http2.is_behind:
+                self._server.loop.call_soon(self._take_rest)
+
+    def _take_rest(self) -> None:
+        if not (self._ending or self._lost):
+            self._take(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what is open."""
@@ -227,10 +239,10 @@ class GrpcConnection(asyncio.Protocol):
         self.transport.abort()
 
     def regulate_reading(self) -> None:
-        """Read on, or stop reading while the client or other connections are to make room."""
+        """Read on, or stop reading while the client or other connections are to make room, or much has been read."""
         if self._lost or self.transport.is_closing():
             return
-        reading = not (self._write_paused or self in self._front_door.paused)
+        reading = not (self._write_paused or self.http2.is_behind or self in self._front_door.paused)
         if reading != self._reading:
             self._reading = reading
             if reading:

@@ -12,8 +12,8 @@ import pytest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
-from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES
-from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW
+from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES, TURN_MESSAGES
+from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, TURN_FRAMES
 from sluice.gateway.grpc.transport.http2.frames import (
     ACK,
     DATA,
@@ -269,7 +269,42 @@ def test_a_reset_cancels_at_once() -> None:
     serve(keeping(kept), talk)
 
 
+def test_a_client_with_many_small_frames_leaves_others_their_turns() -> None:
+    async def talk(server: Http2Server) -> None:
+        loop = asyncio.get_running_loop()
+        turns: list[bool] = []
+        client = Client(server)
+        message = prefixed(b"a" * 5 * TURN_FRAMES)
+        client.send(client.headers(1), frame(DATA, 0, 1, message[:6]))
+        small = b"".join(frame(DATA, 0, 1, message[at : at + 1]) for at in range(6, len(message)))
+        client.send(small + frame(DATA, END_STREAM, 1))
+        assert not client.transport.reading
+        loop.call_soon(turns.append, client.connection.http2.is_behind)
+        assert (await client.status(1))[2] == message
+        assert turns == [True]
+        assert client.transport.reading
+        client.send(client.headers(3), *[frame(DATA, 0, 3, b"x")] * 3 * TURN_FRAMES)
+        client.transport.close()
+        await asyncio.sleep(0)
+        assert not client.connection.http2.is_behind
+
+    serve(ECHO, talk)
+
+
 # -- streams
+
+
+def test_the_handler_of_a_stream_leaves_others_their_turns() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        data = prefixed(b"a") * 4 * TURN_MESSAGES
+        client.send(client.headers(1, path="/s/S"), frame(DATA, END_STREAM, 1, data))
+        await asyncio.sleep(0)
+        client.unread = client.received()
+        assert sum(each.kind == DATA for each in client.unread) == TURN_MESSAGES
+        assert (await client.status(1))[2] == data
+
+    serve(ECHO, talk)
 
 
 def test_messages_of_a_stream_may_share_frames_and_span_them() -> None:
