@@ -35,6 +35,8 @@ SMALL_BYTES = 4096
 """Smaller parts of heads are not counted."""
 WAITING_BYTES = 2048
 """The least memory of a request that waits for its turn."""
+TURN_PARTS = 1000
+"""A client with so many parts of a body in what is read at a time leaves others a turn before it is read on."""
 SWEEP_TICKS = 10
 """Ticks of uvicorn between two sweeps; there are ten a second."""
 LAST_REQUESTS_S = 0.3
@@ -100,6 +102,8 @@ class Connection(HttpToolsProtocol):
         self._known: KnownRequest | None = None
         self._begun = 0
         """The requests that began with the bytes that were read last."""
+        self._parts = 0
+        """The parts of bodies in the bytes that were read last."""
         self._unread = 0
         self._head_held = 0
         self._phase = Phase.IDLE
@@ -143,7 +147,7 @@ class Connection(HttpToolsProtocol):
         if is_between and self._known is not None and self._known.matches(data):
             self._repeat(data[len(self._known.begin) :], self._known.head)
             return
-        self._begun = 0
+        self._begun = self._parts = 0
         self._unparsed += len(data)
         if self._stopped:
             if self._unparsed > LINGER_BYTES:
@@ -333,6 +337,10 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body of the latest request."""
         self._unparsed = 0
+        self._parts += 1
+        if self._parts == TURN_PARTS:
+            self.flow.pause_reading()
+            self.loop.call_soon(self.regulate_reading)
         if self._head_held:
             self._release_head()
         cycle = cast(Any, self.cycle)

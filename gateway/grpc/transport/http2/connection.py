@@ -54,6 +54,8 @@ CONNECTION_WINDOW = 4 << 20
 STREAM_WINDOW = 1 << 20
 TURN_FRAMES = 1000
 """The most frames that are taken at a time, so that a client with many small ones leaves the others their turns."""
+TURN_HEADER_BYTES = 64
+"""As many bytes of headers count as a frame, since Python decodes them."""
 CREDIT_BYTES = 256 << 10
 """Windows grow again by this much or more at a time."""
 SETTINGS_BYTES = 64 * SETTING.size
@@ -123,6 +125,8 @@ class Http2Connection(Outgoing, Generic[T]):
         self.last_id = 0
         """The greatest id of a stream that the client has opened."""
         self._turns = 0
+        self._frames_left = 0
+        """The frames that may still be taken by this call of `receive`."""
         self._skipped: list[tuple[int, int]] = []
         self._receive_window = CONNECTION_WINDOW
         self._uncredited = 0
@@ -213,7 +217,7 @@ class Http2Connection(Outgoing, Generic[T]):
     # -- receiving
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client, or what is left of earlier ones. It takes no more than TURN_FRAMES frames."""
+        """Take bytes of the client, or what is left of earlier ones; no more than TURN_FRAMES frames at a time."""
         if self.over:
             return
         try:
@@ -226,9 +230,9 @@ class Http2Connection(Outgoing, Generic[T]):
         end = len(data)
         self._rest, self.is_behind = b"", False
         position = self._resume(data)
-        left = TURN_FRAMES
-        while end - position >= HEAD_BYTES and left and not self.over:
-            left -= 1
+        self._frames_left = TURN_FRAMES
+        while end - position >= HEAD_BYTES and self._frames_left > 0 and not self.over:
+            self._frames_left -= 1
             high, low, kind, flags, stream_id = _unpack_head(data, position)
             begin = position + HEAD_BYTES
             stop = begin + (high << 16 | low)
@@ -256,7 +260,7 @@ class Http2Connection(Outgoing, Generic[T]):
             self._turns += 1
         if position < end:
             self._rest = data[position:]
-        self.is_behind = not left and end - position >= HEAD_BYTES and not self.over
+        self.is_behind = self._frames_left <= 0 and end - position >= HEAD_BYTES and not self.over
 
     def _resume(self, data: bytes) -> int:
         """Take the preface or the rest of a frame that has come in parts; returns the position after it."""
@@ -469,6 +473,7 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
         """Take a complete header block: it opens a stream, or ends one as trailers."""
+        self._frames_left -= len(block) // TURN_HEADER_BYTES
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._take_trailers(stream, block, ends)

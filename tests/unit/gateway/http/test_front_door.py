@@ -16,7 +16,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorMetrics
-from sluice.gateway.http.server import HttpServer, Phase
+from sluice.gateway.http.server import TURN_PARTS, HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (
     TIMEOUT_S,
@@ -91,6 +91,21 @@ def test_a_large_body_and_many_requests_at_once_are_no_large_head(served: Instan
     async def conversation(client: Client) -> None:
         client.send(padded + count * HEALTH + REQUEST)
         assert [(await client.reply()).status for _ in range(count + 2)] == [200] * (count + 2)
+
+    talk(served, conversation)
+
+
+def test_a_client_with_many_small_parts_of_a_body_leaves_others_their_turns(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        flow = client.connection.flow
+        paused: list[None] = []
+        pause = flow.pause_reading
+        flow.pause_reading = lambda: paused.append(pause())  # type: ignore[method-assign]
+        for size, pauses in ((len(BODY), False), (2 * TURN_PARTS, True)):
+            client.send(message("POST", PATH, *(bytes((each,)) for each in BODY.ljust(size))))
+            assert (await client.reply()).status == 200
+            assert bool(paused) is pauses
+        assert not flow.read_paused
 
     talk(served, conversation)
 

@@ -10,6 +10,8 @@ from sluice.gateway.grpc.transport.http2.connection import (
     RESETS_PER_STREAM,
     SKIPPED_RANGES,
     STREAM_WINDOW,
+    TURN_FRAMES,
+    TURN_HEADER_BYTES,
     ConnectionLimits,
 )
 from sluice.gateway.grpc.transport.http2.frames import (
@@ -365,6 +367,20 @@ def test_headers_of_a_stream_that_the_server_has_reset_are_a_flood_at_last() -> 
     del peer.connection.streams[1]
     again = frame(HEADERS, END_HEADERS | END_STREAM, 1, peer.encoder.encode([("x", "y")]))
     assert connection_error(peer.send(again * (IDLE_FRAMES + 1))) is CALM
+
+
+def test_headers_take_turns_by_their_bytes() -> None:
+    peer = Peer()
+    connection = peer.connection
+    fields = [*REQUEST, *((f"x{number}", str(number) * 200) for number in range(90))]
+    block = peer.encoder.encode(fields)
+    connection.receive(b"".join(frame(HEADERS, END_HEADERS, stream_id, block) for stream_id in range(1, 201, 2)))
+    turns = 1
+    while connection.is_behind:
+        turns += 1
+        connection.receive(b"")
+    assert len(peer.opened) == 100
+    assert turns > len(block) * 100 / (2 * TURN_HEADER_BYTES * TURN_FRAMES)
 
 
 def test_the_rest_of_large_messages_that_are_refused_is_no_flood() -> None:
