@@ -75,6 +75,7 @@ class Http2Call(Stream):
         "interrupted",
         "on_cancelled",
         "serializer",
+        "unsent_state",
         "waits_since_s",
     )
 
@@ -85,7 +86,7 @@ class Http2Call(Stream):
         self.send_window = connection.initial_window
         self.receive_window = STREAM_WINDOW
         self.remote_ended = self.ended = self.has_headers = False
-        self.uncredited = self.unsent_bytes = 0
+        self.uncredited = self.unsent_bytes = self.sent_bytes = 0
         self.declared_bytes = head.content_length
         self.unsent = self.trailers = None
         self.connection = connection
@@ -94,6 +95,8 @@ class Http2Call(Stream):
         self.cancelled = self.interrupted = False
         self.waits_since_s = 0.0
         """The time of the first sweep that found the call without a message."""
+        self.unsent_state: tuple[str, int, float] = ("", 0, 0.0)
+        """The window that had no room for the answer at a sweep, the bytes sent within it, and the time of the sweep."""
         self._server = server
         self._head = head
         self._method = method
@@ -186,6 +189,11 @@ class Http2Call(Stream):
     def awaits_message(self) -> bool:
         """True if the only message of the call has not arrived."""
         return not self._started and not self._method.handler.request_streaming
+
+    @property
+    def awaits_reader(self) -> bool:
+        """True if a part of the only answer of the call has to wait."""
+        return self.unsent_bytes > 0 and not self._method.handler.response_streaming
 
     @property
     def keeps_messages(self) -> bool:

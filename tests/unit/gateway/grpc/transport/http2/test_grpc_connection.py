@@ -23,6 +23,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     INITIAL_WINDOW_SIZE,
     PING,
     PREFACE,
+    RST_STREAM,
     WINDOW_UPDATE,
     ErrorCode,
     frame,
@@ -620,6 +621,43 @@ def test_a_client_that_does_not_read_is_left() -> None:
         sweep(server, 22)
         assert client.transport.aborted
         assert server.front_door.faults.counts["too_slow"] == 1
+
+    serve(ECHO, talk)
+
+
+def test_a_call_whose_answer_is_not_taken_is_left_and_a_stream_is_not() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(settings_frame({INITIAL_WINDOW_SIZE: 0}))
+        answer = b"a" * 50_000
+        client.send(client.call(1, answer), client.call(3, answer), client.call(5, answer, path="/s/S"))
+        client.send(window_update(1, 5), window_update(3, 5))
+        await client.until(lambda sent: sum(each.kind == DATA for each in sent) == 2)
+        sweep(server, 0, 9)
+        client.send(window_update(1, 20_000))
+        sweep(server, 11)
+        await client.until(lambda sent: (RST_STREAM, 3) in {(each.kind, each.stream_id) for each in sent})
+        assert list(client.connection.http2.streams) == [1, 5]
+        assert server.front_door.faults.counts["too_slow"] == 1
+        client.send(window_update(1, 50_000))
+        assert (await client.status(1))[0] == 0
+
+    serve(ECHO, talk)
+
+
+def test_a_call_whose_answer_waits_for_those_of_others_is_not_left() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 20}))
+        client.send(*(client.call(stream_id, b"a" * 200_000) for stream_id in (1, 3)))
+        sweep(server, 0)
+        for now_s in range(11, 44, 11):
+            client.send(window_update(0, 20_000))
+            sweep(server, now_s)
+        assert list(client.connection.http2.streams) == [1, 3]
+        sweep(server, 55)
+        assert not client.connection.http2.streams
+        assert server.front_door.faults.counts["too_slow"] == 2
 
     serve(ECHO, talk)
 
