@@ -96,7 +96,7 @@ class Http2Call(Stream):
         self.waits_since_s = 0.0
         """The time of the first sweep that found the call without a message."""
         self.unsent_state: tuple[str, int, float] = ("", 0, 0.0)
-        """The window that had no room for the answer at a sweep, the bytes sent within it, and the time of the sweep."""
+        """The window that had no room for the answer at a sweep, the bytes sent within it, and the time."""
         self._server = server
         self._head = head
         self._method = method

@@ -69,7 +69,7 @@ IDLE_FRAMES = 1000
 LARGE_HEADERS_FRAMES = 50
 """As many such frames count for headers that are too large, since it takes long to decode them."""
 STREAMS_PER_FRAME = 32
-"""A change of the windows of so many open streams counts as one such frame."""
+"""The open streams whose windows change together for the price of one such frame."""
 SMALL_DATA_BYTES = 1024
 """Smaller frames with data for a stream that the server has reset are such frames."""
 RESETS_PER_STREAM = 4

@@ -16,6 +16,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorMetrics
+from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.server import TURN_PARTS, HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (
@@ -180,6 +181,26 @@ def test_a_client_that_waits_with_its_side_closed_is_asked_once_whether_it_is_th
         served.runtime.let_go()
         assert (await client.reply()).status == 200
         assert served.runtime.cancelled == []
+
+    talk(served, conversation)
+
+
+def test_a_client_of_http_1_0_is_not_asked_whether_it_is_there() -> None:
+    served = instant_gateway(identity("l", ("x", DataType.UINT8, (100_000,))))
+    lines = {"Inference-Header-Content-Length": "0"}
+    sent = message("POST", "/v2/models/l/infer", bytes(100_000), headers=lines).replace(b"HTTP/1.1", b"HTTP/1.0")
+
+    async def conversation(client: Client) -> None:
+        served.runtime.hold = True
+        client.send(sent[:1000])
+        await until(lambda: isinstance(client.connection.transport.get_protocol(), LargeBody))
+        client.send(sent[1000:])
+        client.send_eof()
+        await until(lambda: client.connection.half_closed)
+        for second in range(1, 5):
+            client.connection.sweep(second)
+        served.runtime.let_go()
+        assert (await client.reply()).status == 200
 
     talk(served, conversation)
 
