@@ -29,7 +29,7 @@ def decompress(body: Buffer, max_bytes: int, budget: Budget | None = None, what:
             if stream.eof:
                 raise RequestError(f"the {what} cannot be decompressed: there is data after its end")
             rest = bytes(body[begin : begin + _STEP])
-            while rest:
+            while rest and not stream.eof:  # after the end, the tail stays as it was
                 if budget is not None and len(decoded) + _STEP > taken:
                     budget.grow(_STEP)
                     taken += _STEP
