@@ -4,6 +4,7 @@ import zlib
 
 from sluice.gateway.front_door.budget import Budget
 from sluice.models.errors import RequestError
+from sluice.models.tensors.arrays import Buffer
 
 _STEP = 64 << 10
 _EITHER_FORMAT = 32 + zlib.MAX_WBITS
@@ -14,9 +15,7 @@ class DecompressedTooLarge(RequestError):
     """The decompressed data exceeds its limit."""
 
 
-def decompress(
-    body: bytes | bytearray, max_bytes: int, budget: Budget | None = None, what: str = "body"
-) -> bytes | bytearray:
+def decompress(body: Buffer, max_bytes: int, budget: Budget | None = None, what: str = "body") -> bytes | bytearray:
     """Decode a body or another thing named `what`; takes at most `max_bytes` of memory.
 
     The memory counts in the budget until the function returns. Raises RequestError, DecompressedTooLarge, and
