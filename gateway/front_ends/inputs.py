@@ -8,6 +8,7 @@ import numpy as np
 
 from sluice.gateway.front_ends.messages import PlacedTensor
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Arena, Region
@@ -16,6 +17,8 @@ SMALL_BLOCKS = 1024
 """Free blocks of the smallest size that are kept for the next requests, most of which need no more."""
 ARENA = 0
 """The number of the arena's region; others are numbered from 1 on."""
+OWN_REGIONS = 16
+"""Regions beside the arena. Each takes a descriptor here, in the gateway's process and in every worker."""
 _ALIGNMENT = 64
 
 
@@ -30,7 +33,8 @@ class _Block(NamedTuple):
 class InputMemory:
     """An arena of `arena_bytes`. Inputs that do not fit get regions of their own, of `spare_bytes` together.
 
-    `share` passes a new region on under its number, and `forget` is called for one that is no longer used.
+    `share` passes a new region on under its number, and closes it: only its memory is needed here. `forget` is called
+    for one that is no longer used.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class InputMemory:
         region = Region.create("sluice-front-end", arena_bytes)
         self._view = region.view
         self._spare_bytes = spare_bytes
+        self._own_regions = 0
         self._share = share
         self._forget = forget
         self._blocks: dict[int, _Block] = {}
@@ -52,7 +57,10 @@ class InputMemory:
         share(ARENA, region)
 
     def write(self, request: int, inputs: Mapping[str, Tensor]) -> tuple[PlacedTensor, ...]:
-        """Copy the inputs of a request, which stay until `free`. Raises RejectedError without memory."""
+        """Copy the inputs of a request, which stay until `free`.
+
+        Raises RejectedError without memory, and RelayNeeded if it would lie in too many regions.
+        """
         starts: list[int] = []
         end = 0
         for tensor in inputs.values():
@@ -76,13 +84,14 @@ class InputMemory:
     def free(self, request: int) -> None:
         """Free the inputs of a request."""
         block = self._blocks.pop(request)
-        if block.nbytes == MIN_BLOCK_BYTES and len(self._small) < SMALL_BLOCKS:
-            self._small.append(block)
-        elif block.region == ARENA:
-            self._arena.free(block.offset)
-        else:
+        if block.region != ARENA:
+            self._own_regions -= 1
             self._spare_bytes += block.nbytes
             self._forget(block.region)
+        elif block.nbytes == MIN_BLOCK_BYTES and len(self._small) < SMALL_BLOCKS:
+            self._small.append(block)
+        else:
+            self._arena.free(block.offset)
 
     def _allocate(self, nbytes: int) -> tuple[_Block, memoryview]:
         if nbytes <= MIN_BLOCK_BYTES:
@@ -94,12 +103,15 @@ class InputMemory:
             return _Block(ARENA, offset, nbytes), self._view
         if nbytes > self._spare_bytes:
             raise RejectedError("the server has no memory left for the tensors of the request")
+        if self._own_regions >= OWN_REGIONS:
+            raise RelayNeeded
         try:
             region = Region.create("sluice-front-end-large", nbytes)
         except OSError as error:
             raise RejectedError(
                 f"the server has no memory left for the tensors of the request: {error.strerror}"
             ) from error
+        self._own_regions += 1
         self._spare_bytes -= nbytes
         number, view = next(self._numbers), region.view
         self._share(number, region)

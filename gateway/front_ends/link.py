@@ -31,6 +31,11 @@ class Link:
         self._on_message: Callable[[ToFrontEnd, tuple[int, ...]], None]
         self._on_closed: Callable[[], None]
 
+    @property
+    def waiting(self) -> int:
+        """Packets that wait until the gateway's process reads."""
+        return len(self._outgoing)
+
     def start(self, on_message: Callable[[ToFrontEnd, tuple[int, ...]], None], on_closed: Callable[[], None]) -> None:
         """Begin to receive: `on_message` gets messages with descriptors, which it then owns.
 

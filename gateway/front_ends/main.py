@@ -51,6 +51,8 @@ YOUNG_OBJECTS = 20_000
 """New objects before the collector looks for cycles among them, as in the gateway's process."""
 LOG_LINES_A_SECOND = 50
 LINE_LENGTH = 8000
+MOST_WAITING = 1024
+"""Packets that may wait while lines are still sent."""
 
 _MIB = 1 << 20
 
@@ -77,6 +79,9 @@ class LinkHandler(logging.Handler):
         self._loop.call_soon_threadsafe(self._send, record)
 
     def _send(self, record: logging.LogRecord) -> None:
+        if self._link.waiting >= MOST_WAITING:
+            self._lost += 1
+            return
         text = record.getMessage()
         text += "".join(f" {name}={value}" for name, value in getattr(record, "fields", {}).items())
         if record.exc_info:
@@ -95,13 +100,13 @@ class FrontEnd:
         memory = InputMemory(
             config.limits.input_arena_mb * _MIB,
             start.buffer_bytes,
-            lambda number, region: link.send(MapRegion(number, region.nbytes), [region.fd]),
+            self._share,
             lambda number: link.send(UnmapRegion(number)),
         )
         self._plane = FrontEndDataPlane(config, self._table, link, memory, monotonic_ns)
         self._budget = Budget(start.buffer_bytes)
         self._door = FrontDoor(limits, self._budget, max_connections=start.max_connections)
-        relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]))
+        relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]), start.grpc_connections)
         route = InferRoute(self._plane, config.max_body_bytes, limits.json_bytes, self._budget, relay)
         access = AccessRules(
             host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None
@@ -160,6 +165,10 @@ class FrontEnd:
             case Start():
                 raise ValueError("it has started already")
 
+    def _share(self, number: int, region: Region) -> None:
+        self._link.send(MapRegion(number, region.nbytes), [region.fd])
+        region.close()  # the descriptor, of which a copy is sent; views keep the mapping
+
     def _report(self) -> None:
         faults = dict(self._door.faults.counts)
         connections = len(self._door.connections), len(self._grpc_door.connections)
@@ -195,6 +204,9 @@ def main() -> int:
     options = parser.parse_args()
     if not end_with_parent(options.parent, signal.SIGKILL):
         return 1
+    # The gateway drains its front ends: a signal to all processes of the service must not end connections.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     channel: Channel[ToFrontEnd] = Channel(socket.socket(fileno=options.socket), ToFrontEnd)
     with suppress(EOFError), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(channel))

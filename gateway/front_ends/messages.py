@@ -5,12 +5,18 @@ Tensors do not travel: they lie in regions of memory that both have mapped, whos
 Each side numbers its own regions. Times are CLOCK_MONOTONIC nanoseconds, which all processes of a machine share.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.units import INFINITE_NS
 from sluice.mps.ipc.messages import MapRegion, UnmapRegion
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=INFINITE_NS)]
+Budget = Annotated[int, msgspec.Meta(ge=-INFINITE_NS, le=INFINITE_NS)]
+"""Nanoseconds that are left, or by which it is too late."""
 INLINE = 0
 """The region of outputs that lie in no region, but travel themselves."""
 
@@ -77,17 +83,17 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
     key: str
     inputs: tuple[PlacedTensor, ...]
     outputs: tuple[str, ...] | None
-    rows: int
+    rows: Count
     batch_key: str
-    memory_bytes: int
-    budget_ns: int
+    memory_bytes: Count
+    budget_ns: Budget
     id: str
     max_cost: float | None
     explain: bool
-    priority: int
-    timeout_ns: int
+    priority: Annotated[int, msgspec.Meta(ge=0)]
+    timeout_ns: Count
     client: str
-    received_ns: int
+    received_ns: Count
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -112,7 +112,7 @@ class FrontEndDataPlane(DataPlane):
         """Pass on a checked request. Raises RejectedError without memory for its tensors."""
         assert isinstance(signature, _NamedSignature), "it was made here"
         link = self._link
-        if not link.arrivals:
+        if link.waiting or not link.arrivals:  # arrivals that wait came in earlier turns
             self._received_ns = self._clock()
         request = self._next = self._next + 1
         placed = self._memory.write(request, inputs)

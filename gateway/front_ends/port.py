@@ -40,6 +40,7 @@ from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import MapRegion, OutputTensor, UnmapRegion
+from sluice.mps.ipc.places import is_whole
 from sluice.mps.supervisor.child import Child
 from sluice.mps.supervisor.process import MessageProcess
 
@@ -63,6 +64,8 @@ class Served(NamedTuple):
     pipeline: Pipeline
     signature: Signature
     inputs: dict[str, DataType]
+    required: frozenset[str]
+    most_rows: int
 
 
 class ServedLookup(Protocol):
@@ -104,6 +107,7 @@ class FrontEndPort:
         self._find = find
         self._shared = regions
         self._index = index
+        self._attach = attach
         self._on_ready = on_ready
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
@@ -125,7 +129,7 @@ class FrontEndPort:
             Turn: self._took_turn,
             MapRegion: self._shares_inputs,
             UnmapRegion: self._drops_inputs,
-            RelayOpened: lambda _, fd: attach(socket.socket(fileno=fd)),
+            RelayOpened: self._relay_opened,
             Counts: self._counted,
             FrontEndReady: self._got_ready,
             LogLine: self._log,
@@ -171,6 +175,14 @@ class FrontEndPort:
         for request in turn.released:
             self._release(request)
 
+    def _relay_opened(self, message: RelayOpened, fd: int) -> None:
+        try:
+            connection = socket.socket(fileno=fd)
+        except OSError as error:
+            os.close(fd)
+            raise PartitionError(f"a connection of the relay is no socket: {error.strerror}") from error
+        self._attach(connection)
+
     def _shares_inputs(self, message: MapRegion, fd: int) -> None:
         if message.region in self._inputs:
             os.close(fd)
@@ -200,6 +212,8 @@ class FrontEndPort:
 
     def _arrived(self, arrival: Arrival) -> None:
         request = arrival.request
+        if request in self._open or request in self._held:
+            raise PartitionError(f"request {request} is open already")
         served = self._find(arrival.name, arrival.version, arrival.key)
         if served is None:  # replaced since then
             self._freed.append(request)
@@ -238,7 +252,13 @@ class FrontEndPort:
             shared.release_reference()
 
     def _locate(self, arrival: Arrival, served: Served) -> tuple[dict[str, OutputTensor], dict[str, Tensor]]:
-        """The places of inputs, and the inputs. Raises PartitionError for places that are not in their region."""
+        """The places of inputs, and the inputs.
+
+        Raises PartitionError for places that are not in their region, and for inputs that the pipeline cannot have.
+        """
+        rows = arrival.rows
+        if not 1 <= rows <= served.most_rows:
+            raise PartitionError(f"a request to {arrival.key} has {rows} rows, expected 1 to {served.most_rows}")
         located: dict[str, OutputTensor] = {}
         tensors: dict[str, Tensor] = {}
         for placed in arrival.inputs:
@@ -251,16 +271,25 @@ class FrontEndPort:
             if not 0 <= begin <= end <= region.nbytes:
                 raise PartitionError(f"input '{placed.name}' of {arrival.key} is not within its region")
             offsets = placed.row_offsets
-            located[placed.name] = OutputTensor(
+            located[placed.name] = whole = OutputTensor(
                 placed.name, datatype, placed.shape, number, begin, placed.nbytes, offsets
             )
+            is_batched = served.pipeline.batchable
+            if (
+                not is_whole(whole)
+                or (is_batched and placed.shape[:1] != (rows,))
+                or (offsets is not None and len(offsets) != rows + 1)
+            ):
+                raise PartitionError(
+                    f"input '{placed.name}' of {arrival.key} has {placed.nbytes} bytes, which do not make up "
+                    f"{rows} rows of {datatype} in the shape {list(placed.shape)}"
+                )
             if offsets is None:
-                try:
-                    tensors[placed.name] = np.ndarray(placed.shape, numpy_dtype(datatype), region.view[begin:end])
-                except (TypeError, ValueError) as error:
-                    raise PartitionError(f"input '{placed.name}' of {arrival.key}: {error}") from error
+                tensors[placed.name] = np.ndarray(placed.shape, numpy_dtype(datatype), region.view[begin:end])
             else:
                 tensors[placed.name] = WireBytes(region.view[begin:end], placed.shape, np.array(offsets, np.int64))
+        if not tensors or not served.required <= tensors.keys():
+            raise PartitionError(f"a request to {arrival.key} has the inputs {sorted(tensors)} alone")
         return located, tensors
 
     def _input_freed(self, request: int) -> None:
@@ -362,14 +391,20 @@ class FrontEndPort:
 
     def _release(self, request: int) -> None:
         """Release the outputs of a request, which has been encoded."""
+        if not self._drop_held(request):
+            raise PartitionError(f"request {request} has no outputs to release")
+
+    def _drop_held(self, request: int) -> bool:
+        """Release the outputs of a request, if some are held for it."""
         answer = self._held.pop(request, None)
         if answer is None:
-            raise PartitionError(f"request {request} has no outputs to release")
+            return False
         answer.release()
         if (number := self._own.pop(request, None)) is not None:
             self.send(UnmapRegion(number))
             while self._waiting and len(self._own) < OWN_REGIONS:
                 self._pass_on(*self._waiting.popleft())
+        return True
 
     def _answer(self, answer: Answered) -> None:
         self._answers.append(answer)
@@ -395,6 +430,8 @@ class FrontEndPort:
         except PartitionError:
             middle = len(answers) // 2
             if not middle:
+                for answer in answers:
+                    self._drop_held(answer.request)
                 answers = tuple(Answered(answer.request, None) for answer in answers)
             self._send_answers(answers[:middle] or answers, freed)
             if middle:
@@ -424,4 +461,10 @@ def _copied(name: str, shape: tuple[int, ...], content: Content) -> PlacedTensor
 
 def read_served(pipeline: Pipeline, signature: Signature) -> Served:
     """The parts of a pipeline that its requests need."""
-    return Served(pipeline, signature, {spec.name: spec.datatype for spec in pipeline.inputs})
+    return Served(
+        pipeline,
+        signature,
+        {spec.name: spec.datatype for spec in pipeline.inputs},
+        frozenset(spec.name for spec in pipeline.inputs if not spec.optional),
+        max(pipeline.max_batch_size, 1),
+    )

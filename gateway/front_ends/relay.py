@@ -16,6 +16,8 @@ from sluice.models.errors import BackendUnavailable
 
 MAX_IDLE = 16
 """Connections that are kept for the next requests."""
+END_S = 1.0
+"""The time in which the end of a client's connection shows that cannot be written to."""
 CHUNK_BYTES = 256 << 10
 HEAD_BYTES = 1 << 20
 """The longest head of a response, which is the server's own."""
@@ -75,10 +77,15 @@ class _Request:
 
 
 class Relay:
-    """Connections to the gateway's process, each a pair of sockets one of which `hand_over` passes on."""
+    """Connections to the gateway's process, each a pair of sockets one of which `hand_over` passes on.
 
-    def __init__(self, hand_over: Callable[[socket.socket], None]) -> None:
+    A client's connection over HTTP has one request at a time. One over gRPC may have many, of which `max_calls` of all
+    connections are passed on at a time: the others wait.
+    """
+
+    def __init__(self, hand_over: Callable[[socket.socket], None], max_calls: int) -> None:
         self._hand_over = hand_over
+        self._calls = asyncio.Semaphore(max_calls)
         self._idle: list[_Streams] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -103,14 +110,21 @@ class Relay:
         is_reusable = False
         try:
             await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
-            is_reusable = answering.done() and answering.result() and request.is_sent
+            if not answering.done():
+                return
+            if isinstance(answering.exception(), RuntimeError):
+                # The client's connection has ended, which `receive` says when the loop has told uvicorn.
+                await asyncio.wait({sending}, timeout=END_S)
+                if sending.done():
+                    return
+            is_reusable = answering.result() and request.is_sent
         finally:
             sending.cancel()
             answering.cancel()
             self._done(streams, is_reusable=is_reusable)
 
     async def infer(
-        self, target: bytes, headers: Headers, body: bytes | bytearray, client: Address, server: Address
+        self, target: bytes, headers: Headers, body: bytes | bytearray | memoryview, client: Address, server: Address
     ) -> RelayedAnswer:
         """Pass an inference request on whose body has been read, and decoded; returns its answer.
 
@@ -128,12 +142,13 @@ class Relay:
     async def call(self, body: bytes) -> bytes:
         """Pass a call over gRPC on. Raises BackendUnavailable without an answer."""
         headers = [(b"host", b"gateway"), (CALL, b"1"), (b"content-length", b"%d" % len(body))]
-        head, content = await self._exchange(_request_head(b"POST", b"/", headers, None, None), body)
+        async with self._calls:
+            head, content = await self._exchange(_request_head(b"POST", b"/", headers, None, None), body)
         if head.status != HTTPStatus.OK:
             raise BackendUnavailable(f"the call was not taken: status {head.status}")
         return content
 
-    async def _exchange(self, request_head: bytes, body: bytes | bytearray) -> tuple[_Head, bytes]:
+    async def _exchange(self, request_head: bytes, body: bytes | bytearray | memoryview) -> tuple[_Head, bytes]:
         try:
             streams = await self._open()
         except OSError as error:

@@ -96,7 +96,7 @@ class InferenceRelay(Protocol):
         self,
         target: bytes,
         headers: Headers,
-        body: bytes | bytearray,
+        body: bytes | bytearray | memoryview,
         client: tuple[str, int | None] | None,
         server: tuple[str, int | None] | None,
     ) -> RelayedAnswer:
@@ -174,7 +174,7 @@ class Exchange:
         self._body = body
         self._error: Exception | None = None
         self._submission: Submitted | None = None
-        self._kept: bytes | bytearray = b""
+        self._kept: bytes | bytearray | memoryview = b""
         """The body, which may have to be passed on until there is an answer."""
         self._relaying: asyncio.Task[RelayedAnswer] | None = None
         self.keep_alive = head.keep_alive

@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from sluice.gateway.http.server import Connection
+from sluice.gateway.http.server import Connection, Phase
 
 ADDRESSES = b"x-sluice-relayed"
 """The header with both ends of the client's connection. Front ends drop it from the requests of clients."""
@@ -44,12 +44,25 @@ class RelayedConnection(Connection):
                 client, server = orjson.loads(value)
                 self.client, self.server = client and tuple(client), server and tuple(server)
                 break
+        self._hosts = self._hosts or 1  # a client of HTTP/1.0 need not name one, and the front end has checked others
         super().on_headers_complete()
 
     @property
     def _address(self) -> str:
         """The front door of the front end has counted the client's address."""
         return ""
+
+    def sweep(self, now_s: float) -> None:
+        """Enforce the time limits, but not on a connection that is kept for the next request.
+
+        Only the front end ends that one: otherwise it might send a request to a connection that has just been closed.
+        """
+        if self.phase() is not Phase.IDLE:
+            super().sweep(now_s)
+
+    def is_idle(self) -> bool:
+        """False: a connection between two requests stays, for the same reason."""
+        return False
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """End the connection: the front end does so when the client has gone."""

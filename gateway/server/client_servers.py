@@ -87,7 +87,7 @@ def client_servers(
             add_services(grpc, dataplane, control, grpc_door)
         ports = {name: each[0].getsockname()[1] for name, each in zip(("HTTP", "gRPC"), listeners, strict=False)}
         grpc_port = ports.get("gRPC", 0)
-        door = FrontDoor(_for_relays(limits, http_connections), budget)
+        door = FrontDoor(_for_relays(limits, http_connections + grpc_connections), budget)
         scheme = "http" if context is None else "https"
         connection = partial(RelayedConnection, client_scheme=scheme)
         http = HttpServer(

@@ -252,7 +252,8 @@ def test_nothing_is_left_when_the_gateway_is_killed(repository: Path, tmp_path: 
             connect(server)
 
 
-def test_a_drain_answers_open_requests_and_ends_all_processes(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ["the gateway", "all processes"])
+def test_a_drain_answers_open_requests_and_ends_all_processes(told: str, repository: Path, tmp_path: Path) -> None:
     with gateway_server(repository, tmp_path, CONFIG) as server:
         left = [*front_ends(server.process.pid), *children(server.process.pid)]
         with connections(server, 8) as opened, ThreadPoolExecutor(8) as pool:
@@ -260,6 +261,8 @@ def test_a_drain_answers_open_requests_and_ends_all_processes(repository: Path, 
             answers = [pool.submit(ask, each, "slow", body_of(id=id)) for each, id in zip(opened, ids, strict=True)]
             for id in ids:
                 wait_for(server, id)
+            for pid in left if told == "all processes" else ():
+                os.kill(pid, signal.SIGTERM)
             server.process.send_signal(signal.SIGTERM)
             assert {answer.result() for answer in answers} == {200}
         assert server.process.wait(30) == 0
@@ -276,10 +279,25 @@ def test_a_client_that_leaves_cancels_its_request(server: GatewayServer) -> None
     until(lambda: outcomes(server, "slow:1").get("cancelled_client", 0) == before + 1)
 
 
-def test_clients_that_do_not_read_hold_up_nobody(server: GatewayServer) -> None:
+def wide_request() -> tuple[bytes, bytes]:
+    """The JSON and the binary data of a large request."""
     data = np.ones(WIDE, np.float32).tobytes()
     tensor = {"name": "x", "shape": [1, WIDE], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
-    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    return json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode(), data
+
+
+def test_inputs_that_do_not_fit_in_the_arena_leave_no_memory_behind(repository: Path, tmp_path: Path) -> None:
+    text, data = wide_request()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    with gateway_server(repository, tmp_path, {**CONFIG, "limits": {"input_arena_mb": 1}}) as server:
+        for _ in range(4):
+            assert server.request("POST", "/v2/models/quick/infer", text + data, headers)[0] == 200
+        for pid in (server.process.pid, *front_ends(server.process.pid), *children(server.process.pid)):
+            until(lambda pid=pid: not memory_files(pid, "sluice-front-end-large"))  # type: ignore[misc]
+
+
+def test_clients_that_do_not_read_hold_up_nobody(server: GatewayServer) -> None:
+    text, data = wide_request()
     head = (
         f"POST /v2/models/quick/infer HTTP/1.1\r\nHost: localhost\r\nInference-Header-Content-Length: {len(text)}\r\n"
         f"Content-Length: {len(text) + len(data)}\r\n\r\n"
@@ -304,6 +322,14 @@ def test_a_client_cannot_say_whom_it_has_reached(repository: Path, tmp_path: Pat
         assert server.request("GET", "/v2", headers=claim)[0] == 421
         assert server.request("POST", "/v2/models/quick/infer", body_of(), claim)[0] == 421
         assert server.request("GET", "/v2", headers={"Host": "localhost"})[0] == 200
+
+
+def test_a_client_of_http_1_0_need_not_name_a_host(server: GatewayServer) -> None:
+    for head in (b"GET /v2 HTTP/1.0\r\n\r\n", b"POST /v2/models/nope/infer HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}"):
+        with socket.create_connection(("127.0.0.1", server.http_port)) as client:
+            client.sendall(head)
+            answer = client.makefile("rb").read()
+        assert answer.split(b" ")[1] == (b"200" if head.startswith(b"GET") else b"404")
 
 
 def test_two_servers_cannot_have_one_port(server: GatewayServer, repository: Path, tmp_path: Path) -> None:

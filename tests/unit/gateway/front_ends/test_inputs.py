@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sluice.gateway.front_ends.inputs import ARENA, InputMemory
+from sluice.gateway.front_ends.inputs import ARENA, OWN_REGIONS, InputMemory
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.mps.ipc.arena import Region
@@ -60,6 +61,32 @@ def test_what_does_not_fit_has_a_region_of_its_own_until_it_is_freed() -> None:
     bench.memory.free(1)
     assert set(bench.regions) == {ARENA}
     bench.memory.write(3, {"x": large})
+
+
+def test_small_inputs_are_where_they_are_said_to_be_after_the_arena_was_full() -> None:
+    bench = Memory()
+    zeros = np.zeros(ARENA_BYTES // 4, np.float32)
+    (full,) = bench.memory.write(1, {"x": zeros})
+    (beside,) = bench.memory.write(2, {"x": np.full(4, 2, np.float32)})
+    assert full.region == ARENA != beside.region
+    bench.memory.free(2)
+    assert set(bench.regions) == {ARENA}
+    third = np.full(4, 3, np.float32)
+    (placed,) = bench.memory.write(3, {"x": third})
+    assert bench.read(placed.region, placed.offset, placed.nbytes) == third.tobytes()
+    assert bench.read(ARENA, full.offset, full.nbytes) == zeros.tobytes()
+
+
+def test_regions_beside_the_arena_are_not_too_many() -> None:
+    bench = Memory()
+    bench.memory.write(0, {"x": np.zeros(ARENA_BYTES // 4, np.float32)})
+    small = {"x": np.zeros(4, np.float32)}
+    for request in range(1, OWN_REGIONS + 1):
+        bench.memory.write(request, small)
+    with pytest.raises(RelayNeeded):
+        bench.memory.write(OWN_REGIONS + 1, small)
+    bench.memory.free(1)
+    bench.memory.write(OWN_REGIONS + 2, small)
 
 
 def test_tensors_without_elements_take_no_memory() -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from sluice.gateway.front_ends.messages import (
     Arrival,
     FromFrontEnd,
     PlacedTensor,
+    RelayOpened,
     ToFrontEnd,
     Turn,
 )
@@ -31,6 +34,7 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import RejectedError
+from sluice.mps.ipc import channel
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import MapRegion, UnmapRegion
@@ -38,6 +42,13 @@ from tests.unit.gateway.front_ends.test_snapshot import pipeline
 
 REGION_BYTES = 1 << 20
 SERVED = pipeline("a")
+
+
+INPUTS = (PlacedTensor("x", (1, 4), 0, 0, 16),)
+
+
+def arrival(request: int, inputs: tuple[PlacedTensor, ...] = INPUTS, *, explain: bool = False) -> Arrival:
+    return Arrival(request, "a", "", "a:1", inputs, None, 1, "", 16, 10**9, "", None, explain, 0, 0, "", 5)
 
 
 class FakeChild:
@@ -147,14 +158,7 @@ class Bench:
 
     def arrive(self, *requests: int, offset: int = 0, explain: bool = False) -> None:
         placed = (PlacedTensor("x", (1, 4), 0, offset, 16),)
-        self.send(
-            Turn(
-                tuple(
-                    Arrival(request, "a", "", "a:1", placed, None, 1, "", 16, 10**9, "", None, explain, 0, 0, "", 5)
-                    for request in requests
-                )
-            )
-        )
+        self.send(Turn(tuple(arrival(request, placed, explain=explain) for request in requests)))
 
     async def received(self) -> list[tuple[ToFrontEnd, tuple[int, ...]]]:
         """The messages to the front end until there are no more for now."""
@@ -338,16 +342,82 @@ def test_the_end_of_a_front_end_cancels_its_requests_and_returns_its_memory() ->
         (PlacedTensor("x", (1, 4), 0, -16, 16), "is not within its region"),
         (PlacedTensor("x", (1, 4), 9, 0, 16), "is in no region that is shared"),
         (PlacedTensor("z", (1, 4), 0, 0, 16), "is in no region that is shared"),
-        (PlacedTensor("x", (1, 400), 0, 0, 16), "buffer is too small"),
+        (PlacedTensor("x", (1, 400), 0, 0, 16), "do not make up 1 rows"),
+        (PlacedTensor("x", (1, -4), 0, 0, 16), "do not make up 1 rows"),
+        (PlacedTensor("x", (2, 2), 0, 0, 16), "do not make up 1 rows"),
+        (PlacedTensor("x", (1, 4), 0, 0, 16, (0, 16)), "do not make up 1 rows"),
+        (None, r"has the inputs \[\] alone"),
     ],
 )
-def test_places_that_cannot_be_end_the_front_end(placed: PlacedTensor, reason: str) -> None:
+def test_places_that_cannot_be_end_the_front_end(placed: PlacedTensor | None, reason: str) -> None:
     async def run() -> None:
         async with bench() as each:
-            arrival = Arrival(1, "a", "", "a:1", (placed,), None, 1, "", 16, 9, "", None, False, 0, 0, "", 5)
-            each.send(Turn((arrival,)))
+            inputs = () if placed is None else (placed,)
+            each.send(Turn((arrival(1, inputs),)))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert re.search(reason, each.exits[0])
+            assert each.plane.submitted == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"rows": 0}, "has 0 rows, expected 1 to 8"),
+        ({"rows": 9}, "has 9 rows, expected 1 to 8"),
+        ({"rows": -1}, "is no message"),
+        ({"memory_bytes": -1}, "is no message"),
+        ({"received_ns": 1 << 63}, "is no message"),
+        ({"request": 7}, "request 7 is open already"),
+    ],
+)
+def test_numbers_that_cannot_be_end_the_front_end(changed: dict[str, int], reason: str) -> None:
+    async def run() -> None:
+        async with bench() as each:
+            each.arrive(7)
+            await each.received()
+            each.send(Turn((msgspec.structs.replace(arrival(8), **changed),)))
             for _ in range(20):
                 await asyncio.sleep(0)
             assert reason in each.exits[0]
+            assert len(each.plane.submitted) == 1
+
+    asyncio.run(run())
+
+
+def test_a_connection_of_the_relay_that_is_no_socket_ends_the_front_end() -> None:
+    async def run() -> None:
+        async with bench() as each:
+            each.send(RelayOpened(), each.inputs.fd)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert "is no socket" in each.exits[0]
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_is_too_long_for_a_message_goes_back_for_the_relay_and_is_not_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        async with bench() as each:
+            region = Region.create("sluice-test", REGION_BYTES)
+            each.index.region_added(2, region)
+            each.arrive(7, 8)
+            await each.received()
+            released: list[int] = []
+            monkeypatch.setattr(channel, "MESSAGE_BYTES", 100)
+            monkeypatch.setattr(each.port.process._channel, "_limit", 100)
+            each.answer(0, {"y": np.frombuffer(region.view, np.float32, 1000).reshape((1,) * 60 + (1000,))}, released)
+            each.answer(1, {"y": np.ones((1, 2), np.float32)})
+            messages = await each.received()
+            answers = [one for message, _ in messages if isinstance(message, Answers) for one in message.answers]
+            assert [(one.request, one.outcome) for one in answers] == [(7, None), (8, Outcome.COMPLETED)]
+            assert released == [0]
+            for _, fds in messages:
+                for fd in fds:
+                    os.close(fd)
 
     asyncio.run(run())

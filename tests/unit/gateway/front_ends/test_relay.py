@@ -12,6 +12,7 @@ import pytest
 from sluice.gateway.front_ends.relay import Relay
 from sluice.models.errors import BackendUnavailable
 
+MAX_CALLS = 2
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ndate: now\r\ncontent-type: text/plain\r\ncontent-length: 5\r\n\r\nhello"
 SCOPE = {
@@ -68,7 +69,7 @@ async def relayed(play: Play) -> AsyncIterator[tuple[Relay, list[asyncio.Task[No
     def hand_over(theirs: socket.socket) -> None:
         playing.append(asyncio.ensure_future(serve(theirs.dup())))
 
-    relay = Relay(hand_over)
+    relay = Relay(hand_over, MAX_CALLS)
     yield relay, playing
     relay.close()
     await asyncio.gather(*playing)
@@ -185,6 +186,35 @@ def test_the_server_hears_that_a_client_has_left() -> None:
     asyncio.run(run())
 
 
+def test_a_client_that_leaves_while_it_is_answered_is_no_error() -> None:
+    class Leaving(Client):
+        """A client whose connection has ended, of which `receive` hears after `send`."""
+
+        def __init__(self) -> None:
+            super().__init__(b"", leaves=True)
+            self.has_left = asyncio.Event()
+
+        async def receive(self) -> dict[str, Any]:
+            if not self._messages:
+                await self.has_left.wait()
+            return await super().receive()
+
+        async def send(self, message: dict[str, Any]) -> None:
+            asyncio.get_running_loop().call_soon(self.has_left.set)
+            raise RuntimeError("the handler is closed")
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        writer.write(OK)
+
+    async def run() -> None:
+        async with relayed(play) as (relay, _playing):
+            client = Leaving()
+            await relay({**SCOPE, "headers": []}, client.receive, client.send)
+
+    asyncio.run(run())
+
+
 def test_without_an_answer_clients_get_503() -> None:
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await head_of(reader)
@@ -202,6 +232,34 @@ def test_without_an_answer_clients_get_503() -> None:
             )
             with pytest.raises(BackendUnavailable, match="the server is stopping"):
                 await relay.infer(b"/v2/models/a/infer", [], b"abc", None, None)
+
+    asyncio.run(run())
+
+
+def test_only_so_many_calls_are_passed_on_at_a_time() -> None:
+    given = 0
+    most = 0
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal given, most
+        while True:
+            try:
+                _, head = await head_of(reader)
+            except EOFError:
+                return
+            assert head[b"x-sluice-call"] == b"1"
+            assert await reader.readexactly(3) == b"abc"
+            given += 1
+            most = max(most, given)
+            await asyncio.sleep(0.001)
+            given -= 1
+            writer.write(OK)
+
+    async def run() -> None:
+        async with relayed(play) as (relay, playing):
+            answers = await asyncio.gather(*(relay.call(b"abc") for _ in range(5 * MAX_CALLS)))
+            assert answers == [b"hello"] * (5 * MAX_CALLS)
+            assert (len(playing), most) == (MAX_CALLS, MAX_CALLS)
 
     asyncio.run(run())
 
