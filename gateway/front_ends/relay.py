@@ -113,7 +113,7 @@ class Relay:
             if not answering.done():
                 return
             if isinstance(answering.exception(), RuntimeError):
-                # The client's connection has ended, which `receive` says when the loop has told uvicorn.
+                # The client's connection has ended, which `receive` says when uvicorn has heard of it from the loop.
                 await asyncio.wait({sending}, timeout=END_S)
                 if sending.done():
                     return

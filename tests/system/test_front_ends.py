@@ -252,8 +252,8 @@ def test_nothing_is_left_when_the_gateway_is_killed(repository: Path, tmp_path: 
             connect(server)
 
 
-@pytest.mark.parametrize("told", ["the gateway", "all processes"])
-def test_a_drain_answers_open_requests_and_ends_all_processes(told: str, repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signalled", ["the gateway", "all processes"])
+def test_a_drain_answers_open_requests_and_ends_all_processes(signalled: str, repository: Path, tmp_path: Path) -> None:
     with gateway_server(repository, tmp_path, CONFIG) as server:
         left = [*front_ends(server.process.pid), *children(server.process.pid)]
         with connections(server, 8) as opened, ThreadPoolExecutor(8) as pool:
@@ -261,7 +261,7 @@ def test_a_drain_answers_open_requests_and_ends_all_processes(told: str, reposit
             answers = [pool.submit(ask, each, "slow", body_of(id=id)) for each, id in zip(opened, ids, strict=True)]
             for id in ids:
                 wait_for(server, id)
-            for pid in left if told == "all processes" else ():
+            for pid in left if signalled == "all processes" else ():
                 os.kill(pid, signal.SIGTERM)
             server.process.send_signal(signal.SIGTERM)
             assert {answer.result() for answer in answers} == {200}
