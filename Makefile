@@ -32,13 +32,15 @@ TEST := .venv-test
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
 PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
-	test-core-rest test-core-simulation test-system-u-z test-core-gateway test-grpcio test-core-hashes test-fresh-seeds
+	test-core-rest test-core-simulation test-front-ends test-compiled test-system-u-z test-core-gateway test-grpcio \
+	test-core-hashes \
+	test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo check test simulate lint structure test-bounds conformance bench reference triton clean \
+.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference triton clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -47,6 +49,7 @@ help:
 	@echo "make check        lint, check types and imports, test what needs no server: for the inner loop"
 	@echo "make test         lint, check types and imports, run all tests"
 	@echo "make simulate     run random simulations on fresh seeds: SEEDS=number, SEED=first, MACHINE=scheduler or gateway"
+	@echo "make compiled     compile the core, where there is a C compiler, into a tree that the tests of it run on"
 	@echo "make lint         the first three only"
 	@echo "make structure    print import circles, duplicate class names, and the size of each folder"
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
@@ -77,7 +80,7 @@ check-unit: $(TEST)/installed-$(ORT)
 # The core is what needs no server. A file of tests that no other part names is in test-core-rest. What the core decides
 # must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings.
 test-core-rest: $(TEST)/installed-$(ORT)
-	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance
+	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled
 
 test-core-gateway: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit/gateway
@@ -89,6 +92,23 @@ test-core-hashes: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
 		tests/properties/test_run_queue.py tests/properties/test_places.py tests/properties/test_residency.py \
 		tests/simulation/test_equivalence.py tests/unit/batcher/drivers
+
+# The compiled core stands in a tree of its own, so that everything else tests the pure one; it is compiled again only
+# after a change of it.
+COMPILED := $(CURDIR)/.cache/compiled-tree
+ON_COMPILED := PYTHONPATH=$(COMPILED) SLUICE_TEST_BUILD=compiled
+
+compiled: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.compiled $(COMPILED)
+
+test-compiled: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
+	0) $(ON_COMPILED) $(PYTEST) tests/compiled tests/unit/batcher tests/properties tests/simulation \
+		--ignore=tests/simulation/test_overload.py tests/conformance/test_endpoints.py \
+		tests/conformance/test_protocol_errors.py tests/system/test_ensembles.py && \
+		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
+	3) echo "make test-compiled: skipped";; \
+	*) exit 1;; esac
 
 # New seeds each time, which are printed.
 test-fresh-seeds: $(TEST)/installed-$(ORT)
@@ -104,6 +124,15 @@ $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
 
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance
+
+# What clients see of a server, once more with front ends.
+FRONT_ENDS := $(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py \
+		trouble.py) \
+	$(addprefix tests/system/test_,access.py ensembles.py lifecycle_protocol.py management.py model_changes.py \
+		optional_inputs.py response_cache.py statuses.py tritonclient.py)
+
+test-front-ends: $(TEST)/installed-$(ORT)
+	@SLUICE_TEST_FRONT_ENDS=2 $(PYTEST) -m "not timed" $(FRONT_ENDS)
 
 # The tests of clients over gRPC, with the server on the core of grpcio.
 test-grpcio: $(TEST)/installed-$(ORT)

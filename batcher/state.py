@@ -55,8 +55,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
 
-import msgspec
-
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.estimates.rate import RateEstimate
@@ -270,7 +268,8 @@ class ClientState:
     last_row_ns: int = 0  # ns; when its last request arrived
 
 
-class StageRun(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StageRun:
     """One stage of one request: its rows, and what it reported of them."""
 
     row_index: tuple[int, ...] | None  # rows of the request that it runs for; None for all
@@ -279,11 +278,12 @@ class StageRun(msgspec.Struct, eq=False):
     batch_key: str = ""  # tells apart outputs whose variable dimensions differ
 
 
-class Request(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False, init=False)
+class Request:
     """A request that was admitted and has no outcome.
 
-    Requests, entries and batches are `msgspec.Struct`s because several are made for each request, and that is the
-    quickest way. They are compared by identity.
+    Each request that comes makes one of these and an `Entry`. Their `__init__` is written out, because one that
+    `dataclass` generates stays Python where the core is compiled. They are compared by identity.
     """
 
     identity: int
@@ -292,20 +292,40 @@ class Request(msgspec.Struct, eq=False):
     deadline_ns: int  # ns
     arrival: RequestArrived
     open_stages: int  # stages that are not over
-    settled: bool = False  # it has its outcome
-    running: int = 0  # batches, combiners and held answers that use its tensors for nothing, as once it is settled
-    entries: list[Entry] = []  # all that it has waiting or running, or had
-    missing: list[int] = []  # by stage, how many stages it still waits for; empty if the pipeline has one stage
-    runs: list[StageRun | None] = []  # by stage, None until its rows are known; empty if the pipeline has one stage
-    ran_on: PartitionState | None = None  # where its last batch ran
-    waits_ns: int = 0  # ns; its planned end at admission less the time then; 0 if it could start at once
-    kept: float = 0.0  # the share of `waits_ns` that its places keep
-    client: ClientState | None = None  # whose rows its places count for; None where clients are not distinguished
-    placed: int = 0  # how many places it still has
-    places: list[Place | None] = []  # by stage, its place in a planned batch until it starts; empty without places
+    settled: bool  # it has its outcome
+    running: int  # batches, combiners and held answers that use its tensors for nothing, as once it is settled
+    entries: list[Entry]  # all that it has waiting or running, or had
+    missing: list[int]  # by stage, how many stages it still waits for; empty if the pipeline has one stage
+    runs: list[StageRun | None]  # by stage, None until its rows are known; empty if the pipeline has one stage
+    ran_on: PartitionState | None  # where its last batch ran
+    waits_ns: int  # ns; its planned end at admission less the time then; 0 if it could start at once
+    kept: float  # the share of `waits_ns` that its places keep
+    client: ClientState | None  # whose rows its places count for; None where clients are not distinguished
+    placed: int  # how many places it still has
+    places: list[Place | None]  # by stage, its place in a planned batch until it starts; empty without places
+
+    def __init__(self, arrival: RequestArrived, pipeline: PipelineState) -> None:
+        self.identity = arrival.request
+        self.pipeline = pipeline
+        self.rows = arrival.rows
+        self.deadline_ns = arrival.deadline_ns
+        self.arrival = arrival
+        self.open_stages = pipeline.stage_count
+        self.settled = False
+        self.running = 0
+        self.entries = []
+        self.missing = []
+        self.runs = []
+        self.ran_on = None
+        self.waits_ns = 0
+        self.kept = 0.0
+        self.client = None
+        self.placed = 0
+        self.places = []
 
 
-class Entry(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False, init=False)
+class Entry:
     """The rows of one request that wait for a stage, or run in it."""
 
     request: Request
@@ -316,12 +336,46 @@ class Entry(msgspec.Struct, eq=False):
     stage_deadline_ns: int  # ns; the request's deadline less the stages after this one
     enqueued_ns: int  # ns
     sequence: int  # order of creation
-    queued: bool = True  # it waits in its queue
-    late: bool = False  # it waits behind the entries that can still be in time
-    lost_once: bool = False  # its worker was lost while it may have been the cause
-    batch: Batch | None = None  # the batch that it runs in
-    retry_group: list[Entry] | None = None  # the entries that it is to be retried with
-    copies: list[Entry] | None = None  # those that may be answered, with itself; None if it has no other
+    queued: bool  # it waits in its queue
+    late: bool  # it waits behind the entries that can still be in time
+    lost_once: bool  # its worker was lost while it may have been the cause
+    batch: Batch | None  # the batch that it runs in
+    retry_group: list[Entry] | None  # the entries that it is to be retried with
+    copies: list[Entry] | None  # those that may be answered, with itself; None if it has no other
+
+    def __init__(
+        self,
+        request: Request,
+        stage: int,
+        rows: int,
+        row_index: tuple[int, ...] | None,
+        queue_key: QueueKey,
+        stage_deadline_ns: int,
+        enqueued_ns: int,
+        sequence: int,
+    ) -> None:
+        self.request = request
+        self.stage = stage
+        self.rows = rows
+        self.row_index = row_index
+        self.queue_key = queue_key
+        self.stage_deadline_ns = stage_deadline_ns
+        self.enqueued_ns = enqueued_ns
+        self.sequence = sequence
+        self.queued = True
+        self.late = False
+        self.lost_once = False
+        self.batch = None
+        self.retry_group = None
+        self.copies = None
+
+    def copy(self, enqueued_ns: int) -> Entry:
+        """The same rows again, in no batch."""
+        row_index, key, end_ns = self.row_index, self.queue_key, self.stage_deadline_ns
+        entry = Entry(self.request, self.stage, self.rows, row_index, key, end_ns, enqueued_ns, self.sequence)
+        entry.queued, entry.late, entry.lost_once = self.queued, self.late, self.lost_once
+        entry.retry_group, entry.copies = self.retry_group, self.copies
+        return entry
 
     @property
     def deadline_ns(self) -> int:
@@ -346,7 +400,8 @@ class Entry(msgspec.Struct, eq=False):
         return bool(self.request.pipeline.stages[self.stage].waits_for)
 
 
-class PlannedBatch(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class PlannedBatch:
     """A batch that a partition is to run: the places of requests that run one model together.
 
     `rows` are those expected to run, so a place in a conditional stage counts as its share. `latest_ns` is its latest
@@ -363,10 +418,10 @@ class PlannedBatch(msgspec.Struct, eq=False):
     full_rows: int = 1  # rows above which it is full
     level: int = 0  # priority level of its requests, where the policy has levels
     merges: bool = False  # its rows will run with those of the next batch of its queue
-    rows: float = 0
-    room: float = 0  # rows that its time is kept for
+    rows: float = 0.0
+    room: float = 0.0  # rows that its time is kept for
     variance: float = 0.0  # of its rows, since it is not known which of them will run
-    most: float = 0  # rows if all of them run
+    most: float = 0.0  # rows if all of them run
     members: int = 0  # places
     length_ns: int = 0  # ns that it takes of its partition
     from_ns: int = INFINITE_NS  # ns; the earliest stage deadline of its members
@@ -376,7 +431,8 @@ class PlannedBatch(msgspec.Struct, eq=False):
     serial: int = 0  # those of the same order run as they were planned
 
 
-class Batch(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Batch:
     """A batch on a partition."""
 
     identity: int

@@ -1,6 +1,9 @@
-"""The version of Sluice."""
+"""The version of Sluice, and how its core was built."""
 
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 
 def server_version() -> str:
@@ -9,3 +12,10 @@ def server_version() -> str:
         return version("sluice-gateway")
     except PackageNotFoundError:
         return "unknown"
+
+
+@cache
+def is_core_compiled() -> bool:
+    """True if the core was compiled, as in a wheel that was built with SLUICE_COMPILE=1; False if it is pure Python."""
+    spec = find_spec("sluice.batcher.state")
+    return spec is not None and str(spec.origin).endswith(tuple(EXTENSION_SUFFIXES))

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 
 from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.decisions import ReleaseReason
-from sluice.batcher.policies.base import BatchContext, BatchPolicy, Choice, worthwhile_rows
+from sluice.batcher.policies.base import BatchContext, BatchPolicy, Choice, number_error, worthwhile_rows
+from sluice.batcher.policies.registry import policy_name
 from sluice.batcher.queues.progress import planned_order
 from sluice.batcher.queues.queue import NO_WAITERS, Queue
 from sluice.batcher.state import ModelState, PartitionState
+from sluice.models.errors import ConfigError
 from sluice.models.units import INFINITE_NS
 
 # Module constants, because looking up a member of an enum is slow (see `sluice.batcher.scheduler.scheduler`).
@@ -30,7 +32,10 @@ class Closing:
         self._gather_fraction = limits.gather_fraction
 
     def choose(self, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int) -> Choice:
-        """Close a batch of a queue that is not empty, for a partition that is idle or about to be, or wait."""
+        """Close a batch of a queue that is not empty, for a partition that is idle or about to be, or wait.
+
+        Raises ConfigError for a choice whose numbers are not ints.
+        """
         batches = partition.batches
         has_more_planned = len(partition.planned) > 1
         context = BatchContext(
@@ -46,6 +51,8 @@ class Closing:
             model.typical_rows,
         )
         choice = self._policies[queue.model].choose(queue, context)
+        if (problem := number_error(choice)) is not None:
+            raise wrong_choice(model, problem)
         if model.by_deadline and choice.yields:
             if batches and self._brings_more_urgent(partition, queue):
                 return Choice(0, IDLE, now_ns + batches[0].median_ns, NO_WAITERS, after_idle_ns=0)
@@ -75,6 +82,11 @@ class Closing:
                 if incomplete and model.config.key == queue.model:
                     return True
         return False
+
+
+def wrong_choice(model: ModelState, problem: str) -> ConfigError:
+    """The error of a policy that makes a choice which cannot be carried out."""
+    return ConfigError(f"policy {policy_name(model.config.policy)}: model {model.config.key}: {problem}")
 
 
 def _kept_until_ns(partition: PartitionState, queue: Queue, context: BatchContext) -> int:

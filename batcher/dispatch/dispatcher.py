@@ -7,7 +7,7 @@ from functools import partial
 from operator import attrgetter
 
 from sluice.batcher.dispatch.choose_partition import PartitionChooser
-from sluice.batcher.dispatch.closing import Closing
+from sluice.batcher.dispatch.closing import Closing, wrong_choice
 from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
@@ -21,7 +21,6 @@ from sluice.batcher.interface.events import PartitionReady, PartitionResized
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
 from sluice.batcher.policies.base import Choice
-from sluice.batcher.policies.registry import policy_name
 from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
@@ -39,7 +38,6 @@ from sluice.batcher.state import (
     StageRun,
     StageState,
 )
-from sluice.models.errors import ConfigError
 
 _rows = attrgetter("rows")
 Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
@@ -97,7 +95,8 @@ class Dispatcher:
         """
         model = stage.model
         assert model is not None, "a combiner is not queued"
-        place = request.places[stage.index] if request.places else None
+        index, places = stage.index, request.places
+        place = places[index] if places else None
         if place is not None:
             model = place[0].model  # which may be another variant than for requests that arrive now
         if stage.is_keyed and not model.mixes_keys:
@@ -108,14 +107,13 @@ class Dispatcher:
             host = place[0].partition
             queue = self._queues.bound(queue.key, host.kind, host.price)
         stage_deadline_ns = request.deadline_ns - stage.remaining_path_ns
-        self._next_sequence += 1
+        sequence = self._next_sequence = self._next_sequence + 1
         rows, row_index = request.rows, None
         if run is not None:
             rows, row_index = run.rows, run.row_index
-        pipeline, sequence = request.pipeline, self._next_sequence
-        entry = Entry(request, stage.index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence)
+        entry = Entry(request, index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence)
         self._push(entry, queue, model, now_ns)
-        if pipeline.evicts:
+        if request.pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
         return entry
 
@@ -128,7 +126,7 @@ class Dispatcher:
                 self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
         model.outstanding = outstanding = model.outstanding + entry.rows
         if outstanding > model.peak_rows:
-            model.peak_rows = outstanding
+            model.peak_rows = float(outstanding)
         first = queue.push(entry, order_ns)
         if first or queue.rows >= queue.wanted_rows:
             queue.stop_waiting()
@@ -380,7 +378,7 @@ class Dispatcher:
             choice = self._closing.choose(queue, model, host, now_ns)
             rows = choice.rows
             if rows:
-                if type(rows) is not int or not 0 < rows <= estimate.max_rows:
+                if not 0 < rows <= estimate.max_rows:
                     _check_rows(choice, max(estimate.max_rows, head.rows), model)
                 takes = partial(self._takes, queue, model, now_ns)
                 chosen = self._chooser.choose(queue, head, model, choice, host, takes, now_ns)
@@ -396,7 +394,7 @@ class Dispatcher:
                     return host, queue, entries, choice.reason
             else:
                 if choice.until_ns <= now_ns:
-                    raise _wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
+                    raise wrong_choice(model, f"asks again at {choice.until_ns} ns; expected later than {now_ns} ns")
                 run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
                 if choice.after_idle_ns is not None:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
@@ -515,16 +513,10 @@ def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:
 
 
 def _check_rows(choice: Choice, most: int, model: ModelState) -> None:
-    """Raise ConfigError unless a batch has a whole number of rows that can be run; one request is never split."""
-    if type(choice.rows) is not int:
-        raise _wrong_choice(model, f"{choice.rows!r} rows; expected an int")
+    """Raise ConfigError unless a batch has a number of rows that can be run; one request is never split."""
     if not 0 < choice.rows <= most:
         expected = f"at most {most}" if choice.rows > 0 else "at least 0"
-        raise _wrong_choice(model, f"{choice.rows} rows; expected {expected}")
-
-
-def _wrong_choice(model: ModelState, problem: str) -> ConfigError:
-    return ConfigError(f"policy {policy_name(model.config.policy)}: model {model.config.key}: {problem}")
+        raise wrong_choice(model, f"{choice.rows} rows; expected {expected}")
 
 
 def leave_batch(entry: Entry) -> None:

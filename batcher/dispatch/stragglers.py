@@ -6,8 +6,6 @@ its rows run twice.
 
 from __future__ import annotations
 
-import msgspec
-
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.state import Batch, Entry, ModelState, PartitionState
 from sluice.models.units import NS_PER_MS
@@ -164,6 +162,6 @@ def _copy(entry: Entry, now_ns: int) -> Entry:
     """A further copy of an entry."""
     if entry.copies is None:
         entry.copies = [entry]
-    copy = msgspec.structs.replace(entry, batch=None, enqueued_ns=now_ns)
+    copy = entry.copy(now_ns)
     entry.copies.append(copy)
     return copy

@@ -62,12 +62,15 @@ DEMANDS = 1024
 """Queues whose demand is remembered: the most recently used ones."""
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
+class Offer:
     """The places of a request by stage, its planned end, and how long that is from now (0 if it can start at once)."""
 
-    places: list[Place | None]
-    done_ns: int
-    waits_ns: int
+    __slots__ = ("done_ns", "places", "waits_ns")
+
+    def __init__(self, places: list[Place | None], done_ns: int, waits_ns: int) -> None:
+        self.places = places
+        self.done_ns = done_ns
+        self.waits_ns = waits_ns
 
 
 NO_PLACES = Offer([], 0, 0)
@@ -322,13 +325,14 @@ class Places:
         """Record the places of an admitted request."""
         places = request.places = offer.places
         request.waits_ns = offer.waits_ns
-        request.kept = request.pipeline.drift
+        pipeline = request.pipeline
+        request.kept = pipeline.drift
         if places:
-            pipeline = request.pipeline
-            if pipeline.clients:
-                request.client = self._shares.client(request.arrival, pipeline)
             request.placed = 1 if len(places) == 1 else sum([place is not None for place in places])
-            self._count(request, request.rows)
+            pipeline.planned_rows += request.rows
+            if pipeline.clients and (client := self._shares.client(request.arrival, pipeline)) is not None:
+                request.client = client
+                self._shares.planned(client, request.rows)
 
     def completed(self, request: Request, now_ns: int) -> None:
         """Learn from a request that is complete whether the places of its pipeline keep enough time.
@@ -373,7 +377,7 @@ class Places:
     def _leave(self, request: Request, batch: PlannedBatch, rows: float) -> None:
         request.placed -= 1
         if not request.placed:
-            self._count(request, -request.rows)
+            self._discount(request)
         self._depart(batch, rows, 1)
 
     def _forget(self, batch: PlannedBatch) -> None:
@@ -401,7 +405,7 @@ class Places:
             places[entry.stage] = None
             request.placed -= 1
             if not request.placed:
-                self._count(request, -request.rows)
+                self._discount(request)
             if place[0] is not batch:
                 if batch is not None:
                     self._depart(batch, rows, members)
@@ -413,12 +417,11 @@ class Places:
         if len(planned) > 1 and planned[-1].members:
             planned_batches.merge(planned[-1])
 
-    def _count(self, request: Request, rows: int) -> None:
-        """Count the rows of requests that have places, or (`rows` is negative) have none any more."""
-        pipeline = request.pipeline
-        pipeline.planned_rows += rows
+    def _discount(self, request: Request) -> None:
+        """Count the rows of a request no more among those that have places."""
+        request.pipeline.planned_rows -= request.rows
         if request.client is not None:
-            self._shares.planned(request.client, rows)
+            self._shares.planned(request.client, -request.rows)
 
     def _depart(self, batch: PlannedBatch, rows: float, members: int) -> None:
         planned_batches.leave(batch, rows, members)
@@ -505,7 +508,8 @@ def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
         taken += entry.rows
         if taken > most:
             return whole
-        if (place := entry.place) is not None:
+        places = entry.request.places  # not `entry.place`, which would be a call for each entry
+        if places and (place := places[entry.stage]) is not None:
             if place[0] is not batch:
                 if left > ROUNDING:
                     return whole  # entries of several batches alternate
@@ -522,7 +526,11 @@ def _whole_rows(queue: Queue, from_ns: int, most: int) -> int:
 
 def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[Entry]) -> None:
     """Exchange the places of entries that start, but not in `batches`, with those of entries that wait for these."""
-    others = [entry for entry in entries if (place := entry.place) is not None and place[0] not in batches]
+    others = [
+        entry
+        for entry in entries
+        if (places := entry.request.places) and (place := places[entry.stage]) is not None and place[0] not in batches
+    ]
     if not others:
         return
     left = sum([batch.members for batch in batches]) - (len(entries) - len(others))

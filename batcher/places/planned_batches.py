@@ -252,7 +252,7 @@ def leave(batch: PlannedBatch, rows: float, members: int = 1) -> None:
     """Remove the rows of stages that start, or do not run; the last one takes the batch with it."""
     batch.members -= members
     if not batch.members:
-        batch.rows = 0
+        batch.rows = 0.0
         _remove(batch)
         return
     batch.variance *= max(1 - rows / batch.rows, 0.0)

@@ -27,6 +27,17 @@ class Choice(NamedTuple):
     yields: bool = True
 
 
+def number_error(choice: Choice) -> str | None:
+    """The first number of a choice that is not an int, with what was expected; None if all are.
+
+    Checked here, outside of what can be compiled: there, a wrong type would be met before it can be named.
+    """
+    if type(choice.rows) is int and type(choice.until_ns) is int and type(choice.wanted_rows) is int:
+        return None
+    numbers = {"rows": choice.rows, "until_ns": choice.until_ns, "wanted_rows": choice.wanted_rows}
+    return next(f"{name} is {number!r}; expected an int" for name, number in numbers.items() if type(number) is not int)
+
+
 class EntryView(Protocol):
     """The rows of one request that wait in a queue."""
 

@@ -53,7 +53,8 @@ class OrderedEntries:
             insort(items, item)
         self.rows += entry.rows
         self.live += 1
-        return items[0] is item if items[0][3].queued else self.first() is item
+        first = items[0] if items[0][3].queued else self.first()
+        return first is not None and first[3] is entry
 
     def discard(self, entry: Entry) -> None:
         """Remove one waiting entry."""

@@ -5,7 +5,6 @@ they are ready when the stages before them end (Xanadu, Middleware 2020).
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import QUANTILE
@@ -387,8 +386,10 @@ class NoOnDemandLoading:
     """Replaces `OnDemandLoader` where a plan places models: it orders nothing."""
 
     enabled = False
-    memories: Mapping[str, PartitionMemory] = MappingProxyType({})
-    wake_ns = None
+
+    def __init__(self) -> None:
+        self.memories: Mapping[str, PartitionMemory] = {}
+        self.wake_ns: int | None = None
 
     def allow(self, partitions: Iterable[PartitionConfig]) -> None:
         """Nothing is loaded anywhere."""

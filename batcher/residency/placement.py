@@ -216,7 +216,7 @@ def _missing(models: Iterable[str], rooms: Sequence[_Room]) -> list[str]:
 
 def _search(order: Sequence[str], models: Mapping[str, ModelNeed], rooms: Sequence[_Room]) -> bool:
     """Place all models in this order, depth first by rank; False, with none placed, if that fails within `STEPS`."""
-    if sum(models[key].memory_bytes for key in order) > sum(room.free for room in rooms):
+    if sum(models[key].memory_bytes for key in order) > sum((room.free for room in rooms), 0.0):
         return False
     choices: list[Iterator[_Room]] = []
     chosen: list[_Room] = []

@@ -167,8 +167,9 @@ class Replanner:
 class NoReplanner:
     """Replaces `Replanner` in a scheduler without a planner: no plan is ever built."""
 
-    wake_ns = None
-    next_ns = INFINITE_NS
+    def __init__(self) -> None:
+        self.wake_ns: int | None = None
+        self.next_ns = INFINITE_NS
 
     def refused(self, pipeline: str) -> None:
         """No plan can place the model."""

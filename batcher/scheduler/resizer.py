@@ -218,7 +218,8 @@ class Resizer:
 class NoResizer:
     """Replaces `Resizer` where only clients resize partitions."""
 
-    handlers: Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {}
+    def __init__(self) -> None:
+        self.handlers: Mapping[type[Any], Callable[[Any, int, list[AnyDecision]], None]] = {}
 
     def resized(self, partition: str, decisions: list[AnyDecision]) -> None:
         """Nothing follows."""

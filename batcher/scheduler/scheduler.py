@@ -173,9 +173,7 @@ class Scheduler:
             if places.outcome is Outcome.REJECTED_UNAVAILABLE:
                 self._replanner.refused(event.pipeline)
             return
-        identity = event.request
-        request = Request(identity, pipeline, rows, event.deadline_ns, event, pipeline.stage_count)
-        self.requests[identity] = request
+        request = self.requests[event.request] = Request(event, pipeline)
         if event.memory_bytes:
             self.memory.take(pipeline.number, event.memory_bytes)
         pipeline.outstanding += 1
@@ -217,16 +215,16 @@ class Scheduler:
         self._settle(request, decisions)
 
     def _complete(self, request: Request, now_ns: int, decisions: list[AnyDecision]) -> None:
-        identity = request.identity
+        identity, pipeline = request.identity, request.pipeline
         outcome = COMPLETED if now_ns <= request.deadline_ns else COMPLETED_LATE
         decisions.append(CompleteRequest(identity, outcome))
         # No entry waits or runs any more but superseded ones, so there is less to do than in `_settle`.
         request.settled = True
         del self.requests[identity]
-        request.pipeline.outstanding -= 1
+        pipeline.outstanding -= 1
         request.entries.clear()  # they refer to the request: this breaks the cycle for the garbage collector
         if request.arrival.memory_bytes and not request.running:
-            self.memory.give_back(request.pipeline.number, request.arrival.memory_bytes)
+            self.memory.give_back(pipeline.number, request.arrival.memory_bytes)
 
     def _settle(self, request: Request, decisions: list[AnyDecision]) -> None:
         """Release everything that a settled request holds, and withdraw its work that has not started."""
@@ -382,8 +380,8 @@ class Scheduler:
             request = entry.request
             if request.settled:
                 self._ended(request)
-            elif request.pipeline.single:
-                if request.pipeline.drift or now_ns > request.deadline_ns:
+            elif (pipeline := request.pipeline).single:
+                if pipeline.drift or now_ns > request.deadline_ns:
                     self._places.completed(request, now_ns)
                 self._complete(request, now_ns, decisions)
             else:
@@ -395,7 +393,7 @@ class Scheduler:
                 leave_batch(entry)
                 request.ran_on = partition
                 try:
-                    self._stage_done(request, request.pipeline.stages[entry.stage], now_ns, decisions)
+                    self._stage_done(request, pipeline.stages[entry.stage], now_ns, decisions)
                 except EntryRefusedError as refused:
                     self._evict(request, decisions, refused.outcome, str(refused))
 

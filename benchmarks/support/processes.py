@@ -24,7 +24,7 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         """CPU time used so far by the server and its children."""
-        return sum(_cpu_s(pid) for pid in self.pids())
+        return sum(process_cpu_s(pid) for pid in self.pids())
 
     def pss_mb(self) -> float:
         """Proportional set size of the server and its children, in MB."""
@@ -107,7 +107,8 @@ def alternate(rounds: int, *measures: Callable[[], float]) -> list[float]:
     return [sorted(results)[len(results) // 2] for results in values]
 
 
-def _cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

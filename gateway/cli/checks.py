@@ -12,6 +12,7 @@ import msgspec
 from sluice.gateway.cli.text.partition_report import gpu_lines, partition_lines
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.version import is_core_compiled, server_version
 from sluice.models.errors import ControlFailed, ServingError
 from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.nvidia.free_memory import free_capacity
@@ -59,12 +60,19 @@ def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Fi
     except ServingError as error:
         yield Finding("partitions", Severity.WRONG, str(error))
         partitions = ()
+    yield check_build()
     yield from check_packages()
     yield from check_providers(partitions)
     yield from check_drivers(partitions)
     yield from check_limits(partitions)
     if with_layout:
         yield from check_layout(partitions)
+
+
+def check_build() -> Finding:
+    """Report the version, and whether the core is compiled."""
+    core = "compiled" if is_core_compiled() else "in pure Python (a wheel built with SLUICE_COMPILE=1 has it compiled)"
+    return Finding("build", Severity.OK, f"Sluice {server_version()}, core {core}")
 
 
 def check_packages() -> Iterator[Finding]:

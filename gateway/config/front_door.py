@@ -74,16 +74,19 @@ class FrontDoorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         if self.buffer_mb is not None and not 0 < self.buffer_mb < math.inf:
             raise ValueError(f"buffer_mb: expected a finite number above 0, got {self.buffer_mb:g}")
 
-    def buffer_bytes(self, memory_mb: float, max_body_bytes: int) -> int:
-        """The size of the buffer. Raises ValueError if it is given and too small for the largest request."""
+    def buffer_bytes(self, memory_mb: float, max_body_bytes: int, parts: int = 1) -> int:
+        """The size of the buffer. Raises ValueError if it is given and too small for the largest request.
+
+        Of a buffer in several `parts`, each has room for the largest request.
+        """
         least = max_body_bytes + self.head_bytes
         least += -(-least // (_SHARE - 1))
         if self.buffer_mb is None:
-            return max(round(memory_mb * _MIB), least)
+            return max(round(memory_mb * _MIB) // parts, least)
         size = round(self.buffer_mb * _MIB)
         if size < least:
             raise ValueError(
                 f"front_door: buffer_mb: expected at least {math.ceil(least / _MIB * 100) / 100:g} "
                 f"for max_body_bytes {max_body_bytes}, got {self.buffer_mb:g}"
             )
-        return size
+        return max(size // parts, least)

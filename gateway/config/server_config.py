@@ -4,7 +4,7 @@ import enum
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -29,6 +29,7 @@ _MIB = 1 << 20
 _KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}")
+MAX_FRONT_ENDS = 64
 _OLD_INSTANCE = "MIG-GPU-"
 """The names of MIG instances before they had UUIDs of their own; NVML and CUDA no longer report them."""
 
@@ -74,6 +75,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     grpc_port: int = 8001
     grpc_server: GrpcServerKind = GrpcServerKind.SLUICE
     metrics_port: int | None = None
+    front_ends: int | Literal["auto"] = 0
     partitions: int | tuple[Partition, ...] | None = None
     strict: bool = False
     strict_readiness: bool = False
@@ -106,6 +108,8 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         for name in ("http_port", "grpc_port", "metrics_port"):
             if not 0 <= (port := getattr(self, name) or 0) <= 65535:
                 raise ValueError(f"{name}: expected a port from 0 (any free one) to 65535, got {port}")
+        if isinstance(self.front_ends, int) and not 0 <= self.front_ends <= MAX_FRONT_ENDS:
+            raise ValueError(f"front_ends: expected 0 to {MAX_FRONT_ENDS}, or auto, got {self.front_ends}")
         if self.max_body_bytes < 1:
             raise ValueError(f"max_body_bytes: expected at least 1, got {self.max_body_bytes}")
         self.front_door.buffer_bytes(self.limits.memory_mb, self.max_body_bytes)

@@ -1,7 +1,7 @@
 """The models and pipelines that clients may name, and the status of each version and of the server."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
@@ -69,6 +69,7 @@ class ModelRegistry:
         self._on_demand: set[str] = set()  # waiting models that count as ready while a partition is up
         self._unplaced: dict[str, str] = {}  # models that no partition has room for, with the reasons
         self._serving: dict[tuple[str, str], Pipeline] = {}  # by name and version, "" for the latest
+        self._subscribers: list[Callable[[], None]] = []
         inventory.subscribe(self._changed)
 
     def __contains__(self, name: object) -> bool:
@@ -77,6 +78,16 @@ class ModelRegistry:
     def start_draining(self) -> None:
         """Record that the server is stopping: nothing is ready from now on."""
         self.draining = True
+        self._report()
+
+    @property
+    def serving(self) -> Mapping[tuple[str, str], Pipeline]:
+        """The pipelines that get requests, by name and version, "" for the latest; a new object at each change."""
+        return self._serving
+
+    def subscribe(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called when `serving` is another one, or the server begins to stop."""
+        self._subscribers.append(changed)
 
     # -- definitions
 
@@ -297,3 +308,8 @@ class ModelRegistry:
             ]
             if not self._why_unavailable(pipeline)
         }
+        self._report()
+
+    def _report(self) -> None:
+        for changed in self._subscribers:
+            changed()

@@ -8,6 +8,7 @@ from sluice.batcher.interface.events import AnyEvent
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.combiner import Combined
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 
 
 class EventSink(Protocol):
@@ -29,8 +30,20 @@ class Executor(Protocol):
         """Begin; all events go to `report`."""
         ...
 
-    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
-        """Keep a request's inputs; returns the bytes that the outputs of its stages will take."""
+    def admit(
+        self,
+        request: int,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        input_bytes: int,
+        shared: BatchOutputs | None = None,
+    ) -> int:
+        """Keep a request's inputs; returns the bytes that the outputs of its stages will take.
+
+        Inputs that lie in shared memory are given as `shared`, too, to which a reference is kept as long as they are
+        needed.
+        """
         ...
 
     def run(self, batch: DispatchBatch) -> None:

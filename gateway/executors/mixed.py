@@ -11,6 +11,7 @@ from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import TritonStatistics
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.models.spec import ModelSpec
+from sluice.mps.supervisor.supervisor import Supervisor
 
 
 class MixedExecutor:
@@ -48,6 +49,11 @@ class MixedExecutor:
         self.look_up_cache = workers.look_up_cache
         self.take_outputs = workers.take_outputs
         self.discard = workers.discard
+
+    @property
+    def regions(self) -> Supervisor:
+        """The memory that this process and the workers share."""
+        return self._workers.regions
 
     @property
     def arena_bytes(self) -> int:

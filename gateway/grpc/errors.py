@@ -9,7 +9,7 @@ import grpc
 
 from sluice.gateway.protocol.request import is_version
 from sluice.gateway.protocol.status import error_message, grpc_status, retry_after_s
-from sluice.models.errors import RequestError
+from sluice.models.errors import RequestError, ServingError
 
 S = TypeVar("S")
 
@@ -24,9 +24,19 @@ def call_status(
 
     `metadata` is added to the trailing metadata.
     """
+    if isinstance(error, PassedStatus):
+        return error.code, str(error), metadata
     wait_s = retry_after_s(error)
     metadata = tuple(metadata) if wait_s is None else (*metadata, ("retry-after", str(wait_s)))
     return grpc_status(error), error_message(error), metadata
+
+
+class PassedStatus(ServingError):
+    """The status of a call that the gateway's process has answered for a front end."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code = code
 
 
 async def abort(context: Any, error: Exception) -> NoReturn:

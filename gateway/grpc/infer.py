@@ -1,28 +1,32 @@
 """Inference over gRPC: ModelInfer calls and the requests of streams."""
 
+import asyncio
 from functools import partial
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from sluice.gateway.grpc.codec import decode_request, encode_response
-from sluice.gateway.grpc.errors import ResponseMetadata, call_status, parse_version
+from sluice.gateway.grpc.errors import PassedStatus, ResponseMetadata, call_status, parse_version
+from sluice.gateway.grpc.relayed import CallRelay, Ended
 from sluice.gateway.grpc.transport.call import ServerCall
 from sluice.gateway.grpc.transport.fields import LARGE_BYTES, check_fields
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
     DataPlane,
+    Submitted,
     asks_for_explanation,
     build_response,
 )
 from sluice.gateway.inference.request_template import RequestTemplate
 from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
-from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import RequestError
 from sluice.models.units import NS_PER_S
 
@@ -31,6 +35,7 @@ MAX_TEMPLATES = 64
 
 _KEY_BYTES = 32
 """Templates are looked up by the length of a request and this many of its first bytes, which name the model."""
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
 _FINAL_MARK = "triton_enable_empty_final_response"
 _RAW_INPUTS = service_pb2.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _RAW_OUTPUTS = service_pb2.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
@@ -89,11 +94,15 @@ class KnownTemplate(NamedTuple):
 class InferHandler:
     """Submits inference requests to the data plane and encodes its answers.
 
-    A message has at most `max_parsed_bytes` beside its raw contents.
+    A message has at most `max_parsed_bytes` beside its raw contents. A data plane that raises RelayNeeded has a
+    `relay`.
     """
 
-    def __init__(self, dataplane: DataPlane, max_parsed_bytes: int = LARGE_BYTES) -> None:
+    def __init__(
+        self, dataplane: DataPlane, max_parsed_bytes: int = LARGE_BYTES, relay: CallRelay | None = None
+    ) -> None:
         self._dataplane = dataplane
+        self._relay = relay
         self._max_parsed_bytes = max_parsed_bytes
         self._templates: dict[tuple[int, bytes], KnownTemplate] = {}
 
@@ -101,12 +110,38 @@ class InferHandler:
         """Start the call whose message is a ModelInferRequest of these bytes."""
         try:
             explain = _explain(call)
-            submission, encoder = self._ask(body, call)
+            submission, encoder = self._ask(body, call, explain)
+        except RelayNeeded:
+            self._pass_on(call, body)
+            return
         except Exception as error:
             call.end(*call_status(error))
             return
         call.on_cancelled = partial(self._dataplane.cancel, submission)
-        submission.then(partial(self._answered, call, submission, encoder, explain))
+        relayed = None if self._relay is None else partial(self._pass_on, call, body)
+        submission.then(partial(self._answered, call, submission, encoder, explain), relayed)
+
+    def _pass_on(self, call: ServerCall, body: bytes) -> None:
+        """Have the gateway's process answer a call."""
+        if call.cancelled:
+            return
+        assert self._relay is not None, "only its data plane asks for it"
+        asking = asyncio.get_running_loop().create_task(self._relay.ask(call, body))
+        call.on_cancelled = asking.cancel
+        asking.add_done_callback(partial(self._passed_on, call))
+
+    def _passed_on(self, call: ServerCall, asking: "asyncio.Task[Ended]") -> None:
+        if asking.cancelled():
+            return
+        if (error := asking.exception()) is not None:
+            call.end(*call_status(error if isinstance(error, Exception) else RuntimeError(error)))
+            return
+        ended = asking.result()
+        if ended.code is grpc.StatusCode.OK:
+            call.set_trailing_metadata(ended.trailing)
+            call.finish(ended.message)
+        else:
+            call.end(ended.code, ended.details, ended.trailing)
 
     def parse(self, body: bytes) -> Any:
         """The ModelInferRequest of these bytes. Raises RequestError."""
@@ -122,9 +157,19 @@ class InferHandler:
         `metadata` receives the names and values that accompany the answer, even if it is an error.
         """
         explain = _explain(context)
-        signature, inputs, encoder = self._check(request, _budget_ns(context))
-        submission = self._dataplane.submit(signature, inputs, encoder.options, _client(signature, context))
-        answer = await self._dataplane.answer(submission)
+        kept = b"" if self._relay is None else request.SerializeToString()
+        try:
+            signature, inputs, encoder = self._check(request, _budget_ns(context))
+            options = _explained(explain, encoder.options)
+            submission = self._dataplane.submit(signature, inputs, options, _client(signature, context))
+            answer = await self._dataplane.answer(submission)
+        except RelayNeeded:
+            assert self._relay is not None, "only its data plane asks for it"
+            ended = await self._relay.ask(context, kept, _INFER)
+            metadata += ended.trailing
+            if ended.code is not grpc.StatusCode.OK:
+                raise PassedStatus(ended.code, ended.details) from None
+            return service_pb2.ModelInferResponse.FromString(ended.message)
         metadata += self._dataplane.response_headers(submission, explain or encoder.options.explain)
         response = build_response(answer, encoder.options, self._dataplane.statuses)
         try:
@@ -135,7 +180,7 @@ class InferHandler:
     def _answered(
         self,
         call: ServerCall,
-        submission: Submission,
+        submission: Submitted,
         encoder: ResponseEncoder,
         explain: bool,
         answer: Answer,
@@ -154,7 +199,7 @@ class InferHandler:
         finally:
             answer.release()
 
-    def _ask(self, body: bytes, call: ServerCall) -> tuple[Submission, ResponseEncoder]:
+    def _ask(self, body: bytes, call: ServerCall, explain: bool) -> tuple[Submitted, ResponseEncoder]:
         """Submit a request. A request that matches a template is not parsed again."""
         budget_ns = _budget_ns(call)
         key = len(body), body[:_KEY_BYTES]
@@ -163,7 +208,7 @@ class InferHandler:
             signature = self._dataplane.signature(known.model, known.version)
             if signature is known.template.signature:
                 inputs, client = known.template.tensors(body), _client(signature, call)
-                options = _within(budget_ns, known.template.options)
+                options = _explained(explain, _within(budget_ns, known.template.options))
                 return self._dataplane.submit(signature, inputs, options, client), known.encoder
         request = self.parse(body)
         signature, inputs, encoder = self._check(request, None)
@@ -177,7 +222,7 @@ class InferHandler:
                 self._templates[key] = KnownTemplate(
                     request.model_name, request.model_version, template, head_bytes, encoder
                 )
-        options = _within(budget_ns, encoder.options)
+        options = _explained(explain, _within(budget_ns, encoder.options))
         return self._dataplane.submit(signature, inputs, options, _client(signature, call)), encoder
 
     def _check(self, request: Any, budget_ns: int | None) -> tuple[Signature, Any, ResponseEncoder]:
@@ -196,6 +241,11 @@ def _budget_ns(context: Any) -> int | None:
 def _within(budget_ns: int | None, options: RequestOptions) -> RequestOptions:
     """The options with the client's own deadline, if that is sooner."""
     return options if budget_ns is None or budget_ns >= options.budget_ns else options._replace(budget_ns=budget_ns)
+
+
+def _explained(explain: bool, options: RequestOptions) -> RequestOptions:
+    """The options with an explanation, if the call's metadata asks for one."""
+    return options._replace(explain=True) if explain and not options.explain else options
 
 
 def _explain(context: Any) -> bool:

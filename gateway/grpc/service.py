@@ -1,6 +1,7 @@
 """The gRPC server: inference, health, metadata and the calls of the control plane."""
 
 import contextlib
+import socket
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from sluice.gateway.front_door.listener import listen
 from sluice.gateway.grpc.errors import abort, parse_version
 from sluice.gateway.grpc.infer import InferHandler
 from sluice.gateway.grpc.management import ManagementCalls
+from sluice.gateway.grpc.relayed import CallRelay
 from sluice.gateway.grpc.stream import InferStream
 from sluice.gateway.grpc.transport.call import Metadata
 from sluice.gateway.grpc.transport.grpcio.server import GrpcioServer
@@ -62,13 +64,49 @@ _CALLS = {
 _GROUP = {method: group for group, methods in _CALLS.items() for method in methods}
 
 
-class InferenceService(ManagementCalls):
-    """The service `inference.GRPCInferenceService`."""
+class InferenceCalls:
+    """The calls `ModelInfer` and `ModelStreamInfer`. A data plane that raises RelayNeeded has a `relay`."""
 
-    def __init__(self, dataplane: DataPlane, control: ControlPlane, budget: Budget, max_parsed_bytes: int) -> None:
-        super().__init__(control)
+    def __init__(
+        self, dataplane: DataPlane, budget: Budget, max_parsed_bytes: int, relay: CallRelay | None = None
+    ) -> None:
         self._budget = budget
-        self.inference = InferHandler(dataplane, max_parsed_bytes)
+        self._inference = InferHandler(dataplane, max_parsed_bytes, relay)
+
+    def handlers(self) -> dict[str, Any]:
+        """The handlers of both methods, by name."""
+        infer = grpc.unary_unary_rpc_method_handler(self._inference.begin)
+        stream = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=self._inference.parse,
+            response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
+        )
+        return {"ModelInfer": infer, "ModelStreamInfer": stream}
+
+    async def _stream(self, request_iterator: Any, context: Any) -> None:
+        error_ends_stream = any(
+            name == ERROR_ENDS_STREAM and value == "true" for name, value in context.invocation_metadata()
+        )
+        stream = InferStream(
+            lambda request, metadata: self._inference.message(request, context, metadata),
+            context.write,
+            error_ends_stream=error_ends_stream,
+            budget=self._budget,
+        )
+        failed: BaseException | None = None
+        try:
+            await stream.run(request_iterator)
+        except* Exception as group:
+            failed = group.exceptions[0]
+        if isinstance(failed, Exception):
+            await abort(context, failed)
+
+
+class InferenceService(ManagementCalls):
+    """The service `inference.GRPCInferenceService`, without inference."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        super().__init__(control)
         self._registry = control.registry
 
     async def ServerLive(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
@@ -113,24 +151,6 @@ class InferenceService(ManagementCalls):
             outputs=tensors(pipeline.outputs),
         )
 
-    async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> None:  # noqa: D102, N802
-        error_ends_stream = any(
-            name == ERROR_ENDS_STREAM and value == "true" for name, value in context.invocation_metadata()
-        )
-        stream = InferStream(
-            lambda request, metadata: self.inference.message(request, context, metadata),
-            context.write,
-            error_ends_stream=error_ends_stream,
-            budget=self._budget,
-        )
-        failed: BaseException | None = None
-        try:
-            await stream.run(request_iterator)
-        except* Exception as group:
-            failed = group.exceptions[0]
-        if isinstance(failed, Exception):
-            await abort(context, failed)
-
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """SERVING while the server is ready. Clients may ask for the names in `services`, or "" for all."""
@@ -146,7 +166,12 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return status(status=status.SERVING if self._registry.server_ready() else status.NOT_SERVING)
 
     async def Watch(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Watch is not supported; call Check instead")
+        await unsupported_watch(request, context)
+
+
+async def unsupported_watch(request: Any, context: Any) -> None:
+    """Refuse a call that would follow the state of the server."""
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Watch is not supported; call Check instead")
 
 
 def grpc_server(
@@ -179,21 +204,48 @@ def grpc_server(
         listener = listen("gRPC", host, port, BACKLOG)
         bound = listener.getsockname()[1]
         server = Http2Server(listener, front_door, max_body_bytes, refusal, context)
-    service = InferenceService(dataplane, control, front_door.budget, front_door.settings.json_bytes)
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
-    infer = grpc.unary_unary_rpc_method_handler(service.inference.begin)
-    stream = grpc.stream_stream_rpc_method_handler(
-        service.ModelStreamInfer,
-        request_deserializer=service.inference.parse,
-        response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
-    )
-    server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer, "ModelStreamInfer": stream})
+    add_services(server, dataplane, control, front_door)
+    return server, bound
+
+
+def add_services(server: GrpcServer, dataplane: DataPlane, control: ControlPlane, front_door: FrontDoor) -> None:
+    """Add all services to a server."""
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(control), server)
+    inference = InferenceCalls(dataplane, front_door.budget, front_door.settings.json_bytes)
+    server.add_registered_method_handlers(_SERVICE, inference.handlers())
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.registry, (_SERVICE, _HEALTH)), server)
+    _add_reflection(server)
+
+
+def front_end_server(
+    dataplane: DataPlane,
+    relay: CallRelay,
+    listener: socket.socket,
+    max_body_bytes: int,
+    restrictions: Restrictions,
+    tls: TlsSettings | None,
+    front_door: FrontDoor,
+) -> Http2Server:
+    """The server of a front end, which passes all calls on but inference and reflection."""
+    refusal = partial(_refusal, restrictions) if restrictions else None
+    context = None if tls is None else tls.ssl_context(("h2",))
+    server = Http2Server(listener, front_door, max_body_bytes, refusal, context)
+    passed_on = grpc.unary_unary_rpc_method_handler(relay.answer)
+    names = [method.name for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods]
+    server.add_registered_method_handlers(_SERVICE, dict.fromkeys(names, passed_on))
+    inference = InferenceCalls(dataplane, front_door.budget, front_door.settings.json_bytes, relay)
+    server.add_registered_method_handlers(_SERVICE, inference.handlers())
+    watch = grpc.unary_stream_rpc_method_handler(unsupported_watch)
+    server.add_registered_method_handlers(_HEALTH, {"Check": passed_on, "Watch": watch})
+    _add_reflection(server)
+    return server
+
+
+def _add_reflection(server: GrpcServer) -> None:
     reflected = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]
         (_SERVICE, _HEALTH, reflection.SERVICE_NAME)
     )
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, server)
-    return server, bound
 
 
 def _grpcio_server(

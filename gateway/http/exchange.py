@@ -5,8 +5,8 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol
-from urllib.parse import unquote
+from typing import NamedTuple, Protocol
+from urllib.parse import quote, unquote
 
 import httptools
 import numpy as np
@@ -31,13 +31,13 @@ from sluice.gateway.http.compression import (
 )
 from sluice.gateway.http.large_body import DIRECT_BYTES
 from sluice.gateway.http.request_head import Headers, RequestHead
-from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, build_response
+from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, Submitted, build_response
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest, InferResponse
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
-from sluice.gateway.runtime.submission import Submission
 from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import Buffer
 
@@ -59,9 +59,11 @@ _ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
 class ClientConnection(Protocol):
-    """The connection of an exchange's client."""
+    """The connection of an exchange's client; `client` and `server` are its ends."""
 
     transport: asyncio.Transport
+    client: tuple[str, int] | None
+    server: tuple[str, int | None] | None
     template: Template | None
     """The template of the previous request, if the next request may match it."""
 
@@ -78,11 +80,35 @@ class ClientConnection(Protocol):
         ...
 
 
+class RelayedAnswer(NamedTuple):
+    """An answer of the gateway's process: `headers` are without the length of `body`."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    keeps_alive: bool
+
+
+class InferenceRelay(Protocol):
+    """Passes requests on that only the gateway's process can answer."""
+
+    async def infer(
+        self,
+        target: bytes,
+        headers: Headers,
+        body: bytes | bytearray | memoryview,
+        client: tuple[str, int | None] | None,
+        server: tuple[str, int | None] | None,
+    ) -> RelayedAnswer:
+        """The answer to a request of the connection from `client` to `server`. Raises ServingError without one."""
+        ...
+
+
 class InferRoute:
     """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`.
 
     It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`. `threads` do what would take the
-    event loop too long.
+    event loop too long. A `dataplane` that raises RelayNeeded has a `relay`.
     """
 
     def __init__(
@@ -91,8 +117,10 @@ class InferRoute:
         max_body_bytes: int,
         json_bytes: int = FrontDoorSettings().json_bytes,
         budget: Budget | None = None,
+        relay: InferenceRelay | None = None,
     ) -> None:
         self.dataplane = dataplane
+        self.relay = relay
         self.max_body_bytes = max_body_bytes
         self.json_bytes = json_bytes
         self.unchecked_bytes = min(json_bytes, max_body_bytes)
@@ -122,6 +150,8 @@ class Exchange:
         "_body",
         "_client",
         "_error",
+        "_kept",
+        "_relaying",
         "_route",
         "_submission",
         "_template",
@@ -143,7 +173,10 @@ class Exchange:
         self.head = head
         self._body = body
         self._error: Exception | None = None
-        self._submission: Submission | None = None
+        self._submission: Submitted | None = None
+        self._kept: bytes | bytearray | memoryview = b""
+        """The body, which may have to be passed on until there is an answer."""
+        self._relaying: asyncio.Task[RelayedAnswer] | None = None
         self.keep_alive = head.keep_alive
         self.held = 0
         """The bytes of the request that count in the buffer of the front door."""
@@ -232,6 +265,8 @@ class Exchange:
         self.started = True
         body, self._body = self._body, b""
         head, dataplane = self.head, self._route.dataplane
+        if self._route.relay is not None:
+            self._kept = body
         try:
             if self._error is not None:
                 raise self._error
@@ -251,6 +286,8 @@ class Exchange:
                 template, inputs = self._check(body, signature, *decode_request(body, head.json_length, signature))
                 self._client.template = template if template.repeatable else None
             self._submit(signature, template, inputs)
+        except RelayNeeded:
+            self._relay()
         except Exception as error:
             self._fail(error)
 
@@ -270,6 +307,8 @@ class Exchange:
                 self.run()
                 return
             self._submit(signature, *self._check(body, signature, *parsed))
+        except RelayNeeded:
+            self._relay()
         except Exception as error:
             self._fail(error)
 
@@ -284,8 +323,11 @@ class Exchange:
     def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor]) -> None:
         self._template = template
         client = "" if signature.client_key is None else signature.client_key.in_headers(self.head.headers)
-        self._submission = self._route.dataplane.submit(signature, inputs, template.options, client)
-        self._submission.then(self._answered)
+        options = template.options
+        if self.head.explain and not options.explain:
+            options = options._replace(explain=True)
+        self._submission = self._route.dataplane.submit(signature, inputs, options, client)
+        self._submission.then(self._answered, self._relay)
 
     def _fail(self, error: Exception) -> None:
         self._error = None
@@ -294,9 +336,11 @@ class Exchange:
     def disconnect(self) -> None:
         """Cancel the request: the client has closed the connection."""
         self.disconnected = True
-        self._body = b""
+        self._body = self._kept = b""
         if self._submission is not None:
             self._route.dataplane.cancel(self._submission)
+        if self._relaying is not None:
+            self._relaying.cancel()
 
     def _refuse(self, error: RequestError) -> None:
         self._error = error
@@ -305,6 +349,38 @@ class Exchange:
         # The client may send its body without `100 Continue` or not, so the connection cannot be reused.
         if self.head.expects_continue:
             self.keep_alive = False
+
+    def _relay(self) -> None:
+        """Have the gateway's process answer the request, unless its client has gone."""
+        body, self._kept = self._kept, b""
+        self._submission = None
+        if self.disconnected:
+            return
+        relay, head = self._route.relay, self.head
+        assert relay is not None, "only its data plane asks for it"
+        version = f"/versions/{head.version}" if head.version else ""
+        target = f"/v2/models/{quote(head.name, safe='')}{version}/infer".encode()
+        self._relaying = asyncio.get_running_loop().create_task(
+            relay.infer(target, head.headers, body, self._client.client, self._client.server)
+        )
+        self._relaying.add_done_callback(self._relayed)
+
+    def _relayed(self, relaying: asyncio.Task[RelayedAnswer]) -> None:
+        self._relaying = None
+        if self.disconnected:
+            if not relaying.cancelled():
+                relaying.exception()
+            return
+        try:
+            answer = relaying.result()
+        except Exception as error:
+            self._fail(error)
+            return
+        self.keep_alive = self.keep_alive and answer.keeps_alive
+        lines = [b"HTTP/1.1 %d %s" % (answer.status, HTTPStatus(answer.status).phrase.encode())]
+        lines += [b"%s: %s" % header for header in (*answer.headers, (b"content-length", b"%d" % len(answer.body)))]
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self._send(b"".join((b"\r\n".join((*lines, b"")), self._client.common_headers(), end, answer.body)))
 
     def _answered(self, answer: Answer) -> None:
         try:
@@ -371,11 +447,12 @@ class Exchange:
         if self.head.explain or self._template.options.explain:
             headers = self._route.dataplane.response_headers(submission, explain=True)
             return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
-        trace = submission.trace
-        return b"" if trace.client_id else _REQUEST_LINE % trace.id.encode()
+        given_id = submission.given_id
+        return _REQUEST_LINE % given_id.encode() if given_id else b""
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
+        self._kept = b""
         self.response_complete = True
         if client.transport.is_closing():
             return

@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -46,6 +46,10 @@ LAST_REQUESTS_S = 0.3
 _NOTICED = frozenset((b"expect", b"host", b"upgrade"))
 _HEALTH = re.compile(rb"/(v2/health/(live|ready)|metrics)(\?|$)")
 _TCP_CLOSE = 7
+
+
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+"""An ASGI application."""
 
 
 class Phase(enum.Enum):
@@ -631,28 +635,31 @@ class HttpServer(uvicorn.Server):
     """A uvicorn server on a bound socket; the process handles signals.
 
     `serve()` runs until `should_exit` is set and the requests in flight have been answered. `tls` makes it an HTTPS
-    server.
+    server. Without a listener it serves only connections that it is given.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
-        listener: socket.socket,
+        listener: socket.socket | None,
         tls: ssl.SSLContext | None = None,
         front_door: FrontDoor | None = None,
     ) -> None:
         super().__init__(config)
-        self._listener = listener
+        self._listeners = [] if listener is None else [listener]
         self._front_door = front_door
         self._tls = tls
-        self.port: int = listener.getsockname()[1]
+        self.accepting = asyncio.Event()
+        """Set when connections are accepted."""
+        self._attaching: set[asyncio.Task[Any]] = set()
+        self.port: int = 0 if listener is None else listener.getsockname()[1]
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on the bound socket, and on `sockets`."""
         if not self.config.loaded:
             self.config.load()
         self.config.ssl = self._tls
-        await super().serve([self._listener, *(sockets or ())])
+        await super().serve([*self._listeners, *(sockets or ())])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections; unlike uvicorn alone, with a limit of time for the TLS handshake."""
@@ -666,6 +673,7 @@ class HttpServer(uvicorn.Server):
             for each in sockets or ()
         ]
         self.started = True
+        self.accepting.set()
 
     async def on_tick(self, counter: int) -> bool:
         """Sweep the connections once a second."""
@@ -690,12 +698,21 @@ class HttpServer(uvicorn.Server):
         joining.cancel()
         await super().shutdown(sockets)
 
+    def attach(self, connection: socket.socket) -> None:
+        """Serve a connection that was made elsewhere, which the server owns from now on."""
+        attaching = asyncio.ensure_future(
+            asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+        )
+        self._attaching.add(attaching)
+        attaching.add_done_callback(self._attaching.discard)
+
     def _connected(self) -> list[socket.socket]:
         """The connections that the loop has not accepted yet, which would be lost with the listener."""
         found = []
-        with contextlib.suppress(OSError):  # there are no more
-            while True:
-                found.append(self._listener.accept()[0])
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):  # there are no more
+                while True:
+                    found.append(listener.accept()[0])
         return found
 
     def _protocol(self) -> asyncio.Protocol:
@@ -712,22 +729,24 @@ class HttpServer(uvicorn.Server):
 
 
 def http_config(
-    app: Starlette,
+    app: Starlette | Application,
     route: InferRoute,
     front_door: FrontDoor | None = None,
     *,
     restrictions: Restrictions | None = None,
     access: AccessRules | None = None,
+    connection: Callable[..., Connection] = Connection,
 ) -> uvicorn.Config:
     """The uvicorn configuration that serves `route` and, for all other requests, the ASGI application `app`.
 
     With `restrictions`, inference without the key goes to the application, which refuses it; so does inference that
-    the rules of `access` refuse.
+    the rules of `access` refuse. An application that is not ours checks the access to it by itself. `connection` makes
+    the connections.
     """
     return uvicorn.Config(
-        app if access is None else AccessControl(app, access),
+        app if access is None or not isinstance(app, Starlette) else AccessControl(app, access),
         http=partial(  # type: ignore[arg-type]
-            Connection, route, restrictions=restrictions or None, access=access, front_door=front_door or FrontDoor()
+            connection, route, restrictions=restrictions or None, access=access, front_door=front_door or FrontDoor()
         ),
         ws="none",
         lifespan="off",

@@ -1,25 +1,23 @@
-"""The data plane of both protocols: checks requests, submits them to the runtime and builds responses."""
+"""The data plane of both protocols: checks requests, submits them and builds responses."""
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
-from sluice.gateway.deployment.registry import ModelRegistry
-from sluice.gateway.observability.explanation import explain as explain_trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
+from sluice.gateway.protocol.pending_answer import OnAnswered
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
 from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
-from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.runtime.submission import Submission
-from sluice.gateway.tensors.response_cache import ResponseCache, request_key
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
+from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.slo import deadline_ns
 from sluice.models.units import INFINITE_NS, NS_PER_US
 
@@ -39,44 +37,76 @@ _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
 
 
-class DataPlane:
-    """Inference for both protocols. `clock` gives the nanoseconds of the clock of all deadlines.
+class Submitted(Protocol):
+    """A submitted request as transports see it (see `PendingAnswer`)."""
 
-    `cache` is the response cache, None without one. `statuses` are for `build_response`. `client_key` names the header
-    that tells clients apart, for pipelines without one of their own. Ids of requests have at most `max_id_bytes`.
+    request: int
+
+    def then(self, callback: OnAnswered, relayed: Callable[[], object] | None = None) -> None:
+        """Call back with the answer; `relayed` is called instead if the request has to be passed on."""
+        ...
+
+    @property
+    def future(self) -> asyncio.Future[Answer]:
+        """A new future of the answer, or of RelayNeeded."""
+        ...
+
+    @property
+    def given_id(self) -> str:
+        """The id that the server gave to the request; "" if the client gave one."""
+        ...
+
+    def explanation(self) -> list[tuple[str, str]]:
+        """The explanation of an answered request that asked for one, as headers."""
+        ...
+
+
+class ServedPipelines(Protocol):
+    """The pipelines that clients may name. `draining` is true while the server is stopping."""
+
+    draining: bool
+
+    def pipeline(self, name: str, version: str) -> Pipeline:
+        """The pipeline of that name; version "" is the latest. Raises an error that says why there is none."""
+        ...
+
+    def versions(self, name: str) -> Sequence[str]:
+        """The versions of a pipeline."""
+        ...
+
+
+class DataPlane(ABC):
+    """Inference for both protocols: all that transports know of it.
+
+    `served` are the pipelines. `statuses` are for `build_response`. `client_key` names the header that tells clients
+    apart, for pipelines without one of their own. Ids of requests have at most `max_id_bytes`.
     """
 
     def __init__(
         self,
-        registry: ModelRegistry,
-        runtime: Runtime,
+        served: ServedPipelines,
         default_slo_ms: float,
-        clock: Callable[[], int],
         shared_memory: SharedMemory,
-        cache: ResponseCache | None = None,
         statuses: StatusSettings = TRITON_STATUSES,
         client_key: str | None = None,
         max_id_bytes: int = FrontDoorSettings().id_bytes,
     ) -> None:
         self.shared_memory = shared_memory
         self.statuses = statuses
-        self._registry = registry
-        self._runtime = runtime
+        self._served = served
         self._default_slo_ms = default_slo_ms
-        self._clock = clock
-        self._cache = cache
         self._client_key = client_key
         self._max_id_bytes = max_id_bytes
         self._signatures: dict[tuple[str, int], Signature] = {}
 
     def signature(self, name: str, version: str) -> Signature:
-        """The signature of a pipeline; version "" is the latest. Raises as `ModelRegistry.pipeline`."""
-        pipeline = self._registry.pipeline(name, version)
+        """The signature of a pipeline; version "" is the latest. Raises as `ServedPipelines.pipeline`."""
+        pipeline = self._served.pipeline(name, version)
         revision = (pipeline.name, pipeline.version)
         signature = self._signatures.get(revision)
         if signature is None or signature.pipeline is not pipeline:
             for known in list(self._signatures):  # drop the signatures of unloaded versions
-                if str(known[1]) not in self._registry.versions(known[0]):
+                if str(known[1]) not in self._served.versions(known[0]):
                     del self._signatures[known]
             signature = self._signatures[revision] = Signature(pipeline, self._client_key)
         return signature
@@ -134,40 +164,19 @@ class DataPlane:
     @property
     def stopping(self) -> bool:
         """True if the server is stopping and refuses requests."""
-        return self._registry.draining
+        return self._served.draining
 
+    @abstractmethod
     def submit(
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
-    ) -> Submission:
-        """Submit a checked request of a client. Raises RejectedError when the runtime is closed."""
-        if self._cache is not None and signature.pipeline.response_cache and not self._registry.draining:
-            return self._cached(self._cache, signature, inputs, options, client)
-        return self._runtime.submit(signature.key, inputs, options, client)
+    ) -> Submitted:
+        """Submit a checked request of a client. Raises RejectedError when the server has stopped."""
 
-    def _cached(
-        self,
-        cache: ResponseCache,
-        signature: Signature,
-        inputs: Mapping[str, Tensor],
-        options: RequestOptions,
-        client: str,
-    ) -> Submission:
-        now_ns = self._clock()
-        key = request_key(signature.key, inputs)
-        outputs = cache.look_up(key, now_ns)
-        if outputs is not None:
-            return self._runtime.answer_from_cache(signature.key, options, outputs, now_ns)
-        lookup_ns = self._clock() - now_ns
-        submission = self._runtime.submit(signature.key, inputs, options, client)
-        # The first callback: it runs while the outputs are still valid.
-        submission.then(partial(cache.store_answer, key, lookup_ns))
-        return submission
-
-    def cancel(self, submission: Submission) -> None:
+    @abstractmethod
+    def cancel(self, submission: Submitted) -> None:
         """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""
-        self._runtime.cancel(submission.request)
 
-    async def answer(self, submission: Submission) -> Answer:
+    async def answer(self, submission: Submitted) -> Answer:
         """Wait for the answer to a request, which must be released. Cancelling the caller cancels the request."""
         try:
             return await submission.future
@@ -175,11 +184,10 @@ class DataPlane:
             self.cancel(submission)
             raise
 
-    def response_headers(self, submission: Submission, explain: bool) -> list[tuple[str, str]]:
+    def response_headers(self, submission: Submitted, explain: bool) -> list[tuple[str, str]]:
         """The headers of a response: the id of a request whose client gave none, and the explanation if requested."""
-        trace = submission.trace
-        headers = [] if trace.client_id else [(REQUEST_HEADER, trace.id)]
-        return headers + explain_trace(trace, self._clock()).headers() if explain else headers
+        headers = [(REQUEST_HEADER, submission.given_id)] if submission.given_id else []
+        return headers + submission.explanation() if explain else headers
 
 
 def asks_for_explanation(value: str) -> bool:

@@ -14,6 +14,7 @@ from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
 from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.statistics import Statistics, nv_metrics
+from sluice.gateway.version import is_core_compiled, server_version
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
@@ -123,6 +124,7 @@ class ServerMetrics(Collector):
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
+        self._build = (server_version(), "true" if is_core_compiled() else "false")
         self.statistics = statistics or Statistics()
         self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
         self._remotes: list[MetricsSource] = []
@@ -197,6 +199,12 @@ class ServerMetrics(Collector):
         )
         for partition, busy_ns in self._busy_ns.items():
             busy.add_metric([partition], busy_ns / NS_PER_S)
+        build = GaugeMetricFamily(
+            "sluice_build_info",
+            "1, with the version and whether the core is compiled.",
+            labels=["version", "compiled"],
+        )
+        build.add_metric(self._build, 1)
         arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
         arena.add_metric([], self._arena_bytes())
         breakers = GaugeMetricFamily(
@@ -208,7 +216,7 @@ class ServerMetrics(Collector):
             for each in ("closed", "open", "half_open"):
                 breakers.add_metric([partition, each], int(state == each))
         yield self._correction_family()
-        yield from (queue, busy, arena, breakers)
+        yield from (queue, busy, build, arena, breakers)
 
     def _waiting(self) -> dict[str, int]:
         waiting: Counter[str] = Counter()

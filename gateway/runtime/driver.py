@@ -51,6 +51,7 @@ from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import PlanBuilding
 from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import PartitionError, RejectedError, RequestError
 from sluice.models.units import NS_PER_S
 
@@ -179,25 +180,34 @@ class Runtime:
         self._executor.start(self.report)
 
     def submit(
-        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        received_ns: int = 0,
+        shared: BatchOutputs | None = None,
     ) -> Submission:
         """Start a checked request; its tensors belong to the runtime until the future is done.
 
         `pipeline` is `name:version`, `client` as in `RequestArrived`. The size of the stages' outputs is added to
-        `options.memory_bytes`. The request's time counts from the first `submit` since events were last handled: what
-        is read before they are handled again had come by then. Raises RejectedError once the runtime is closed, and
-        RequestError when the tensors alone exceed the memory that a pipeline may have.
+        `options.memory_bytes`. The request's time counts from `received_ns` (0: from the first `submit` since events
+        were last handled: what is read before they are handled again had come by then). Inputs that lie in shared
+        memory are given as `shared`, too: workers read them there, and they are released when nothing needs them.
+        Raises RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory that
+        a pipeline may have.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
-        received_ns = self._received_ns or self._clock()
+        read_ns = self._received_ns or self._clock()
+        received_ns = received_ns or read_ns
         if len(self._arrivals) >= self._most_waiting:
             reason = f"the server is overloaded: {self._most_waiting} requests wait for their turn"
             full = Answer(Outcome.REJECTED_QUEUE_FULL, reason, retry_after_s=1)
             return self._answer_at_once(pipeline, options, full, received_ns)
         request = self._next_request = self._next_request + 1
         input_bytes = options.memory_bytes
-        memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes)
+        memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes, shared)
         if memory_bytes > self._memory.most_bytes:
             self._executor.discard(request)
             raise RequestError(
@@ -218,7 +228,7 @@ class Runtime:
             received_ns,
         )
         submission = self._opened(arrival, options.id, received_ns)
-        self._received_ns = received_ns
+        self._received_ns = read_ns
         self._enqueue(arrival)
         return submission
 

@@ -18,7 +18,7 @@ from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.runtime.driver import Runtime
-from sluice.gateway.server.front_ends import FrontEnds
+from sluice.gateway.server.client_servers import ClientServers
 from sluice.models.errors import PartitionError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Server:
     inventory: Inventory
     runtime: Runtime
     executor: MixedExecutor
-    front_ends: FrontEnds
+    client_servers: ClientServers
     drain_timeout_s: float
     deployer: Deployer
     poll: Poll | None = None
@@ -56,11 +56,13 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
         self.runtime.start()
-        ends = self.front_ends
+        ends = self.client_servers
         await ends.grpc.start()
         if ends.metrics is not None:
             await ends.metrics.start()
         http = asyncio.create_task(ends.http.serve())
+        if ends.front_ends is not None:
+            ends.front_ends.start()
         host, http_port, grpc_port = ends.address
         log(
             logger, logging.INFO, "server started", host=host, http_port=http_port, grpc_port=grpc_port, pid=os.getpid()
@@ -90,6 +92,8 @@ class Server:
     async def _announce(self, ready_file: Path | None) -> None:
         """Announce once that all workers are up, unless the server stops already."""
         await self.inventory.in_service.wait()
+        if (front_ends := self.client_servers.front_ends) is not None:
+            await front_ends.all_ready.wait()
         if self.registry.draining:
             return
         # The objects made until now stay: the collector need not look at them again.
@@ -104,11 +108,11 @@ class Server:
             self._write_ready_file(ready_file)
 
     def _write_ready_file(self, path: Path) -> None:
-        host, http_port, grpc_port = self.front_ends.address
+        host, http_port, grpc_port = self.client_servers.address
         scratch = path.with_name(f"{path.name}.{os.getpid()}")
         ports = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "pid": os.getpid()}
-        if self.front_ends.metrics is not None:
-            ports["metrics_port"] = self.front_ends.metrics.port
+        if self.client_servers.metrics is not None:
+            ports["metrics_port"] = self.client_servers.metrics.port
         scratch.write_text(json.dumps(ports))
         scratch.replace(path)
 
@@ -128,9 +132,11 @@ class Server:
     async def _close(self, http: asyncio.Task[None]) -> None:
         """Let clients take their responses, then end connections and workers."""
         self.runtime.close()
-        ends = self.front_ends
-        ends.http.should_exit = True
+        ends = self.client_servers
         closing = asyncio.create_task(ends.grpc.stop(LAST_RESPONSES_S))
+        if ends.front_ends is not None:
+            await ends.front_ends.stop(LAST_RESPONSES_S)
+        ends.http.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(http), LAST_RESPONSES_S)
         ends.http.force_exit = True

@@ -35,7 +35,7 @@ from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.worker.executor import WorkerExecutor
-from sluice.gateway.inference.dataplane import DataPlane
+from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
@@ -52,7 +52,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
-from sluice.gateway.server.front_ends import front_ends
+from sluice.gateway.server.client_servers import client_servers
 from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.response_cache import ResponseCache
@@ -90,7 +90,7 @@ THIS_MACHINE = Surroundings()
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """All parts of a server but its front ends."""
+    """All parts of a server but those that clients talk to."""
 
     registry: ModelRegistry
     inventory: Inventory
@@ -99,7 +99,7 @@ class Gateway:
     executor: MixedExecutor
     metrics: ServerMetrics
     trace_settings: TraceSettings
-    dataplane: DataPlane
+    dataplane: LocalDataPlane
     deployer: Deployer
     resizing: Resizing
     auto_resize: AutoResize | None
@@ -136,7 +136,14 @@ def build_server(
         inventory=gateway.inventory,
         runtime=gateway.runtime,
         executor=gateway.executor,
-        front_ends=front_ends(config, gateway.dataplane, control, gateway.metrics, gateway.runtime.traces),
+        client_servers=client_servers(
+            config,
+            gateway.dataplane,
+            control,
+            gateway.metrics,
+            gateway.runtime.traces,
+            gateway.executor.regions,
+        ),
         drain_timeout_s=config.drain_timeout_s,
         deployer=gateway.deployer,
         poll=Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
@@ -153,7 +160,7 @@ def build_gateway(
     mps: Mapping[str, MpsControl] = {},
     surroundings: Surroundings = THIS_MACHINE,
 ) -> Gateway:
-    """Build all parts of a server but its front ends; otherwise as `build_server`."""
+    """Build all parts of a server but those that clients talk to; otherwise as `build_server`."""
     _check_names(config, repository)
     check_arenas(config.limits)
     for each in repository.broken:
@@ -162,7 +169,7 @@ def build_gateway(
     state = _build_state(config, core)
     execution = _build_execution(config, core, state, journal, processes, mps, surroundings)
     changes = _build_changes(config, core, state, execution)
-    dataplane = DataPlane(
+    dataplane = LocalDataPlane(
         state.registry,
         execution.runtime,
         config.default_slo_ms,

@@ -89,10 +89,23 @@ class Assembly:
                 self._slots.leave(1)
             self._partial.discard(model)
 
-    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
-        """Store a request's inputs; returns the bytes that its stages' outputs will take."""
+    def admit(
+        self,
+        request: int,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        input_bytes: int,
+        shared: BatchOutputs | None = None,
+    ) -> int:
+        """Store a request's inputs; returns the bytes that its stages' outputs will take.
+
+        `shared` are the inputs if they lie in shared memory, which are then not copied.
+        """
         wiring = self._wirings[pipeline]
-        self._requests[request] = RequestTensors(wiring, inputs, rows)
+        self._requests[request] = RequestTensors(wiring, inputs, rows, shared)
+        if shared is not None:
+            shared.references += 1
         return wiring.memory.output_bytes(rows, input_bytes)
 
     def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
@@ -209,6 +222,8 @@ class Assembly:
                 tensors[name], (request_tensors.rows, *item) if request_tensors.wiring.batchable else item
             )
         del self._requests[request]
+        if request_tensors.shared is not None:
+            request_tensors.shared.release_reference()
         stage_outputs = request_tensors.stage_outputs
         if len(stage_outputs) == 1 and (only := stage_outputs[0]) is not None:
             return tensors, only.outputs.release_reference
@@ -218,6 +233,8 @@ class Assembly:
         """Drop a request that will not be answered."""
         request_tensors = self._requests.pop(request, None)
         if request_tensors is not None:
+            if request_tensors.shared is not None:
+                request_tensors.shared.release_reference()
             drop_references(request_tensors.stage_outputs)
 
     def _end(self, batch: int) -> _Running:
@@ -252,20 +269,27 @@ class Assembly:
         for member in members:
             request_tensors = self._requests[member.request]
             ref = request_tensors.wiring.stages[member.stage].inputs[name]
+            shared = request_tensors.shared
             if ref.stage == REQUEST_STAGE and member.row_index is None:
                 sample = request_tensors.inputs[ref.tensor]
-                pieces.append(content(sample))
                 shape = sample.shape
-                continue
-            tensor, located, spans = locate_rows(request_tensors, ref, member.row_index)
-            shape = tensor.shape
-            if located is None:
-                pieces += [content(row_slice(tensor, first, end)) for first, end in spans]
-                continue
-            pieces += [_segment(located, first, end) for first, end in spans]
-            source = request_tensors.stage_outputs[ref.stage]
-            if source is not None and source.outputs not in reads:
-                reads.append(source.outputs)
+                if shared is None:
+                    pieces.append(content(sample))
+                    continue
+                whole = shared.located[ref.tensor]
+                pieces.append(Segment(whole.region, whole.offset, whole.nbytes))
+            else:
+                tensor, located, spans = locate_rows(request_tensors, ref, member.row_index)
+                shape = tensor.shape
+                if located is None:
+                    pieces += [content(row_slice(tensor, first, end)) for first, end in spans]
+                    continue
+                pieces += [_segment(located, first, end) for first, end in spans]
+            if ref.stage != REQUEST_STAGE:
+                source = request_tensors.stage_outputs[ref.stage]
+                shared = None if source is None else source.outputs
+            if shared is not None and shared not in reads:
+                reads.append(shared)
         return pieces, shape
 
     def _arrays(self, members: Sequence[Member], name: str) -> tuple[list[Array], tuple[int, ...]]:

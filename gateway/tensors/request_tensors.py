@@ -19,7 +19,8 @@ class BatchOutputs:
     """The outputs of one batch or combiner, with a count of the requests and running batches that refer to them.
 
     `located` is the place of each output in shared memory, empty for outputs that the gateway computed. `free` is
-    called when the last reference is released.
+    called when the last reference is released. Inputs of a request that a front end wrote to shared memory are the
+    outputs of that front end.
     """
 
     __slots__ = ("_free", "located", "references", "tensors")
@@ -59,15 +60,18 @@ class RequestTensors:
     """The tensors of one open request.
 
     `stage_outputs` has one entry per stage, None until it has run. `cache_misses` has, by stage, the cache key of a
-    look-up that found nothing and the time it took.
+    look-up that found nothing and the time it took. `shared` are the inputs if they lie in shared memory.
     """
 
-    __slots__ = ("cache_misses", "inputs", "rows", "stage_outputs", "wiring")
+    __slots__ = ("cache_misses", "inputs", "rows", "shared", "stage_outputs", "wiring")
 
-    def __init__(self, wiring: PipelineWiring, inputs: Mapping[str, Tensor], rows: int) -> None:
+    def __init__(
+        self, wiring: PipelineWiring, inputs: Mapping[str, Tensor], rows: int, shared: BatchOutputs | None = None
+    ) -> None:
         self.wiring = wiring
         self.inputs = inputs
         self.rows = rows
+        self.shared = shared
         self.stage_outputs: list[StageOutput | None] = [None] * len(wiring.stages)
         self.cache_misses: dict[int, tuple[CacheKey, int]] = {}
 
@@ -90,7 +94,9 @@ def locate_rows(
     """
     if ref.stage == REQUEST_STAGE:
         wanted = range(request_tensors.rows) if row_index is None else row_index
-        return request_tensors.inputs[ref.tensor], None, list(contiguous_runs(wanted))
+        shared = request_tensors.shared
+        located = None if shared is None else shared.located[ref.tensor]
+        return request_tensors.inputs[ref.tensor], located, list(contiguous_runs(wanted))
     source = request_tensors.stage_outputs[ref.stage]
     assert source is not None, "a stage runs after its sources"
     where = row_positions(row_index, source.row_index, request_tensors.rows)

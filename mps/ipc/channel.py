@@ -59,6 +59,8 @@ class Channel(Generic[Incoming]):
     def close(self) -> None:
         """Close the socket; the other end reads the messages that were sent, then the end."""
         self._socket.close()
+        self._buffer = bytearray()  # now: cycles may keep the channel for long
+        self._view = memoryview(self._buffer)
 
     def packets(self, message: Any) -> Sequence[bytes]:
         """Return the packets of a message, to be sent in turn; raises PartitionError when it is too long."""

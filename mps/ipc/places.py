@@ -31,14 +31,15 @@ def check_places(
             raise PartitionError(
                 f"{where} has {output.nbytes} bytes from {output.offset} on, expected to be within {room} bytes"
             )
-        if not _is_whole(output):
+        if not is_whole(output):
             raise PartitionError(
                 f"{where} has {output.nbytes} bytes, which do not make up {output.datatype} of the shape "
                 f"{list(output.shape)}"
             )
 
 
-def _is_whole(output: OutputTensor) -> bool:
+def is_whole(output: OutputTensor) -> bool:
+    """True if the bytes of a tensor make up its shape. O(rows) for BYTES, else O(1)."""
     if min(output.shape, default=0) < 0:
         return False
     offsets = output.row_offsets

@@ -36,12 +36,16 @@ def launch_command(cores: Sequence[int]) -> list[str]:
     return [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), ",".join(map(str, cores))]
 
 
+def end_with_parent(parent: int, signal_number: int) -> bool:
+    """Have this process get a signal when the thread that started it ends; False if process `parent` has ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
+    return os.getppid() == parent
+
+
 def main(arguments: Sequence[str]) -> int:
     """Become the command that follows the parent's process id and the cores; returns only on failure."""
     parent, cores, *command = arguments
-    # The setting survives the exec.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
+    if not end_with_parent(int(parent), signal.SIGTERM):  # the setting survives the exec
         return CANNOT_START
     try:
         if cores:

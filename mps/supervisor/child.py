@@ -1,4 +1,4 @@
-"""The operating system's side of a worker: its process, and our end of the socket to it."""
+"""The operating system's side of a worker, or of another process of ours: the process, and our end of its socket."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from sluice.mps.partitions.partition import Partition
 
 
 class Child(Protocol):
-    """A worker's process. `socket` is our end of the channel to it, which the caller owns."""
+    """A process of ours. `socket` is our end of the channel to it, which the caller owns."""
 
     pid: int
     socket: socket.socket
@@ -42,7 +42,7 @@ Raises OSError or PartitionError, and leaves nothing behind then.
 
 
 class ChildProcess:
-    """A running `sluice.mps.worker.main` (see `Child`)."""
+    """A running process of this machine (see `Child`)."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", ours: socket.socket) -> None:
         self.pid = process.pid
@@ -71,10 +71,20 @@ def launch_worker(partition: Partition | None, stdout: int | None = None) -> Chi
         arguments, environment = ["", "--spare"], array_library_environment()
     else:
         arguments, environment = [",".join(map(str, partition.cores))], worker_environment(partition)
+    return launch_module("sluice.mps.worker.start", arguments, environment, stdout)
+
+
+def launch_module(
+    module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] = {}, stdout: int | None = None
+) -> ChildProcess:
+    """Start a module of Sluice, which gets `--socket` and the number of its end of the channel after the arguments.
+
+    Raises OSError, and leaves nothing behind then.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            process = _spawn(arguments, environment, theirs, stdout)
+            process = _spawn(module, arguments, environment, theirs, stdout)
         except BaseException:
             ours.close()
             raise
@@ -88,12 +98,16 @@ def launch_worker(partition: Partition | None, stdout: int | None = None) -> Chi
 
 
 def _spawn(
-    arguments: Sequence[str], environment: Mapping[str, str], theirs: socket.socket, stdout: int | None
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    theirs: socket.socket,
+    stdout: int | None,
 ) -> "subprocess.Popen[bytes]":
     """Start the process in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
     return subprocess.Popen(
         # -P: a directory that the gateway happens to be started in must not shadow modules.
-        [sys.executable, "-P", "-m", "sluice.mps.worker.start", *arguments, "--socket", str(theirs.fileno())],
+        [sys.executable, "-P", "-m", module, *arguments, "--socket", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         env={**module_environment(), **environment},
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""One worker process as the gateway sees it: its start, its messages and its exit."""
+"""A process of ours as the gateway sees it, such as a worker: its start, its messages and its exit."""
 
 import asyncio
 import contextlib
@@ -6,48 +6,59 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import FromWorker, ToWorker
 from sluice.mps.partitions.partition import Partition
-from sluice.mps.supervisor.child import Launch, launch_worker
+from sluice.mps.supervisor.child import Child, Launch, launch_worker
 
 OUTGOING_LIMIT = 1024
-"""Packets queued for a worker that does not read. A worker with more is hung and is killed."""
+"""Packets queued for a process that does not read. One with more is hung and is killed."""
+
+Outgoing = TypeVar("Outgoing")
+Incoming = TypeVar("Incoming")
 
 
-class WorkerProcess:
-    """A running `sluice.mps.worker.main`; all methods belong to the event loop's thread.
+class MessageProcess(Generic[Outgoing, Incoming]):
+    """A process that exchanges messages with us; all methods belong to the event loop's thread.
 
-    `on_message` gets every message with its descriptors, which the callback then owns. It raises PartitionError for a
-    message that cannot be true, and the worker is killed as for one that cannot be read. `on_exit` is called once with
-    a sentence on the cause, after the process has exited and its last message was delivered. `launch` starts the
-    process, and `stdout` is for it.
+    `kind` is its name in sentences, and `incoming` the union of its messages. `on_message` gets every message with its
+    descriptors, which the callback then owns. It raises PartitionError for a message that cannot be true, and the
+    process is killed as for one that cannot be read. `on_exit` is called once with a sentence on the cause, after the
+    process has exited and its last message was delivered. `on_writable` is called when all queued packets are sent.
     """
 
     def __init__(
         self,
-        partition: Partition,
-        on_message: Callable[[FromWorker, tuple[int, ...]], None],
+        kind: str,
+        child: Child,
+        incoming: Any,
+        on_message: Callable[[Incoming, tuple[int, ...]], None],
         on_exit: Callable[[str], None],
-        stdout: int | None = None,
-        launch: Launch = launch_worker,
+        on_writable: Callable[[], None] | None = None,
     ) -> None:
-        self.partition = partition
+        self._kind = kind
         self._on_message = on_message
         self._on_exit = on_exit
+        self._on_writable = on_writable
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._reason = ""
         self.exited = asyncio.Event()
-        self._child = launch(partition, stdout)
-        self.pid = self._child.pid
-        self._channel: Channel[FromWorker] = Channel(self._child.socket, FromWorker)
+        self._child = child
+        self.pid = child.pid
+        self._channel: Channel[Incoming] = Channel(child.socket, incoming)
         self._loop.add_reader(self._child.fileno(), self._exited)
         self._loop.add_reader(self._channel.fileno(), self._receive)
 
-    def send(self, message: ToWorker, fds: Sequence[int] = ()) -> None:
+    @property
+    def is_blocked(self) -> bool:
+        """True while packets wait until the process reads."""
+        return bool(self._outgoing)
+
+    def send(self, message: Outgoing, fds: Sequence[int] = ()) -> None:
         """Send a message and copies of `fds` without blocking. A message to a process that has exited is dropped.
 
         Raises PartitionError when the message is too long.
@@ -63,7 +74,7 @@ class WorkerProcess:
         if not self._outgoing and self._sent(packet, fds):
             return
         if len(self._outgoing) >= OUTGOING_LIMIT:
-            self.kill("the worker does not read its messages")
+            self.kill(f"the {self._kind} does not read its messages")
             return
         try:
             copies = tuple(os.dup(fd) for fd in fds)
@@ -80,7 +91,7 @@ class WorkerProcess:
             self._receive()
 
     def close(self, reason: str = "") -> None:
-        """Close the channel: the worker exits after the batch that it is running. `reason` is as for `kill`."""
+        """Close the channel: a worker exits after the batch that it is running. `reason` is as for `kill`."""
         self._reason = self._reason or reason
         if self._channel.closed:
             return
@@ -106,7 +117,7 @@ class WorkerProcess:
             return True
 
     def _cut_off(self, error: OSError) -> None:
-        self.kill(f"messages cannot be sent to the worker: {error}")
+        self.kill(f"messages cannot be sent to the {self._kind}: {error}")
 
     def _flush(self) -> None:
         while self._outgoing:
@@ -116,6 +127,8 @@ class WorkerProcess:
             self._outgoing.popleft()
             _close_all(fds)
         self._loop.remove_writer(self._channel.fileno())
+        if self._on_writable is not None:
+            self._on_writable()
 
     def _receive(self) -> bool:
         """Deliver the messages that are there; returns whether there may be more."""
@@ -129,7 +142,7 @@ class WorkerProcess:
         except EOFError:
             self.close()
         except PartitionError as error:
-            self.kill(f"the worker sent a message that cannot be used: {error}")
+            self.kill(f"the {self._kind} sent a message that cannot be used: {error}")
             self.close()  # Later messages may build on this one.
         return count > 0 and not self._channel.closed
 
@@ -141,7 +154,22 @@ class WorkerProcess:
         self._loop.remove_reader(self._child.fileno())
         status = self._child.wait()
         self.exited.set()
-        self._on_exit(self._reason or _describe(status))
+        self._on_exit(self._reason or _describe(self._kind, status))
+
+
+class WorkerProcess(MessageProcess[ToWorker, FromWorker]):
+    """A running `sluice.mps.worker.main`. `launch` starts the process, and `stdout` is for it."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        on_message: Callable[[FromWorker, tuple[int, ...]], None],
+        on_exit: Callable[[str], None],
+        stdout: int | None = None,
+        launch: Launch = launch_worker,
+    ) -> None:
+        self.partition = partition
+        super().__init__("worker", launch(partition, stdout), FromWorker, on_message, on_exit)
 
 
 async def wait_for_exit(processes: Iterable[asyncio.Event], timeout_s: float) -> bool:
@@ -155,10 +183,10 @@ async def wait_for_exit(processes: Iterable[asyncio.Event], timeout_s: float) ->
     return True
 
 
-def _describe(status: int) -> str:
+def _describe(kind: str, status: int) -> str:
     if status < 0:
-        return f"the worker was killed by {signal.Signals(-status).name}"
-    return f"the worker exited with status {status}"
+        return f"the {kind} was killed by {signal.Signals(-status).name}"
+    return f"the {kind} exited with status {status}"
 
 
 def _close_all(fds: Sequence[int]) -> None:

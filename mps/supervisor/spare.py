@@ -14,7 +14,8 @@ END_S = 5.0
 class SpareWorker:
     """At most one spare worker; all methods belong to the event loop's thread. `launch` starts the processes.
 
-    It knows no partition, so it is on no cores of its own, and CUDA has not started in it.
+    It knows no partition, so it is on no cores of its own, and CUDA has not started in it. A front end may be kept
+    ready in the same way.
     """
 
     def __init__(self, launch: Launch) -> None:

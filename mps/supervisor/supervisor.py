@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -54,6 +55,18 @@ KILL_TIMEOUT_S = 5.0
 LATE = "it did not exit in time"
 
 
+class RegionWatcher(Protocol):
+    """Follows the regions that the gateway's process has mapped."""
+
+    def region_added(self, number: int, region: Region) -> None:
+        """Take a new region, which the supervisor owns."""
+        ...
+
+    def region_dropped(self, number: int) -> None:
+        """Forget a region to which nothing refers any more."""
+        ...
+
+
 class Supervisor:
     """Starts a worker for each spec, restarts lost ones, and shares regions among gateway and workers.
 
@@ -84,6 +97,7 @@ class Supervisor:
         self._tables: dict[tuple[str, str], LatencyTable] = {}
         self._memory_measured: set[tuple[str, str]] = set()
         self._regions: dict[int, Region] = {}
+        self._watchers: list[RegionWatcher] = []
         self._numbers = itertools.count(1)
         self._spare = SpareWorker(launch) if spare else None
         self._launch = launch if self._spare is None else self._spare.launch
@@ -177,6 +191,12 @@ class Supervisor:
         self._add_region(number, region, maker=None)
         return number
 
+    def watch_regions(self, watcher: RegionWatcher) -> None:
+        """Report all regions to a watcher, those that there are and later ones."""
+        self._watchers.append(watcher)
+        for number, region in self._regions.items():
+            watcher.region_added(number, region)
+
     def region(self, number: int) -> Region:
         """The region of that number as mapped here; raises KeyError when it was dropped."""
         return self._regions[number]
@@ -190,6 +210,8 @@ class Supervisor:
         if any(slot.output_region == number for slot in self._slots if slot.ready):
             raise PartitionError(f"region {number} is the output region of a running worker")
         if region := self._regions.pop(number, None):
+            for watcher in self._watchers:
+                watcher.region_dropped(number)
             region.close()
             for slot in self._slots:
                 slot.send(UnmapRegion(number))
@@ -373,6 +395,8 @@ class Supervisor:
 
     def _add_region(self, number: int, region: Region, maker: WorkerSlot | None) -> None:
         self._regions[number] = region
+        for watcher in self._watchers:
+            watcher.region_added(number, region)
         for slot in self._slots:
             if slot is not maker:
                 slot.send(MapRegion(number, region.nbytes), [region.fd])

@@ -50,6 +50,8 @@ SERVER = Section(
         "grpc_port": "Port for gRPC; `0` takes a free one.",
         "grpc_server": "`sluice`, the server of its own, or `grpcio`, a slower one on the core of grpcio.",
         "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
+        "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
+        "See [front ends](../operate/front-ends.md).",
         "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
         "strict": "Serve only while every partition is [proved](../operate/isolation.md) to be isolated. Otherwise the "
         "server stops and reports why.",
@@ -61,7 +63,8 @@ SERVER = Section(
         "quarantine": "When a partition is suspended after repeated faults, and for how long. See "
         "[below](#quarantine).",
         "spare_worker": "Keep a process of about 54 MB ready to become the next worker, so that a lost worker is back "
-        "[sooner](../operate/faults.md#the-spare-worker).",
+        "[sooner](../operate/faults.md#the-spare-worker). With `front_ends`, another one is ready to become the next "
+        "front end.",
         "model_loading": "How long a loaded model is warmed up and timed. See [below](#model_loading).",
         "resize": "`auto` lends free cores and GPU shares to busy partitions ([resizing](../operate/resizing.md)). "
         "Instead of `auto`, its settings may be given. See [below](#resize).",
@@ -488,6 +491,7 @@ http_port: 8000
 grpc_port: 8001
 grpc_server: sluice           # or grpcio
 metrics_port: 8002            # Triton's port for metrics
+front_ends: auto
 partitions:                   # or a number of equal ones: `partitions: 2`
   - {name: small, cores: [0]}
   - {name: large, cores: [1, 2, 3]}

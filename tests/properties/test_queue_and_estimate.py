@@ -1,4 +1,4 @@
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -7,11 +7,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import Entry, Request
+from sluice.batcher.state import Entry
 from sluice.models.profiles.latency_table import LatencyTable
+from tests.support.scheduling.records import request
 
 ORDERS = st.integers(0, 20)
-NOBODY = cast("Request", None)
+NOBODY = request()
 
 
 class Expected(NamedTuple):

@@ -1,7 +1,5 @@
 """A group of partitions and its run queue behave as plain lists that are searched from end to end."""
 
-from typing import cast
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,12 +14,11 @@ from sluice.batcher.fleet.partition_group import (
     throttle,
 )
 from sluice.batcher.fleet.run_queue import RunQueue
-from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import RESTART_NS, Batch, Entry, PartitionGroup, PartitionState, PipelineState, Request
+from sluice.batcher.state import RESTART_NS, Entry, PartitionGroup, PartitionState
+from tests.support.scheduling.records import batch, request
 
-WITHOUT_PLACES = Request(0, cast("PipelineState", None), 1, 0, cast("RequestArrived", None), 1)
-BATCH = cast("Batch", None)
+WITHOUT_PLACES = request()
 PARTITIONS = st.integers(0, 3)
 TIMES = st.integers(1, 20)
 
@@ -43,7 +40,7 @@ class PartitionGroupMachine(RuleBasedStateMachine):
         partition = self.all[number]
         if number in self.group.partitions and partition.ready and len(partition.batches) < 2:
             partition.free_at_ns = partition.start_ns(self.now_ns) + took_ns
-            partition.batches.append(BATCH)
+            partition.batches.append(batch(partition))
             partition_changed(self.group, partition)
 
     @rule(number=PARTITIONS)

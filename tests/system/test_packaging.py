@@ -1,50 +1,11 @@
 """Installed from a wheel, from an sdist or as an editable install, Sluice is one package `sluice` and nothing else."""
 
-import subprocess
-import sys
-import sysconfig
 import tarfile
-import venv
-import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("models", "mps", "batcher", "gateway", "loadgen")
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """The output of a command that sees neither the checkout nor the variables of this process."""
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
-
-
-def build(source: Path, target: str, out: Path) -> Path:
-    run(sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", out, cwd=source)
-    (built,) = out.iterdir()
-    return built
-
-
-def contents(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel, without its own list of them."""
-    with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if not name.endswith(".dist-info/RECORD")}
-
-
-def install(wheel: Path, directory: Path) -> Path:
-    """The interpreter of a new environment that has the wheel, and the dependencies of this one."""
-    venv.create(directory, with_pip=False, symlinks=True)
-    python = directory / "bin" / "python"
-    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=directory))
-    # Python does not look for .pth files in a directory that a .pth file names: the editable install stays unseen.
-    (own / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python)
-    run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--no-compile", wheel, cwd=directory)
-    return python
+from tests.support.packaging import PACKAGES, ROOT, build, contents, install, run, sources
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +20,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_holds_the_five_packages_under_one_name(wheel: Path) -> None:
     found = contents(wheel)
-    sources = {
-        f"sluice/{path.relative_to(ROOT)}"
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    packaged = {name for name in found if ".dist-info/" not in name}
-    assert packaged == sources | {"sluice/__init__.py", "sluice/py.typed"}
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert {name for name in found if ".dist-info/" not in name} == sources()
     (entry_points,) = (text.decode() for name, text in found.items() if name.endswith("entry_points.txt"))
     assert entry_points.split("\n")[:3] == [
         "[console_scripts]",

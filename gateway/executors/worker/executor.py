@@ -172,6 +172,11 @@ class WorkerExecutor:
         await taken_over
 
     @property
+    def regions(self) -> Supervisor:
+        """The memory that this process and the workers share."""
+        return self._supervisor
+
+    @property
     def assembly(self) -> Assembly:
         """The tensors of requests, for executors that run batches elsewhere."""
         return self._assembly

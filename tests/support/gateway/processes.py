@@ -28,8 +28,23 @@ def memory_files(pid: int, name: str) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """The child processes of a process, of all its threads."""
-    return sorted(int(child) for text in _of_threads(pid, "children") for child in text.split())
+    """The child processes of a process, of all its threads, without the front ends of a server."""
+    return sorted(set(_children(pid)) - set(front_ends(pid)))
+
+
+def front_ends(pid: int) -> list[int]:
+    """The processes of the front ends of a server."""
+    return sorted(child for child in _children(pid) if b"sluice.gateway.front_ends.main" in _command(child))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for text in _of_threads(pid, "children") for child in text.split()]
+
+
+def _command(pid: int) -> bytes:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def _of_threads(pid: int, name: str) -> Iterator[str]:

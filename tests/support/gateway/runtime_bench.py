@@ -21,6 +21,7 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.tensors.combiner import Combined
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_MS
 from tests.support.gateway.inventory import PlayedInventory
@@ -65,7 +66,15 @@ class Refusing(TimedExecutor):
     torn = False
     unjoined: tuple[int, ...] = ()
 
-    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+    def admit(
+        self,
+        request: int,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        input_bytes: int,
+        shared: BatchOutputs | None = None,
+    ) -> int:
         return 1000 * rows
 
     def run(self, batch: DispatchBatch) -> None:

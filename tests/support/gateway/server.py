@@ -56,11 +56,15 @@ def gateway_server(
 
     `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. There
     is no spare worker unless it asks for one, so that the children of the server are its workers. The environment
-    variable GRPC_SERVER chooses the gRPC server. Raises RuntimeError with the server's log when it does not become
-    ready.
+    variable GRPC_SERVER chooses the gRPC server, and SLUICE_TEST_FRONT_ENDS the number of front ends. Raises
+    RuntimeError with the server's log when it does not become ready.
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
-    base = {"spare_worker": False, "grpc_server": os.environ.get(GRPC_SERVER, GrpcServerKind.SLUICE)}
+    base = {
+        "spare_worker": False,
+        "grpc_server": os.environ.get(GRPC_SERVER, GrpcServerKind.SLUICE),
+        "front_ends": int(os.environ.get("SLUICE_TEST_FRONT_ENDS", "0")),
+    }
     settings.write_text(json.dumps({**base, **(config or {}), "http_port": 0, "grpc_port": 0}))
     ready.unlink(missing_ok=True)  # left by an earlier server
     source: list[str] = []

@@ -16,6 +16,7 @@ from sluice.batcher.interface.events import (
 from sluice.gateway.executors.base import EventSink
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.combiner import Combined
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.units import NS_PER_S
 
 
@@ -43,7 +44,15 @@ class TimedExecutor:
         for event in self._ready:
             report(event)
 
-    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+    def admit(
+        self,
+        request: int,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        input_bytes: int,
+        shared: BatchOutputs | None = None,
+    ) -> int:
         """Outputs take no memory here."""
         return 0
 

@@ -10,7 +10,7 @@ from tests.support.scheduling.builders import GAINING, S, arrival, chain, model,
 def test_what_is_planned_counts_in_whole_rows(rows: float, expected: int) -> None:
     scheduler = serving(spec_of([model("m:1")]), GAINING)
     fleet = scheduler.dispatcher.fleet
-    request = Request(1, scheduler.pipelines["m:1"], 1, S, arrival(1, S), 1)
+    request = Request(arrival(1, S), scheduler.pipelines["m:1"])
     if rows:
         batch = PlannedBatch(fleet.partitions["cpu0"], fleet.models["m:1"], ("m:1", ""), S, 1.0, 1.0, rows=rows)
         request.places = [(batch, rows)]
@@ -19,5 +19,5 @@ def test_what_is_planned_counts_in_whole_rows(rows: float, expected: int) -> Non
 
 def test_a_later_stage_follows_others() -> None:
     scheduler = serving(spec_of([model("a:1"), model("b:1")], [chain("a:1", "b:1")]), GAINING)
-    request = Request(1, scheduler.pipelines["chain:1"], 1, S, arrival(1, S, "chain:1"), 2)
+    request = Request(arrival(1, S, "chain:1"), scheduler.pipelines["chain:1"])
     assert [Entry(request, stage, 1, None, ("a:1", ""), S, 0, 1).follows for stage in (0, 1)] == [False, True]

@@ -23,6 +23,7 @@ from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.server import Connection, HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
+from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
@@ -36,6 +37,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import BrokenEntry
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -63,7 +65,13 @@ class InstantRuntime:
         self._held: list[tuple[Submission, Answer]] = []
 
     def submit(
-        self, pipeline: str, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        received_ns: int = 0,
+        shared: BatchOutputs | None = None,
     ) -> Submission:
         deadline_ns = ARRIVED_NS + options.budget_ns
         self.submitted.append(
@@ -179,7 +187,7 @@ def instant_gateway(
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = DataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    dataplane = LocalDataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
     control = ControlPlane(
         registry,
         RepositoryApi(registry),

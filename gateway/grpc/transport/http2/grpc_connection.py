@@ -250,14 +250,17 @@ class GrpcConnection(asyncio.Protocol):
             else:
                 self.transport.pause_reading()
 
-    def drain(self) -> None:
-        """Interrupt streams and ask the client to send no more calls."""
-        if self._ending:
-            self.transport.abort()
-            return
+    def interrupt(self) -> None:
+        """End the messages of streams early."""
         for call in list(self.http2.streams.values()):
             if isinstance(call, Http2Call):
                 call.interrupt()
+
+    def drain(self) -> None:
+        """Ask the client to send no more calls."""
+        if self._ending:
+            self.transport.abort()
+            return
         self._ask_to_go(self._server.loop.time())
         self.flush()
 

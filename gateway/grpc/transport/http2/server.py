@@ -83,22 +83,22 @@ class Http2Server(GrpcServer):
     async def stop(self, grace: float | None) -> None:
         """Refuse new calls, interrupt streams, and cancel calls that are still open after `grace` seconds.
 
-        Clients are asked to send no more calls first. Those that they have sent by then are refused with a status.
+        For a while, calls are still taken and refused with a status, on new connections as well. Then clients are asked
+        to send no more calls; those that they have sent by then are refused likewise.
         """
         if self._stopping:
             return
         self._stopping = True
-        self.serving = False
         if self._acceptor is None:
             self._listener.close()
             return
+        for connection in self.connections:
+            connection.interrupt()
+        await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
+        self.serving = False
         self._acceptor.close()
         for connection in self.connections:
             connection.drain()
-        await asyncio.sleep(min(LAST_CALLS_S, grace or 0))
-        for connection in self.connections:
-            connection.http2.stop_opening()
-            connection.flush()
         await self._all_gone(grace or 0)
         for connection in self.connections:
             connection.http2.end_with(ErrorCode.NO_ERROR, "the server is stopping")

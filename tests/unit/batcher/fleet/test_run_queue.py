@@ -1,21 +1,11 @@
 """Run queues: which queue comes next, and when deferred queues come back; times are a few nanoseconds."""
 
-from typing import cast
-
 from sluice.batcher.fleet.run_queue import RunQueue, WakeupQueue
 from sluice.batcher.queues.queue import NO_WAITERS, Queue
-from sluice.batcher.state import (
-    Entry,
-    ModelState,
-    PartitionGroup,
-    PartitionState,
-    PipelineState,
-    PlannedBatch,
-    Request,
-)
-from tests.support.scheduling.builders import arrival
+from sluice.batcher.state import Entry, PartitionGroup, PartitionState, PlannedBatch, Request
+from tests.support.scheduling.records import model_state, request
 
-REQUEST = Request(1, cast("PipelineState", None), 1, 0, arrival(1, 0), 1)
+REQUEST = request()
 """A request without places."""
 
 
@@ -47,8 +37,10 @@ def test_the_queue_with_the_most_urgent_head_comes_first_and_each_only_once() ->
 def placed(order_ns: int, serial: int = 0) -> Request:
     """A request with places in a planned batch of that order, for both of its stages."""
     partition = PartitionState(0, "cpu0", "cpu1", 1.0, 0, 0)
-    batch = PlannedBatch(partition, cast("ModelState", None), ("m:1", ""), order_ns, 1.0, 1.0, serial=serial)
-    return Request(2, REQUEST.pipeline, 1, 0, REQUEST.arrival, 1, places=[(batch, 1.0)] * 2)
+    batch = PlannedBatch(partition, model_state(), ("m:1", ""), order_ns, 1.0, 1.0, serial=serial)
+    placed = request(2)
+    placed.places = [(batch, 1.0), (batch, 1.0)]
+    return placed
 
 
 def test_a_head_with_a_place_is_as_urgent_as_the_batch_that_it_is_in() -> None:

@@ -13,7 +13,7 @@ def table_of(*keys: str) -> tuple[QueueTable, list[ModelState]]:
 
 def entry_of(queue: Queue) -> Entry:
     scheduler = serving(spec_of([model("m:1")]), ONE)
-    request = Request(1, scheduler.pipelines["m:1"], 1, S, arrival(1, S), 1)
+    request = Request(arrival(1, S), scheduler.pipelines["m:1"])
     return Entry(request, 0, 1, None, queue.key, S, 0, 1)
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import resource
 from collections.abc import Iterator
 from importlib.metadata import PathDistribution
@@ -14,6 +15,7 @@ from sluice.gateway.cli.checks import Severity
 from sluice.gateway.cli.doctor import partition_findings
 from sluice.gateway.cli.main import main
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+from sluice.gateway.version import server_version
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
@@ -45,6 +47,13 @@ def install(directory: Path, *names: str) -> list[PathDistribution]:
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Name: {name}\nVersion: 1.30.0\n")
     return [PathDistribution(each) for each in sorted(directory.iterdir())]
+
+
+def test_the_version_and_the_build_of_the_core_are_reported() -> None:
+    found = doctor.check_build()
+    assert found.severity is Severity.OK
+    compiled = os.environ.get("SLUICE_TEST_BUILD") == "compiled"
+    assert found.text.startswith(f"Sluice {server_version()}, core {'compiled' if compiled else 'in pure Python'}")
 
 
 def test_two_runtimes_in_one_place_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

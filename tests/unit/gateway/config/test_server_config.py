@@ -140,8 +140,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, poll_s, "
-            "recycle, host, http_port, grpc_port, grpc_server, metrics_port, partitions, strict, strict_readiness, "
-            "resize, batch_timeout_s, quarantine, spare_worker, model_loading, triton, max_body_bytes, front_door, "
+            "recycle, host, http_port, grpc_port, grpc_server, metrics_port, front_ends, partitions, strict, "
+            "strict_readiness, resize, batch_timeout_s, quarantine, spare_worker, model_loading, triton, "
+            "max_body_bytes, front_door, "
             "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
             "allowed_hosts, cors, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, "
             "default_slo_ms, late, percentile, residency, prices",
@@ -231,6 +232,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "partitions[0]: partition a: expected a hard_memory_mb of at least 96, which a worker needs for itself, "
             "got 40",
         ),
+        ("front_ends: 65", "front_ends: expected 0 to 64, or auto, got 65"),
+        ("front_ends: -1", "front_ends: expected 0 to 64, or auto, got -1"),
+        ("front_ends: many", "front_ends: Invalid enum value 'many'"),
         ("partitions: []", "partitions: expected at least one, or a triton server"),
         ("partitions: [{kind: gpu, name: a}]", "partitions[0]: kind: expected one of cpu, mig, mps, got 'gpu'"),
         ("partitions: [a]", "partitions[0]: expected an object, got str"),

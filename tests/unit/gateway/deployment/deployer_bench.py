@@ -33,6 +33,7 @@ from sluice.gateway.partitions.inventory import Inventory, ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.tensors.combiner import Combined
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import Repository, Selection
 from sluice.mps.partitions.isolation_report import Evidence
@@ -78,7 +79,15 @@ class InstantExecutor:
     def recycle(self, partition: str) -> None:
         self.orders.append(f"recycle {partition}")
 
-    def admit(self, request: int, pipeline: str, inputs: Mapping[str, Tensor], rows: int, input_bytes: int) -> int:
+    def admit(
+        self,
+        request: int,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        rows: int,
+        input_bytes: int,
+        shared: BatchOutputs | None = None,
+    ) -> int:
         assert pipeline in self.known
         return 0
 

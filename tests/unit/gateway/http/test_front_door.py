@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
-from sluice.gateway.front_door.metrics import FrontDoorMetrics
+from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
 from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.server import TURN_PARTS, HttpServer, Phase
 from sluice.models.tensors.spec import DataType
@@ -481,7 +481,9 @@ def test_faults_of_clients_are_counted_and_logged_together(
             assert await status(await connect(server, b"nonsense\r\n\r\n")) == 400
         assert +door.faults.counts == {"malformed": 50}
         exposed = generate_latest(
-            cast(CollectorRegistry, FrontDoorMetrics(door.budget, door.faults, lambda: 7, lambda: 3))
+            cast(
+                CollectorRegistry, FrontDoorMetrics(lambda: FrontDoorCounts(7, 3, door.budget.used, door.faults.counts))
+            )
         ).decode()
         assert 'sluice_client_faults_total{reason="malformed"} 50.0' in exposed
         assert "sluice_http_connections 7.0" in exposed

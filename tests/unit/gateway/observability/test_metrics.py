@@ -1,8 +1,11 @@
+import os
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.version import server_version
 from sluice.models.units import NS_PER_MS
 
 
@@ -91,3 +94,8 @@ def test_stages_queues_workers_and_memory_are_shown() -> None:
 def test_corrections_tell_how_far_profiles_are_off() -> None:
     metrics = ServerMetrics({}, [], queue_depths=dict, arena_bytes=int, corrections=lambda: {("mlp:1", "cpu1"): 1.25})
     assert samples(metrics)[key("latency_correction", "mlp:1", "cpu1")] == 1.25
+
+
+def test_the_version_and_the_build_of_the_core_are_shown() -> None:
+    compiled = "true" if os.environ.get("SLUICE_TEST_BUILD") == "compiled" else "false"
+    assert samples(new_metrics())[key("build_info", server_version(), compiled)] == 1

@@ -253,7 +253,8 @@ def test_answers_after_the_drain_timeout_are_timeouts(tmp_path: Path) -> None:
     [
         (Choice(32, ReleaseReason.FULL), "32 rows; expected at most 4"),
         (Choice(-1, ReleaseReason.FULL), "-1 rows; expected at least 0"),
-        (Choice(1.5, ReleaseReason.FULL), "1.5 rows; expected an int"),  # type: ignore[arg-type]
+        (Choice(1.5, ReleaseReason.FULL), "rows is 1.5; expected an int"),  # type: ignore[arg-type]
+        (Choice(0, ReleaseReason.DELAY, 1e6), "until_ns is .*; expected an int"),  # type: ignore[arg-type]
         (Choice(0, ReleaseReason.DELAY), "asks again at .* ns; expected later than .* ns"),
     ],
 )

@@ -772,18 +772,23 @@ def test_calls_that_come_while_the_server_stops_are_refused_until_the_client_kno
         client.send(client.call(1, b"open"))
         stopping = asyncio.create_task(server.stop(60))
         await asyncio.sleep(0)
-        notice, ping = client.received()[-2:]
+        new = Client(server)
+        for each, stream_id in ((client, 3), (new, 1)):
+            each.send(each.call(stream_id, b"late"))
+            status, fields, _ = await each.status(stream_id)
+            assert (status, fields["grpc-message"], fields["retry-after"]) == (
+                code(Status.UNAVAILABLE),
+                "the server is stopping",
+                "1",
+            )
+        new.transport.close()
+        notice, ping = await client.until(lambda frames: len(frames) >= 2)
         assert (notice.kind, ping.kind) == (GOAWAY, PING)
-        client.send(client.call(3, b"late"))
-        status, fields, _ = await client.status(3)
-        assert (status, fields["grpc-message"], fields["retry-after"]) == (
-            code(Status.UNAVAILABLE),
-            "the server is stopping",
-            "1",
-        )
+        client.send(client.call(5, b"crosses the notice"))
+        assert (await client.status(5))[1]["grpc-message"] == "the server is stopping"
         client.send(frame(PING, ACK, 0, ping.payload))
         last: Frame = await client.end()
-        assert int.from_bytes(last.payload[:4], "big") == 3
+        assert int.from_bytes(last.payload[:4], "big") == 5
         assert b"the server is stopping" in (await Client(server, greets=False).end()).payload
         kept.calls[0].finish(b"answer")
         assert (await client.status(1))[2] == prefixed(b"answer")

@@ -1,0 +1,1 @@
+"""Front ends: processes that talk to clients, in front of one scheduler in the gateway's process."""

@@ -1,0 +1,118 @@
+"""The inputs of requests in a front end: written once, into memory that workers read."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from sluice.gateway.front_ends.messages import PlacedTensor
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.pending_answer import RelayNeeded
+from sluice.models.errors import RejectedError
+from sluice.models.tensors.arrays import WireBytes
+from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Arena, Region
+
+SMALL_BLOCKS = 1024
+"""Free blocks of the smallest size that are kept for the next requests, most of which need no more."""
+ARENA = 0
+"""The number of the arena's region; others are numbered from 1 on."""
+OWN_REGIONS = 16
+"""Regions beside the arena. Each takes a descriptor here, in the gateway's process and in every worker."""
+_ALIGNMENT = 64
+
+
+class _Block(NamedTuple):
+    """The memory of a request's inputs: in the arena, or a region of its own."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+class InputMemory:
+    """An arena of `arena_bytes`. Inputs that do not fit get regions of their own, of `spare_bytes` together.
+
+    `share` passes a new region on under its number, and closes it: only its memory is needed here. `forget` is called
+    for one that is no longer used.
+    """
+
+    def __init__(
+        self,
+        arena_bytes: int,
+        spare_bytes: int,
+        share: Callable[[int, Region], None],
+        forget: Callable[[int], None],
+    ) -> None:
+        self._arena = Arena(arena_bytes)
+        region = Region.create("sluice-front-end", arena_bytes)
+        self._view = region.view
+        self._spare_bytes = spare_bytes
+        self._own_regions = 0
+        self._share = share
+        self._forget = forget
+        self._blocks: dict[int, _Block] = {}
+        self._small: list[_Block] = []
+        self._numbers = itertools.count(ARENA + 1)
+        share(ARENA, region)
+
+    def write(self, request: int, inputs: Mapping[str, Tensor]) -> tuple[PlacedTensor, ...]:
+        """Copy the inputs of a request, which stay until `free`.
+
+        Raises RejectedError without memory, and RelayNeeded if it would lie in too many regions.
+        """
+        starts: list[int] = []
+        end = 0
+        for tensor in inputs.values():
+            starts.append(end)
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        block, view = self._allocate(end)
+        self._blocks[request] = block
+        placed = []
+        for start, (name, tensor) in zip(starts, inputs.items(), strict=True):
+            offset, nbytes = block.offset + start, tensor.nbytes
+            row_offsets = None
+            if isinstance(tensor, WireBytes):
+                first = int(tensor.row_offsets[0])
+                view[offset : offset + nbytes] = memoryview(tensor.buffer)[first : first + nbytes]
+                row_offsets = tuple((tensor.row_offsets - first).tolist())
+            elif nbytes:
+                view[offset : offset + nbytes] = np.ascontiguousarray(tensor).data.cast("B")
+            placed.append(PlacedTensor(name, tensor.shape, block.region, offset, nbytes, row_offsets))
+        return tuple(placed)
+
+    def free(self, request: int) -> None:
+        """Free the inputs of a request."""
+        block = self._blocks.pop(request)
+        if block.region != ARENA:
+            self._own_regions -= 1
+            self._spare_bytes += block.nbytes
+            self._forget(block.region)
+        elif block.nbytes == MIN_BLOCK_BYTES and len(self._small) < SMALL_BLOCKS:
+            self._small.append(block)
+        else:
+            self._arena.free(block.offset)
+
+    def _allocate(self, nbytes: int) -> tuple[_Block, memoryview]:
+        if nbytes <= MIN_BLOCK_BYTES:
+            if self._small:
+                return self._small.pop(), self._view
+            nbytes = MIN_BLOCK_BYTES
+        offset = self._arena.allocate(nbytes)
+        if offset is not None:
+            return _Block(ARENA, offset, nbytes), self._view
+        if nbytes > self._spare_bytes:
+            raise RejectedError("the server has no memory left for the tensors of the request")
+        if self._own_regions >= OWN_REGIONS:
+            raise RelayNeeded
+        try:
+            region = Region.create("sluice-front-end-large", nbytes)
+        except OSError as error:
+            raise RejectedError(
+                f"the server has no memory left for the tensors of the request: {error.strerror}"
+            ) from error
+        self._own_regions += 1
+        self._spare_bytes -= nbytes
+        number, view = next(self._numbers), region.view
+        self._share(number, region)
+        return _Block(number, 0, nbytes), view

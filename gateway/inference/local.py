@@ -1,0 +1,83 @@
+"""The data plane over the runtime of the same process."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
+from sluice.gateway.inference.dataplane import DataPlane, ServedPipelines, Submitted
+from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.shared_memory import SharedMemory
+from sluice.gateway.protocol.signature import Signature
+from sluice.gateway.runtime.driver import Runtime
+from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.request_tensors import BatchOutputs
+from sluice.gateway.tensors.response_cache import ResponseCache, request_key
+
+
+class LocalDataPlane(DataPlane):
+    """Submits requests to the runtime; `clock` gives the nanoseconds of the clock of all deadlines.
+
+    `cache` is the response cache, None without one.
+    """
+
+    def __init__(
+        self,
+        served: ServedPipelines,
+        runtime: Runtime,
+        default_slo_ms: float,
+        clock: Callable[[], int],
+        shared_memory: SharedMemory,
+        cache: ResponseCache | None = None,
+        statuses: StatusSettings = TRITON_STATUSES,
+        client_key: str | None = None,
+        max_id_bytes: int = FrontDoorSettings().id_bytes,
+    ) -> None:
+        super().__init__(served, default_slo_ms, shared_memory, statuses, client_key, max_id_bytes)
+        self._runtime = runtime
+        self._clock = clock
+        self._cache = cache
+
+    def submit(
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        received_ns: int = 0,
+        shared: BatchOutputs | None = None,
+    ) -> Submission:
+        """Submit a checked request of a client. Raises RejectedError when the runtime is closed.
+
+        A front end that read the request passes the time by which it had come, and the inputs as they lie in shared
+        memory; otherwise it has come now.
+        """
+        if self._cache is not None and signature.pipeline.response_cache and not self._served.draining:
+            return self._cached(self._cache, signature, inputs, options, client, received_ns, shared)
+        return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
+
+    def _cached(
+        self,
+        cache: ResponseCache,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str,
+        received_ns: int,
+        shared: BatchOutputs | None,
+    ) -> Submission:
+        now_ns = self._clock()
+        key = request_key(signature.key, inputs)
+        outputs = cache.look_up(key, now_ns)
+        if outputs is not None:
+            return self._runtime.answer_from_cache(signature.key, options, outputs, received_ns or now_ns)
+        lookup_ns = self._clock() - now_ns
+        submission = self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
+        # The first callback: it runs while the outputs are still valid.
+        submission.then(partial(cache.store_answer, key, lookup_ns))
+        return submission
+
+    def cancel(self, submission: Submitted) -> None:
+        """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""
+        self._runtime.cancel(submission.request)

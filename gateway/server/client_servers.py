@@ -1,0 +1,179 @@
+"""The servers that clients talk to: HTTP and gRPC over the data and the control plane, and a port for metrics."""
+
+import logging
+import socket
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from sluice.gateway.config.access import host_names, is_loopback
+from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
+from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.front_door.addresses import listening_address
+from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.front_door.faults import ClientFaults
+from sluice.gateway.front_door.front_door import FrontDoor
+from sluice.gateway.front_door.listener import listen, listen_shared
+from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
+from sluice.gateway.front_ends.child import launch_front_end
+from sluice.gateway.front_ends.front_ends import FrontEnds, WatchedRegions, front_end_count
+from sluice.gateway.grpc.relayed import RelayedCalls
+from sluice.gateway.grpc.service import add_services, grpc_server
+from sluice.gateway.grpc.transport.server import GrpcServer
+from sluice.gateway.http.access import AccessControl, AccessRules
+from sluice.gateway.http.app import build_app
+from sluice.gateway.http.exchange import InferRoute
+from sluice.gateway.http.metrics_server import MetricsServer
+from sluice.gateway.http.relayed import HEADER_BYTES, HEADER_LINES, RelayedConnection
+from sluice.gateway.http.server import BACKLOG, Application, HttpServer, http_config, http_server
+from sluice.gateway.inference.local import LocalDataPlane
+from sluice.gateway.management.controlplane import ControlPlane
+from sluice.gateway.observability.logs import log
+from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.server.open_files import allowed_connections
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientServers:
+    """The servers that clients talk to; `address` is (host, HTTP port, gRPC port).
+
+    With `front_ends`, these have the connections of clients, and `http` and `grpc` serve what they pass on. The gRPC
+    server of grpcio has connections of its own.
+    """
+
+    http: HttpServer
+    grpc: GrpcServer
+    metrics: MetricsServer | None
+    front_ends: FrontEnds | None
+    address: tuple[str, int, int]
+
+
+def client_servers(
+    config: ServerConfig,
+    dataplane: LocalDataPlane,
+    control: ControlPlane,
+    metrics: ServerMetrics,
+    traces: RecentTraces,
+    regions: WatchedRegions,
+) -> ClientServers:
+    """The servers of both protocols, which listen already. `regions` is the memory that is shared with workers."""
+    restrictions = config.restrictions
+    access = AccessRules(host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None)
+    _log_access(config, restrictions)
+    context = None if config.tls is None else config.tls.ssl_context()
+    host = listening_address(config.host)
+    limits = config.front_door
+    http_connections, grpc_connections = allowed_connections(limits)
+    count = front_end_count(config.front_ends)
+    budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
+    faults = ClientFaults()
+    grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
+    app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
+    route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
+    ends: FrontEnds | None = None
+    grpc: GrpcServer | None = None
+    if count:
+        listeners: list[list[socket.socket]] = [listen_shared("HTTP", host, config.http_port, count, BACKLOG)]
+        http_port: int = listeners[0][0].getsockname()[1]
+        application: Application = AccessControl(app, access)
+        if config.grpc_server is GrpcServerKind.SLUICE:
+            listeners.append(listen_shared("gRPC", host, config.grpc_port, count, BACKLOG))
+            application = grpc = RelayedCalls(application)
+            add_services(grpc, dataplane, control, grpc_door)
+        ports = {name: each[0].getsockname()[1] for name, each in zip(("HTTP", "gRPC"), listeners, strict=False)}
+        grpc_port = ports.get("gRPC", 0)
+        door = FrontDoor(_for_relays(limits, http_connections + grpc_connections), budget)
+        scheme = "http" if context is None else "https"
+        connection = partial(RelayedConnection, client_scheme=scheme)
+        http = HttpServer(
+            http_config(application, route, door, restrictions=restrictions, access=access, connection=connection),
+            None,
+            front_door=door,
+        )
+        ends = FrontEnds(
+            _for_front_ends(config, count),
+            list(zip(*listeners, strict=True)),
+            lambda: [listen(name, host, port, BACKLOG, reuse_port=True) for name, port in ports.items()],
+            (-(-http_connections // count), -(-grpc_connections // count), budget.limit),
+            dataplane,
+            control.registry,
+            regions,
+            http.attach,
+            launch_front_end,
+        )
+        metrics.include(ends)
+        http_counts = ends.counts
+    else:
+        door = FrontDoor(limits, budget, faults, http_connections)
+        settings = http_config(app, route, door, restrictions=restrictions, access=access)
+        http = http_server(settings, host, config.http_port, context, door)
+        http_port = http.port
+
+        def http_counts() -> FrontDoorCounts:
+            return FrontDoorCounts(len(door.connections), 0, 0, {})
+
+    def counts() -> FrontDoorCounts:
+        http = http_counts()
+        every_fault = faults.counts.copy()
+        every_fault.update(http.faults)
+        return FrontDoorCounts(
+            http.http_connections,
+            http.grpc_connections + len(grpc_door.connections),
+            http.buffer_bytes + budget.used,
+            every_fault,
+        )
+
+    metrics.include(FrontDoorMetrics(counts))
+    if grpc is None:
+        grpc, grpc_port = grpc_server(
+            dataplane,
+            control,
+            host,
+            config.grpc_port,
+            config.max_body_bytes,
+            restrictions=restrictions,
+            tls=config.tls,
+            front_door=grpc_door,
+            kind=config.grpc_server,
+        )
+    metrics_server = None
+    if config.metrics_port is not None:
+        metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
+    return ClientServers(http, grpc, metrics_server, ends, (config.host, http_port, grpc_port))
+
+
+def _for_relays(limits: FrontDoorSettings, connections: int) -> FrontDoorSettings:
+    """The bounds on connections from front ends, which have enforced those on clients."""
+    return msgspec.structs.replace(
+        limits,
+        max_connections=2 * connections,
+        max_connections_per_address=0,
+        head_lines=limits.head_lines + HEADER_LINES,
+        head_bytes=limits.head_bytes + HEADER_BYTES,
+    )
+
+
+def _for_front_ends(config: ServerConfig, count: int) -> ServerConfig:
+    """The configuration of one of `count` front ends, which has its part of what a client may have."""
+    limit = config.front_door.max_connections_per_address
+    part = msgspec.structs.replace(config.front_door, max_connections_per_address=-(-limit // count))
+    return msgspec.structs.replace(config, front_door=part)
+
+
+def _log_access(config: ServerConfig, restrictions: Restrictions) -> None:
+    """Log which groups are open to whom."""
+    everyone = "this machine" if is_loopback(config.host) else "everyone who reaches the ports"
+    keyed, closed = restrictions.keyed, restrictions.closed
+    groups = {
+        f"open to {everyone}": [group for group in ApiGroup if group not in keyed | closed],
+        "open with a key": [group for group in ApiGroup if group in keyed],
+        "closed": [group for group in ApiGroup if group in closed],
+    }
+    for state, names in groups.items():
+        if names:
+            log(logger, logging.INFO, f"groups {state}", groups=",".join(names))

@@ -1,0 +1,96 @@
+"""The memory of a front end's inputs."""
+
+import numpy as np
+import pytest
+
+from sluice.gateway.front_ends.inputs import ARENA, OWN_REGIONS, InputMemory
+from sluice.gateway.protocol.pending_answer import RelayNeeded
+from sluice.models.errors import RejectedError
+from sluice.models.tensors.arrays import WireBytes
+from sluice.mps.ipc.arena import Region
+
+ARENA_BYTES = 1 << 16
+
+
+class Memory:
+    """An input memory, and the regions that it has shared."""
+
+    def __init__(self, spare_bytes: int = 1 << 20) -> None:
+        self.regions: dict[int, Region] = {}
+        self.memory = InputMemory(ARENA_BYTES, spare_bytes, self.regions.__setitem__, self.regions.__delitem__)
+
+    def read(self, region: int, offset: int, nbytes: int) -> bytes:
+        return bytes(self.regions[region].view[offset : offset + nbytes])
+
+
+def test_inputs_lie_side_by_side_and_are_found_where_they_are_said_to_be() -> None:
+    bench = Memory()
+    floats = np.arange(6, dtype=np.float32).reshape(2, 3)
+    bits = np.array([[True], [False]])
+    text = WireBytes(b"....\1\0\0\0a\2\0\0\0bc", (2, 1), np.array([4, 9, 15]))
+    placed = {each.name: each for each in bench.memory.write(1, {"f": floats, "b": bits, "t": text})}
+    for name, content in (("f", floats.tobytes()), ("b", bits.tobytes()), ("t", b"\1\0\0\0a\2\0\0\0bc")):
+        where = placed[name]
+        assert bench.read(where.region, where.offset, where.nbytes) == content
+        assert where.offset % 64 == 0
+    assert [placed[name].shape for name in "fbt"] == [(2, 3), (2, 1), (2, 1)]
+    assert placed["t"].row_offsets == (0, 5, 11)
+    assert placed["f"].row_offsets is None
+
+
+def test_freed_memory_is_used_again() -> None:
+    bench = Memory()
+    small, large = np.zeros(4, np.float32), np.zeros(ARENA_BYTES // 8, np.float32)
+    for request in range(100):
+        for array in (small, large):
+            bench.memory.write(2 * request, {"x": array})
+            bench.memory.write(2 * request + 1, {"x": small})
+            bench.memory.free(2 * request)
+            bench.memory.free(2 * request + 1)
+    assert list(bench.regions) == [ARENA]
+
+
+def test_what_does_not_fit_has_a_region_of_its_own_until_it_is_freed() -> None:
+    bench = Memory(spare_bytes=3 * ARENA_BYTES)
+    large = np.arange(ARENA_BYTES // 2, dtype=np.float32)
+    (placed,) = bench.memory.write(1, {"x": large})
+    assert bench.read(placed.region, placed.offset, placed.nbytes) == large.tobytes()
+    assert set(bench.regions) == {ARENA, placed.region}
+    with pytest.raises(RejectedError, match="no memory left"):
+        bench.memory.write(2, {"x": large})
+    bench.memory.free(1)
+    assert set(bench.regions) == {ARENA}
+    bench.memory.write(3, {"x": large})
+
+
+def test_small_inputs_are_where_they_are_said_to_be_after_the_arena_was_full() -> None:
+    bench = Memory()
+    zeros = np.zeros(ARENA_BYTES // 4, np.float32)
+    (full,) = bench.memory.write(1, {"x": zeros})
+    (beside,) = bench.memory.write(2, {"x": np.full(4, 2, np.float32)})
+    assert full.region == ARENA != beside.region
+    bench.memory.free(2)
+    assert set(bench.regions) == {ARENA}
+    third = np.full(4, 3, np.float32)
+    (placed,) = bench.memory.write(3, {"x": third})
+    assert bench.read(placed.region, placed.offset, placed.nbytes) == third.tobytes()
+    assert bench.read(ARENA, full.offset, full.nbytes) == zeros.tobytes()
+
+
+def test_regions_beside_the_arena_are_not_too_many() -> None:
+    bench = Memory()
+    bench.memory.write(0, {"x": np.zeros(ARENA_BYTES // 4, np.float32)})
+    small = {"x": np.zeros(4, np.float32)}
+    for request in range(1, OWN_REGIONS + 1):
+        bench.memory.write(request, small)
+    with pytest.raises(RelayNeeded):
+        bench.memory.write(OWN_REGIONS + 1, small)
+    bench.memory.free(1)
+    bench.memory.write(OWN_REGIONS + 2, small)
+
+
+def test_tensors_without_elements_take_no_memory() -> None:
+    bench = Memory()
+    (placed,) = bench.memory.write(1, {"x": np.zeros((1, 0), np.float32)})
+    assert (placed.shape, placed.nbytes) == ((1, 0), 0)
+    bench.memory.free(1)
