@@ -39,6 +39,9 @@ INFER = "/inference.GRPCInferenceService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 INTERNAL = grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED
 
+FAULTS_IN_FRAMES = b"internal error", b"Unexpected <class"
+"""The reason for which a connection ends, and the beginning of a status, when the server has raised an error."""
+
 EXPECTED = "501", "503"
 """The statuses for what Triton has and this server has not, and for more than it takes at a time."""
 
@@ -224,7 +227,8 @@ async def over_http2(port: int, seeds: Iterator[int]) -> Counter[str]:
         except TimeoutError:
             counts[f"hung, seed {seed}"] += 1
         else:
-            counts["frames" if answer else "closed"] += 1
+            fault = next((each.decode() for each in FAULTS_IN_FRAMES if each in answer), None)
+            counts[f"{fault}, seed {seed}" if fault else "frames" if answer else "closed"] += 1
     return counts
 
 

@@ -4,6 +4,7 @@ import zlib
 
 from sluice.gateway.front_door.budget import Budget
 from sluice.models.errors import RequestError
+from sluice.models.tensors.arrays import Buffer
 
 _STEP = 64 << 10
 _EITHER_FORMAT = 32 + zlib.MAX_WBITS
@@ -14,9 +15,7 @@ class DecompressedTooLarge(RequestError):
     """The decompressed data exceeds its limit."""
 
 
-def decompress(
-    body: bytes | bytearray, max_bytes: int, budget: Budget | None = None, what: str = "body"
-) -> bytes | bytearray:
+def decompress(body: Buffer, max_bytes: int, budget: Budget | None = None, what: str = "body") -> bytes | bytearray:
     """Decode a body or another thing named `what`; takes at most `max_bytes` of memory.
 
     The memory counts in the budget until the function returns. Raises RequestError, DecompressedTooLarge, and
@@ -30,7 +29,7 @@ def decompress(
             if stream.eof:
                 raise RequestError(f"the {what} cannot be decompressed: there is data after its end")
             rest = bytes(body[begin : begin + _STEP])
-            while rest:
+            while rest and not stream.eof:  # after the end, the tail stays as it was
                 if budget is not None and len(decoded) + _STEP > taken:
                     budget.grow(_STEP)
                     taken += _STEP

@@ -109,10 +109,7 @@ class FrontEndDataPlane(DataPlane):
     def submit(
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> PassedRequest:
-        """Pass on a checked request.
-
-        Raises RejectedError without memory for its tensors, and RelayNeeded if they cannot be passed on.
-        """
+        """Pass on a checked request. Raises RejectedError without memory for its tensors."""
         assert isinstance(signature, _NamedSignature), "it was made here"
         link = self._link
         if link.waiting or not link.arrivals:  # arrivals that wait came in earlier turns

@@ -113,7 +113,7 @@ class Relay:
             if not answering.done():
                 return
             if isinstance(answering.exception(), RuntimeError):
-                # The client's connection has ended, which `receive` says as soon as uvicorn knows it.
+                # The client's connection has ended, which `receive` says when uvicorn has heard of it from the loop.
                 await asyncio.wait({sending}, timeout=END_S)
                 if sending.done():
                     return
@@ -124,7 +124,7 @@ class Relay:
             self._done(streams, is_reusable=is_reusable)
 
     async def infer(
-        self, target: bytes, headers: Headers, body: bytes | bytearray, client: Address, server: Address
+        self, target: bytes, headers: Headers, body: bytes | bytearray | memoryview, client: Address, server: Address
     ) -> RelayedAnswer:
         """Pass an inference request on whose body has been read, and decoded; returns its answer.
 
@@ -148,7 +148,7 @@ class Relay:
             raise BackendUnavailable(f"the call was not taken: status {head.status}")
         return content
 
-    async def _exchange(self, request_head: bytes, body: bytes | bytearray) -> tuple[_Head, bytes]:
+    async def _exchange(self, request_head: bytes, body: bytes | bytearray | memoryview) -> tuple[_Head, bytes]:
         try:
             streams = await self._open()
         except OSError as error:

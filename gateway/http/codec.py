@@ -13,7 +13,7 @@ from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedM
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
-from sluice.models.tensors.arrays import WireBytes
+from sluice.models.tensors.arrays import Buffer, WireBytes
 from sluice.models.tensors.spec import DataType
 
 MAX_DIMENSIONS = 1024
@@ -129,7 +129,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_request(
-    body: bytes | bytearray, json_length: int | None, signature: Signature
+    body: Buffer, json_length: int | None, signature: Signature
 ) -> tuple[InferRequest, tuple[bool, ...]]:
     """Decode a body. Returns the request and a flag for binary for each of its outputs (all if it names none).
 
@@ -175,7 +175,7 @@ def decode_request(
 
 
 def decode_large_request(
-    body: bytes | bytearray, json_length: int | None, signature: Signature
+    body: Buffer, json_length: int | None, signature: Signature
 ) -> tuple[InferRequest, tuple[bool, ...]]:
     """As `decode_request`, for a thread, without the collector, which would look again and again at the many lists."""
     collects = gc.isenabled()
@@ -214,7 +214,7 @@ def encode_response(response: InferResponse, binary_flags: tuple[bool, ...], sig
     return EncodedBody(head, blobs, len(head) + blob_bytes)
 
 
-def _parse(text: bytes | bytearray | memoryview) -> _Request:
+def _parse(text: Buffer) -> _Request:
     try:
         return _decode(text)
     except msgspec.ValidationError as error:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import httptools
+import numpy as np
 import orjson
 
 from sluice.gateway.config.front_door import FrontDoorSettings
@@ -38,6 +39,7 @@ from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest, In
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
 from sluice.models.errors import RequestError
+from sluice.models.tensors.arrays import Buffer
 
 LARGE_JSON_BYTES = 256 << 10
 """Larger JSON is parsed in a thread."""
@@ -94,7 +96,7 @@ class InferenceRelay(Protocol):
         self,
         target: bytes,
         headers: Headers,
-        body: bytes | bytearray,
+        body: bytes | bytearray | memoryview,
         client: tuple[str, int | None] | None,
         server: tuple[str, int | None] | None,
     ) -> RelayedAnswer:
@@ -165,16 +167,14 @@ class Exchange:
     message_event = asyncio.Event()
     """The event that uvicorn sets when the connection is lost; no exchange waits for it."""
 
-    def __init__(
-        self, route: InferRoute, client: ClientConnection, head: RequestHead, body: bytes | bytearray = b""
-    ) -> None:
+    def __init__(self, route: InferRoute, client: ClientConnection, head: RequestHead, body: Buffer = b"") -> None:
         self._route = route
         self._client = client
         self.head = head
         self._body = body
         self._error: Exception | None = None
         self._submission: Submitted | None = None
-        self._kept: bytes | bytearray = b""
+        self._kept: bytes | bytearray | memoryview = b""
         """The body, which may have to be passed on until there is an answer."""
         self._relaying: asyncio.Task[RelayedAnswer] | None = None
         self.keep_alive = head.keep_alive
@@ -192,21 +192,24 @@ class Exchange:
             self._body = chunk
         else:
             # Not a list of chunks: one object per byte would take many times the limit.
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += chunk
+            body = self._body if isinstance(self._body, bytearray) else bytearray(self._body)
+            body += chunk
+            self._body = body
         if len(self._body) > self._route.unchecked_bytes:
             self._try_length(len(self._body), known=False)
 
     def memory_for_rest(self) -> memoryview | None:
-        """The memory for the rest of a body of which much is to come; None for others."""
+        """The memory for the rest of a body of which much is to come; None for others.
+
+        The system provides it as it is filled: a client that only announces a large body makes the server keep nothing.
+        """
         read = len(self._body)
         if self.ready or self.head.length - read < DIRECT_BYTES:
             return None
-        body = bytearray(self.head.length)
+        body = np.empty(self.head.length, np.uint8).data  # a bytearray would be filled with zeros
         body[:read] = self._body
         self._body = body
-        return memoryview(body)[read:]
+        return body[read:]
 
     def _try_length(self, length: int, known: bool = True) -> None:
         """Refuse a body that has this length, or more if that is not `known`, if it is too long."""
@@ -290,7 +293,7 @@ class Exchange:
 
     def _parsed(
         self,
-        body: bytes | bytearray,
+        body: Buffer,
         signature: Signature,
         parsing: asyncio.Future[tuple[InferRequest, tuple[bool, ...]]],
     ) -> None:
@@ -310,7 +313,7 @@ class Exchange:
             self._fail(error)
 
     def _check(
-        self, body: bytes | bytearray, signature: Signature, request: InferRequest, binary_flags: tuple[bool, ...]
+        self, body: Buffer, signature: Signature, request: InferRequest, binary_flags: tuple[bool, ...]
     ) -> tuple[Template, dict[str, Tensor]]:
         inputs, options = self._route.dataplane.check(signature, request)
         if self.head.json_length is None and not request.shared:

@@ -14,6 +14,7 @@ MAX_LENGTH_DIGITS = 18
 MAX_KNOWN_BYTES = 2048
 """Longer heads are not remembered."""
 
+_HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
 
 
@@ -72,9 +73,12 @@ class KnownRequest(NamedTuple):
 
 
 def known_request(data: bytes, head: RequestHead) -> KnownRequest | None:
-    """The request in `data`, which has all of it and nothing else; None if another must not be taken for the same."""
-    begin = len(data) - head.length
-    if not 0 < begin <= MAX_KNOWN_BYTES or not head.length or head.expects_continue or not head.keep_alive:
+    """The request in `data`, which has all of it and nothing else; None if another must not be taken for the same.
+
+    The parser also passes over empty lines before and after a request: data with these is not remembered.
+    """
+    begin = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END)
+    if begin + head.length != len(data) or not head.length or head.expects_continue or not head.keep_alive:
         return None
     return KnownRequest(data[:begin], len(data), head) if head.error is None and not head.encoded else None
 

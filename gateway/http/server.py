@@ -35,6 +35,8 @@ SMALL_BYTES = 4096
 """Smaller parts of heads are not counted."""
 WAITING_BYTES = 2048
 """The least memory of a request that waits for its turn."""
+TURN_PARTS = 1000
+"""A client leaves others a turn when that many parts of its body have been read at a time."""
 SWEEP_TICKS = 10
 """Ticks of uvicorn between two sweeps; there are ten a second."""
 LAST_REQUESTS_S = 0.3
@@ -100,10 +102,14 @@ class Connection(HttpToolsProtocol):
         """At least the bytes that were read since the last body part, or since the last complete head."""
         self.half_closed = False
         """True if the client sends no more; it may still read."""
+        self._is_http_1_0 = False
+        """True if the latest request is of HTTP/1.0, whose clients know no interim responses."""
         self._in_body = self._stopped = self._probed = self._only_health = self._is_direct = False
         self._known: KnownRequest | None = None
         self._begun = 0
         """The requests that began with the bytes that were read last."""
+        self._parts = 0
+        """The parts of bodies in the bytes that were read last."""
         self._unread = 0
         self._head_held = 0
         self._phase = Phase.IDLE
@@ -147,7 +153,7 @@ class Connection(HttpToolsProtocol):
         if is_between and self._known is not None and self._known.matches(data):
             self._repeat(data[len(self._known.begin) :], self._known.head)
             return
-        self._begun = 0
+        self._begun = self._parts = 0
         self._unparsed += len(data)
         if self._stopped:
             if self._unparsed > LINGER_BYTES:
@@ -267,7 +273,8 @@ class Connection(HttpToolsProtocol):
         parser = self.parser
         if self._offers_upgrade and parser.should_upgrade():
             return
-        if self._hosts != 1 and not (self._hosts == 0 and parser.get_http_version() == "1.0"):
+        self._is_http_1_0 = parser.get_http_version() == "1.0"
+        if self._hosts != 1 and not (self._hosts == 0 and self._is_http_1_0):
             self.refuse(400, f"expected one Host header, got {self._hosts}", "malformed")
             return
         if self._unparsed > self._head_bytes or len(self.headers) > self._head_lines:
@@ -296,7 +303,7 @@ class Connection(HttpToolsProtocol):
             self._in_body = True
             return
         self._in_body = True
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() != "1.0"
+        keep_alive = parser.should_keep_alive() and not self._is_http_1_0
         head = RequestHead(*path, self.headers, self.expect_100_continue, keep_alive, added)
         head.read_headers()
         self._take(Exchange(self._route, self, head))
@@ -337,6 +344,10 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a part of the body of the latest request."""
         self._unparsed = 0
+        self._parts += 1
+        if self._parts == TURN_PARTS:
+            self.flow.pause_reading()
+            self.loop.call_soon(self.regulate_reading)
         if self._head_held:
             self._release_head()
         cycle = cast(Any, self.cycle)
@@ -608,7 +619,7 @@ class Connection(HttpToolsProtocol):
         A client that has closed resets the connection when something is written, which shows in the socket's state.
         """
         turn = self._turn
-        if not self.half_closed or getattr(turn, "response_started", False) or self.parser.get_http_version() == "1.0":
+        if not self.half_closed or getattr(turn, "response_started", False) or self._is_http_1_0:
             return
         if not self._probed:
             self._probed = True

@@ -11,6 +11,7 @@ from sluice.gateway.protocol.json_data import decode_data
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor
+from sluice.models.tensors.arrays import Buffer
 
 MAX_HEAD_BYTES = 4096
 """Requests with more JSON are not remembered as templates."""
@@ -45,7 +46,7 @@ class RequestTemplate(_Template):
 
     def __init__(
         self,
-        body: bytes | bytearray,
+        body: Buffer,
         json_length: int | None,
         signature: Signature,
         inputs: Mapping[str, Tensor],
@@ -68,16 +69,16 @@ class RequestTemplate(_Template):
             and options.deliveries is None
         )
 
-    def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+    def matches(self, body: Buffer, json_length: int | None, signature: Signature) -> bool:
         """True if a request to this revision of a pipeline has this template."""
         return (
             signature is self.signature
             and len(body) == self._length
             and json_length == len(self._head)
-            and body.startswith(self._head)
+            and body[: len(self._head)] == self._head
         )
 
-    def tensors(self, body: bytes | bytearray) -> dict[str, Tensor]:
+    def tensors(self, body: Buffer) -> dict[str, Tensor]:
         """The tensors of a request that matches: views on its body."""
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
@@ -93,7 +94,7 @@ class JsonTemplate(_Template):
 
     def __init__(
         self,
-        body: bytes | bytearray,
+        body: Buffer,
         signature: Signature,
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
@@ -103,21 +104,21 @@ class JsonTemplate(_Template):
         (name, tensor), *more = inputs.items()
         if more or options.id or options.deliveries is not None or not isinstance(tensor, np.ndarray):
             return
-        self._head, self._tail = _around_data(body)
+        self._head, self._tail = _around_data(bytes(body))
         if self._head:
             self.repeatable = True
             self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
 
-    def matches(self, body: bytes | bytearray, json_length: int | None, signature: Signature) -> bool:
+    def matches(self, body: Buffer, json_length: int | None, signature: Signature) -> bool:
         """True if a request to this revision of a pipeline has this template, apart from its data."""
         return (
             signature is self.signature
             and json_length is None
-            and body.startswith(self._head)
-            and body.endswith(self._tail)
+            and body[: len(self._head)] == self._head
+            and body[-len(self._tail) :] == self._tail
         )
 
-    def tensors(self, body: bytes | bytearray) -> dict[str, Tensor] | None:
+    def tensors(self, body: Buffer) -> dict[str, Tensor] | None:
         """The tensor of a request that matches; None if its data is not as expected."""
         name, datatype, shape, count = self._input
         try:
@@ -130,13 +131,13 @@ class JsonTemplate(_Template):
 Template: TypeAlias = RequestTemplate | JsonTemplate
 
 
-def _around_data(body: bytes | bytearray) -> tuple[bytes, bytes]:
+def _around_data(body: bytes) -> tuple[bytes, bytes]:
     """The text before and after the data of the only input in a checked request; b"" if the place is ambiguous."""
     begin = body.find(b"[", max(body.find(_KEY), 0))
     brace, quote = body.find(b"}", begin), body.find(b'"', begin)
     end = body.rfind(b"]", begin, brace if quote < 0 else min(brace, quote)) + 1
     if not 0 < begin < end or begin + len(body) - end > MAX_HEAD_BYTES:
         return b"", b""
-    head, tail = bytes(body[:begin]), bytes(body[end:])
+    head, tail = body[:begin], body[end:]
     is_only = head.count(_KEY) + tail.count(_KEY) == 1
     return (head, tail) if is_only and b"\\" not in head and b"\\" not in tail else (b"", b"")

@@ -25,6 +25,8 @@ OPEN_BYTES = 1024
 """The bytes that a call counts before it has its message, and a stream as long as it is open."""
 MESSAGE_BYTES = 64
 """The bytes that a message which waits for its handler counts beside its own."""
+TURN_MESSAGES = 32
+"""The messages that the handler of a stream gets before other callbacks of the loop have their turn."""
 
 _EXPIRED = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
 _NO_ENCODING = grpc.StatusCode.INTERNAL, "a message is compressed, but the call has no grpc-encoding"
@@ -73,6 +75,7 @@ class Http2Call(Stream):
         "interrupted",
         "on_cancelled",
         "serializer",
+        "unsent_state",
         "waits_since_s",
     )
 
@@ -83,7 +86,7 @@ class Http2Call(Stream):
         self.send_window = connection.initial_window
         self.receive_window = STREAM_WINDOW
         self.remote_ended = self.ended = self.has_headers = False
-        self.uncredited = self.unsent_bytes = 0
+        self.uncredited = self.unsent_bytes = self.sent_bytes = 0
         self.declared_bytes = head.content_length
         self.unsent = self.trailers = None
         self.connection = connection
@@ -92,6 +95,8 @@ class Http2Call(Stream):
         self.cancelled = self.interrupted = False
         self.waits_since_s = 0.0
         """The time of the first sweep that found the call without a message."""
+        self.unsent_state: tuple[str, int, float] = ("", 0, 0.0)
+        """The window that had no room for the answer at a sweep, the bytes sent within it, and the time."""
         self._server = server
         self._head = head
         self._method = method
@@ -184,6 +189,11 @@ class Http2Call(Stream):
     def awaits_message(self) -> bool:
         """True if the only message of the call has not arrived."""
         return not self._started and not self._method.handler.request_streaming
+
+    @property
+    def awaits_reader(self) -> bool:
+        """True if a part of the only answer of the call has to wait."""
+        return self.unsent_bytes > 0 and not self._method.handler.response_streaming
 
     @property
     def keeps_messages(self) -> bool:
@@ -302,6 +312,7 @@ class Http2Call(Stream):
 
     async def _requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
         """All messages of a stream, or those until the call is interrupted."""
+        left = TURN_MESSAGES
         while not (self.interrupted or self.cancelled or self.ended):
             unread = self._unread
             if not unread:
@@ -311,7 +322,13 @@ class Http2Call(Stream):
                     return
                 self._awaited = self._server.loop.create_future()
                 await self._awaited
+                left = TURN_MESSAGES
                 continue
+            if not left:
+                left = TURN_MESSAGES
+                await asyncio.sleep(0)
+                continue
+            left -= 1
             compressed, message = unread.popleft()
             self._keep(-len(message) - PREFIX_BYTES - MESSAGE_BYTES)
             if not unread:

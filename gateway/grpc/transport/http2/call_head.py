@@ -5,7 +5,7 @@ import binascii
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote_from_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import grpc
 
@@ -15,7 +15,7 @@ from sluice.gateway.grpc.transport.http2.header_blocks import Fields, encode_fie
 ENCODINGS = ("identity", "deflate", "gzip")
 """Encodings of messages that are understood."""
 MAX_DETAILS_BYTES = 4096
-"""Longer messages of statuses are cut: clients take 8 KiB of metadata."""
+"""Messages of statuses that are longer when they are escaped are cut: clients take 8 KiB of metadata."""
 
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
@@ -25,6 +25,7 @@ _RESERVED = frozenset(
 """Fields of the protocol, which are no metadata."""
 _UNESCAPED = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 """Characters of a status message beside letters and digits."""
+_CUT_ESCAPE = re.compile(r"%.?$")
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
 _NAMES: dict[str, bytes] = {}
 """Encoded names of trailing metadata, which are few."""
@@ -117,10 +118,11 @@ def status_block(code: grpc.StatusCode, details: str) -> bytes:
     """The header block of a status without metadata."""
     fields = [(b"grpc-status", str(code.value[0]).encode())]
     if details:
-        text = details.encode(errors="replace")
-        if len(text) > MAX_DETAILS_BYTES:
-            text = text[:MAX_DETAILS_BYTES].decode(errors="ignore").encode() + "…".encode()
-        fields.append((b"grpc-message", quote_from_bytes(text, _UNESCAPED).encode()))
+        escaped = quote_from_bytes(details.encode(errors="replace"), _UNESCAPED)
+        if len(escaped) > MAX_DETAILS_BYTES:
+            whole = unquote_to_bytes(_CUT_ESCAPE.sub("", escaped[:MAX_DETAILS_BYTES])).decode(errors="ignore")
+            escaped = quote_from_bytes(f"{whole}…".encode(), _UNESCAPED)
+        fields.append((b"grpc-message", escaped.encode()))
     return encode_fields(fields)
 
 

@@ -1,6 +1,5 @@
 """A connection of HTTP/2 as the server sees it, without I/O: bytes in, bytes out (RFC 9113, sections 3 to 6)."""
 
-import contextlib
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -53,6 +52,10 @@ FRAME_BYTES = 256 << 10
 """The largest frame of the client."""
 CONNECTION_WINDOW = 4 << 20
 STREAM_WINDOW = 1 << 20
+TURN_FRAMES = 1000
+"""The most frames that are taken at a time, so that a client with many small ones leaves the others their turns."""
+TURN_HEADER_BYTES = 64
+"""As many bytes of headers count as a frame, since Python decodes them."""
 CREDIT_BYTES = 256 << 10
 """Windows grow again by this much or more at a time."""
 SETTINGS_BYTES = 64 * SETTING.size
@@ -65,10 +68,14 @@ IDLE_FRAMES = 1000
 """Frames between two calls of `forgive` that ask for nothing: more of them end the connection."""
 LARGE_HEADERS_FRAMES = 50
 """As many such frames count for headers that are too large, since it takes long to decode them."""
+STREAMS_PER_FRAME = 32
+"""The open streams whose windows change together for the price of one such frame."""
+SMALL_DATA_BYTES = 1024
+"""Smaller frames with data for a stream that the server has reset are such frames."""
 RESETS_PER_STREAM = 4
 """Resets between two calls of `forgive`, beside those of as many answers, for each stream that may be open."""
 SKIPPED_RANGES = 64
-"""Ranges of stream ids that were left out; a client that leaves out more has its connection ended."""
+"""The latest ranges of stream ids that were left out, which are remembered."""
 
 _PING_ID = b"sluice\0\0"
 
@@ -118,6 +125,8 @@ class Http2Connection(Outgoing, Generic[T]):
         self.last_id = 0
         """The greatest id of a stream that the client has opened."""
         self._turns = 0
+        self._frames_left = 0
+        """The frames that may still be taken by this call of `receive`."""
         self._skipped: list[tuple[int, int]] = []
         self._receive_window = CONNECTION_WINDOW
         self._uncredited = 0
@@ -137,6 +146,8 @@ class Http2Connection(Outgoing, Generic[T]):
         """The fault of the client that has ended the connection."""
         self.awaits_ping = False
         """True if a ping of the server has not been answered."""
+        self.is_behind = False
+        """True if frames that have been received are to be taken by another call of `receive`."""
         self._put(
             settings_frame(
                 {
@@ -198,7 +209,7 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def lose(self) -> None:
         """The connection is lost: cancel what is open."""
-        self.over = True
+        self.over, self.is_behind = True, False
         for stream in list(self.streams.values()):
             self.forget(stream)
             stream.cancel()
@@ -206,7 +217,7 @@ class Http2Connection(Outgoing, Generic[T]):
     # -- receiving
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Take bytes of the client, or what is left of earlier ones; no more than TURN_FRAMES frames at a time."""
         if self.over:
             return
         try:
@@ -217,9 +228,11 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def _receive(self, data: bytes) -> None:
         end = len(data)
-        self._rest = b""
+        self._rest, self.is_behind = b"", False
         position = self._resume(data)
-        while end - position >= HEAD_BYTES and not self.over:
+        self._frames_left = TURN_FRAMES
+        while end - position >= HEAD_BYTES and self._frames_left > 0 and not self.over:
+            self._frames_left -= 1
             high, low, kind, flags, stream_id = _unpack_head(data, position)
             begin = position + HEAD_BYTES
             stop = begin + (high << 16 | low)
@@ -247,6 +260,7 @@ class Http2Connection(Outgoing, Generic[T]):
             self._turns += 1
         if position < end:
             self._rest = data[position:]
+        self.is_behind = self._frames_left <= 0 and end - position >= HEAD_BYTES and not self.over
 
     def _resume(self, data: bytes) -> int:
         """Take the preface or the rest of a frame that has come in parts; returns the position after it."""
@@ -371,7 +385,8 @@ class Http2Connection(Outgoing, Generic[T]):
         stream = self.streams.get(stream_id)
         if stream is None:
             self._check_closed(stream_id, "DATA")
-            self._count_idle_frame()
+            if length < SMALL_DATA_BYTES:
+                self._count_idle_frame()
             return None
         if not length and not flags & END_STREAM:
             self._count_idle_frame()
@@ -458,12 +473,14 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def _take_block(self, stream_id: int, block: bytes, ends: bool) -> None:
         """Take a complete header block: it opens a stream, or ends one as trailers."""
+        self._frames_left -= len(block) // TURN_HEADER_BYTES
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._take_trailers(stream, block, ends)
             return
         if stream_id <= self.last_id:
             self._check_closed(stream_id, "HEADERS")
+            self._count_idle_frame()
             self._drop_block(block)  # of a stream that the server has reset
             return
         if self.last_id + 2 < stream_id:
@@ -481,9 +498,7 @@ class Http2Connection(Outgoing, Generic[T]):
                 )
         except StreamFault as fault:
             self._count_reset()
-            if fault.code is ErrorCode.ENHANCE_YOUR_CALM:
-                self._idle_frames += LARGE_HEADERS_FRAMES
-                self._count_idle_frame()
+            self._count_large_headers(fault)
             self.refuse(stream_id, fault.code)
             return
         stream = self._open(self, stream_id, meaning, ends)
@@ -503,19 +518,30 @@ class Http2Connection(Outgoing, Generic[T]):
             if not ends:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "expected trailers to end their stream")
         except StreamFault as fault:
+            self._count_large_headers(fault)
             self._fail_stream(stream, fault)
             return
         self._give(stream, b"", True)
 
     def _drop_block(self, block: bytes) -> None:
         """Decode a block for the sake of the dynamic table."""
-        with contextlib.suppress(StreamFault):
+        try:
             self._decoder.trailers(block)
+        except StreamFault as fault:
+            self._count_large_headers(fault)
+
+    def _count_large_headers(self, fault: StreamFault) -> None:
+        if fault.code is ErrorCode.ENHANCE_YOUR_CALM:
+            self._idle_frames += LARGE_HEADERS_FRAMES
+            self._count_idle_frame()
 
     def _skip_ids(self, first: int, stop: int) -> None:
-        """Note ids that were left out, which are those of no stream any longer."""
+        """Note ids that were left out, which are those of no stream any longer.
+
+        Clients leave out the ids of calls that they cancel before they have sent anything.
+        """
         if len(self._skipped) >= SKIPPED_RANGES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "the client leaves out too many ids of streams")
+            del self._skipped[0]
         self._skipped.append((first, stop))
 
     def _check_closed(self, stream_id: int, kind: str) -> None:
@@ -606,6 +632,8 @@ class Http2Connection(Outgoing, Generic[T]):
         if setting == INITIAL_WINDOW_SIZE:
             if value > MAX_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"a window exceeds {MAX_WINDOW} bytes")
+            self._idle_frames += len(self.streams) // STREAMS_PER_FRAME
+            self._count_idle_frame()
             change, self.initial_window = value - self.initial_window, value
             for stream in list(self.streams.values()):
                 stream.send_window += change

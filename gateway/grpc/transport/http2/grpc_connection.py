@@ -105,12 +105,24 @@ class GrpcConnection(asyncio.Protocol):
                 self.transport.abort()
             return
         self._reads += 1
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        """Take what has been read. Other connections have their turn before what is too much for one."""
         try:
             self.http2.receive(data)
         except Exception:
             logger.exception("the data of a gRPC connection could not be handled")
             self.http2.end_with(ErrorCode.INTERNAL_ERROR, "internal error")
         self.flush()
+        if self.http2.is_behind or not self._reading:
+            self.regulate_reading()
+            if self.http2.is_behind:
+                self._server.loop.call_soon(self._take_rest)
+
+    def _take_rest(self) -> None:
+        if not (self._ending or self._lost):
+            self._take(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what is open."""
@@ -227,10 +239,10 @@ class GrpcConnection(asyncio.Protocol):
         self.transport.abort()
 
     def regulate_reading(self) -> None:
-        """Read on, or stop reading while the client or other connections are to make room."""
+        """Read on, or stop reading while the client or other connections are to make room, or much has been read."""
         if self._lost or self.transport.is_closing():
             return
-        reading = not (self._write_paused or self in self._front_door.paused)
+        reading = not (self._write_paused or self.http2.is_behind or self in self._front_door.paused)
         if reading != self._reading:
             self._reading = reading
             if reading:
@@ -287,25 +299,49 @@ class GrpcConnection(asyncio.Protocol):
         self._look_for_client(now_s)
 
     def _sweep_calls(self, now_s: float) -> None:
-        """End calls whose message does not arrive."""
+        """End calls whose message does not arrive, or whose answer is not taken."""
         limit_s = self._front_door.settings.grpc_message_s
         for call in list(self.http2.streams.values()):
-            if isinstance(call, Http2Call) and call.awaits_message:
+            if not isinstance(call, Http2Call):
+                continue
+            if call.awaits_message:
                 if not call.waits_since_s:
                     call.waits_since_s = now_s
                 elif now_s - call.waits_since_s >= limit_s:
                     call.end(*SLOW)
+            elif call.awaits_reader:
+                self._look_for_reader(call, now_s)
+
+    def _look_for_reader(self, call: Http2Call, now_s: float) -> None:
+        """Leave a call whose client gives no room for the answer."""
+        if call.send_window <= 0:
+            full, sent = "call", call.sent_bytes
+        elif self.http2.send_window <= 0:
+            full, sent = "connection", self.http2.sent_bytes
+        else:
+            full, sent = "", 0
+        full_before, sent_before, since_s = call.unsent_state
+        if full and full == full_before:
+            if now_s - since_s < self._front_door.settings.progress_s:
+                return
+            if self._is_too_slow(sent - sent_before, now_s - since_s):
+                self._front_door.faults.counts["too_slow"] += 1
+                self.http2.leave(call)
+        call.unsent_state = full, sent, now_s
+
+    def _is_too_slow(self, size: int, time_s: float) -> bool:
+        """True if a client should have taken more than that in this time."""
+        return size < max(self._front_door.settings.min_bytes_per_s * time_s, 1)
 
     def _look_for_client(self, now_s: float) -> None:
         """Leave a client that does not read, or does not answer a ping."""
         if self._write_paused:
-            settings = self._front_door.settings
             size, since_s = self._unread_state
             unread = self.transport.get_write_buffer_size()
             if not since_s:
                 self._unread_state = unread, now_s
-            elif now_s - since_s >= settings.progress_s:
-                if size - unread < max(settings.min_bytes_per_s * (now_s - since_s), 1):
+            elif now_s - since_s >= self._front_door.settings.progress_s:
+                if self._is_too_slow(size - unread, now_s - since_s):
                     self._front_door.faults.counts["too_slow"] += 1
                     self.abort()
                 self._unread_state = unread, now_s

@@ -66,7 +66,7 @@ class Outgoing:
         self.streams: dict[int, Stream] = {}
         """The open streams by their id."""
         self.kept = self.held = self.counted_bytes = 0
-        self.unsent_bytes = 0
+        self.unsent_bytes = self.sent_bytes = 0
         self.writable = True
         self.send_window = self.initial_window = DEFAULT_WINDOW
         self.over = False
@@ -232,6 +232,12 @@ class Outgoing:
         if len(self._reset_ids) > RESETS_KEPT:
             del self._reset_ids[next(iter(self._reset_ids))]
 
+    def leave(self, stream: Stream) -> None:
+        """Reset a stream whose client takes nothing."""
+        self.forget(stream)
+        self.refuse(stream.id, ErrorCode.CANCEL)
+        stream.cancel()
+
     def forget(self, stream: Stream) -> None:
         """Send nothing more on a stream."""
         stream.ended = True
@@ -266,6 +272,8 @@ class Outgoing:
             left -= size
             self.send_window -= size
             stream.send_window -= size
+            stream.sent_bytes += size
+            self.sent_bytes += size
             self._keep(stream, -size)
             self._put(FRAME_HEAD.pack(size >> 16, size & 0xFFFF, DATA, 0, stream.id))
             while size:

@@ -10,8 +10,8 @@ class Stream(ABC):
     `remote_ended` and `ended` say that the client and the server have sent the last frame. `send_window` and
     `receive_window` are bytes that may still be sent and received; `uncredited` bytes have been received and not been
     added to the window again. `declared_bytes` is what is left of the client's `content-length`, or -1. `unsent` holds
-    data that waits for room in a window or in the transport, and `trailers` the header blocks that follow it, of status
-    and metadata.
+    data that waits for room in a window or in the transport, of which `sent_bytes` have been sent, and `trailers` the
+    header blocks that follow it, of status and metadata.
     """
 
     __slots__ = (
@@ -22,6 +22,7 @@ class Stream(ABC):
         "receive_window",
         "remote_ended",
         "send_window",
+        "sent_bytes",
         "trailers",
         "uncredited",
         "unsent",
@@ -34,7 +35,7 @@ class Stream(ABC):
         self.receive_window = receive_window
         self.remote_ended = remote_ended
         self.ended = self.has_headers = False
-        self.uncredited = self.unsent_bytes = 0
+        self.uncredited = self.unsent_bytes = self.sent_bytes = 0
         self.declared_bytes = -1
         self.unsent: deque[memoryview] | None = None
         self.trailers: tuple[bytes | None, bytes] | None = None

@@ -236,7 +236,7 @@ def test_without_an_answer_clients_get_503() -> None:
     asyncio.run(run())
 
 
-def test_the_calls_that_are_passed_on_at_a_time_have_a_bound() -> None:
+def test_the_number_of_calls_that_are_passed_on_at_a_time_is_bounded() -> None:
     given = 0
     most = 0
 

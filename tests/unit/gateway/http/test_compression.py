@@ -49,6 +49,13 @@ def test_what_is_compressed_comes_back(encoding: bytes, decode: Callable[[bytes]
     assert decompress(body, 1000) == b"a" * 1000
 
 
+@pytest.mark.parametrize("more", [1, 100_000])
+def test_data_after_the_end_of_a_large_body_ends_its_decompression(more: int) -> None:
+    """The rest of the input that zlib reports stays the same after the end, and must not be fed to it again."""
+    with pytest.raises(RequestError, match="there is data after its end"):
+        decompress(gzip.compress(bytes(300_000)) + bytes(more), 1_000_000)
+
+
 @pytest.mark.parametrize(
     ("body", "problem"),
     [

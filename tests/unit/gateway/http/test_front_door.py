@@ -16,7 +16,8 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
-from sluice.gateway.http.server import HttpServer, Phase
+from sluice.gateway.http.large_body import LargeBody
+from sluice.gateway.http.server import TURN_PARTS, HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (
     TIMEOUT_S,
@@ -95,6 +96,21 @@ def test_a_large_body_and_many_requests_at_once_are_no_large_head(served: Instan
     talk(served, conversation)
 
 
+def test_a_client_with_many_small_parts_of_a_body_leaves_others_their_turns(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        flow = client.connection.flow
+        paused: list[None] = []
+        pause = flow.pause_reading
+        flow.pause_reading = lambda: paused.append(pause())  # type: ignore[method-assign]
+        for size, pauses in ((len(BODY), False), (2 * TURN_PARTS, True)):
+            client.send(message("POST", PATH, *(bytes((each,)) for each in BODY.ljust(size))))
+            assert (await client.reply()).status == 200
+            assert bool(paused) is pauses
+        assert not flow.read_paused
+
+    talk(served, conversation)
+
+
 @pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: a\r\n", b"Host: a\r\nhost: b\r\n"])
 def test_a_request_has_one_host(served: InstantGateway, hosts: bytes) -> None:
     for head in (b"GET /v2/health/live", b"POST " + PATH.encode()):
@@ -165,6 +181,26 @@ def test_a_client_that_waits_with_its_side_closed_is_asked_once_whether_it_is_th
         served.runtime.let_go()
         assert (await client.reply()).status == 200
         assert served.runtime.cancelled == []
+
+    talk(served, conversation)
+
+
+def test_a_client_of_http_1_0_is_not_asked_whether_it_is_there() -> None:
+    served = instant_gateway(identity("l", ("x", DataType.UINT8, (100_000,))))
+    lines = {"Inference-Header-Content-Length": "0"}
+    sent = message("POST", "/v2/models/l/infer", bytes(100_000), headers=lines).replace(b"HTTP/1.1", b"HTTP/1.0")
+
+    async def conversation(client: Client) -> None:
+        served.runtime.hold = True
+        client.send(sent[:1000])
+        await until(lambda: isinstance(client.connection.transport.get_protocol(), LargeBody))
+        client.send(sent[1000:])
+        client.send_eof()
+        await until(lambda: client.connection.half_closed)
+        for second in range(1, 5):
+            client.connection.sweep(second)
+        served.runtime.let_go()
+        assert (await client.reply()).status == 200
 
     talk(served, conversation)
 

@@ -99,6 +99,21 @@ def test_what_a_head_says_holds_for_its_own_requests_alone(served: InstantGatewa
     assert [each["client"] for each in served.runtime.submitted] == ["a", "b", "b", "a", "", "", ""]
 
 
+def raw(values: list[float]) -> bytes:
+    """A request whose body is the numbers alone, so that any other bytes are another answer."""
+    data = np.array(values, np.float32).tobytes()
+    return message("POST", "/v2/models/m/infer", data, headers={"Inference-Header-Content-Length": "0"})
+
+
+def test_an_empty_line_behind_a_request_is_no_part_of_its_body(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for sent in ([1, 2], [1, 3], [1, 4]):
+            client.send(raw(sent) + b"\r\n")  # type: ignore[arg-type]
+            assert values(await client.reply()) == sent
+
+    talk(served, conversation)
+
+
 REQUESTS = [
     request([1, 2]),
     request([3, 4]),
@@ -108,6 +123,10 @@ REQUESTS = [
     request([1, 2], "missing"),
     message("GET", "/v2/health/live"),
     message("POST", "/v2/models/m/infer", b"{", b"}"),
+    raw([1, 2]),
+    raw([3, 4]) + b"\r\n",
+    b"\r\n" + raw([5, 6]),
+    raw([7, 8]).replace(b"Host", b"host"),
 ]
 
 

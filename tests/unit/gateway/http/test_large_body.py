@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +49,11 @@ def values(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(WIDTH).astype(np.float32)
 
 
+def resident_bytes() -> int:
+    """The memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 async def is_direct(client: Client) -> None:
     """Wait until the body is read past the parser."""
     await until(lambda: isinstance(client.connection.transport.get_protocol(), LargeBody))
@@ -68,6 +75,35 @@ def test_each_large_body_arrives_whole_and_requests_behind_it_are_answered(serve
     assert [len(each["inputs"]) for each in served.runtime.submitted] == 9 * [1]
     for seed in range(3):
         assert np.array_equal(served.runtime.submitted[3 * seed]["inputs"]["x"][0], values(seed))
+
+
+def test_a_body_that_is_only_announced_takes_no_memory() -> None:
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (WIDTH,))), max_body_bytes=1 << 30)
+    length = 512 << 20
+
+    async def conversation(client: Client) -> None:
+        before = resident_bytes()
+        headers = {"Inference-Header-Content-Length": "0", "Content-Length": str(length)}
+        client.send(message("POST", PATH, headers=headers))
+        await is_direct(client)
+        assert resident_bytes() - before < length / 4
+
+    talk(served, conversation)
+
+
+def test_a_large_json_body_is_parsed_as_any_other() -> None:
+    served = instant_gateway(identity("j", ("x", DataType.FP32, (50_000,))), max_body_bytes=2 << 20)
+    tensor = {"name": "x", "shape": [1, 50_000], "datatype": "FP32", "data": list(range(50_000))}
+
+    async def conversation(client: Client) -> None:
+        for id in ("", "", "mine"):
+            sent = message("POST", "/v2/models/j/infer", json.dumps({"id": id, "inputs": [tensor]}).encode())
+            client.send(sent[:1000])
+            await is_direct(client)
+            client.send(sent[1000:])
+            assert json.loads((await client.reply()).body)["outputs"][0]["data"] == tensor["data"]
+
+    talk(served, conversation)
 
 
 def test_a_large_body_may_wait_for_an_earlier_request(served: InstantGateway) -> None:

@@ -118,6 +118,8 @@ class Peer:
     def send(self, *parts: bytes) -> list[Frame]:
         """Send bytes; returns the answer."""
         self.connection.receive(b"".join(parts))
+        while self.connection.is_behind:
+            self.connection.receive(b"")
         return self.taken()
 
     def block(self, fields: list[tuple[str, str]] | None = None) -> bytes:

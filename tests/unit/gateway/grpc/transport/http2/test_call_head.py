@@ -91,6 +91,8 @@ def test_messages_of_statuses_are_percent_encoded_and_cut() -> None:
     assert decoded(status_block(grpc.StatusCode.CANCELLED, "")) == [(b"grpc-status", b"1")]
     ((_, _), (_, message)) = decoded(status_block(grpc.StatusCode.INTERNAL, "a" * 5000))
     assert message == b"a" * 4096 + b"%E2%80%A6"
+    ((_, _), (_, message)) = decoded(status_block(grpc.StatusCode.INTERNAL, "aä" * 4000))
+    assert message == b"a%C3%A4" * 585 + b"a%E2%80%A6"
 
 
 def test_trailing_metadata_is_made_fit_for_clients() -> None:

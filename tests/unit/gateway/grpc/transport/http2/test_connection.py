@@ -10,6 +10,8 @@ from sluice.gateway.grpc.transport.http2.connection import (
     RESETS_PER_STREAM,
     SKIPPED_RANGES,
     STREAM_WINDOW,
+    TURN_FRAMES,
+    TURN_HEADER_BYTES,
     ConnectionLimits,
 )
 from sluice.gateway.grpc.transport.http2.frames import (
@@ -36,7 +38,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     settings_frame,
     window_update,
 )
-from tests.unit.gateway.grpc.transport.http2.peer import REQUEST, Frame, Peer, connection_error, stream_error
+from tests.unit.gateway.grpc.transport.http2.peer import LIMITS, REQUEST, Frame, Peer, connection_error, stream_error
 
 CALM = ErrorCode.ENHANCE_YOUR_CALM
 OK = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", "identity, deflate, gzip")]
@@ -326,11 +328,73 @@ def test_faults_that_make_the_server_reset_streams_count_as_resets() -> None:
     assert connection_error(peer.send(*parts)) is CALM
 
 
-def test_ids_may_be_left_out_a_few_times() -> None:
+def test_any_number_of_ids_may_be_left_out() -> None:
     peer = Peer()
-    ids = range(5, 5 + 8 * SKIPPED_RANGES, 8)
+    ids = range(5, 5 + 8 * (SKIPPED_RANGES + 10), 8)
     assert peer.send(*(peer.headers(stream_id) for stream_id in ids)) == []
-    assert connection_error(peer.send(peer.headers(ids[-1] + 8))) is CALM
+    assert connection_error(peer.send(frame(DATA, 0, ids[-1] - 2))) is ErrorCode.PROTOCOL_ERROR
+
+
+def test_changes_of_the_windows_of_many_streams_are_soon_a_flood() -> None:
+    change = settings_frame({INITIAL_WINDOW_SIZE: 1000})
+    peer = Peer()
+    peer.send(*(peer.headers(stream_id) for stream_id in range(1, 1025, 2)))
+    answer = peer.send(change * (IDLE_FRAMES // 10))
+    assert connection_error(answer) is CALM
+    assert len(answer) - 1 < IDLE_FRAMES // 16
+    peer = Peer()
+    peer.send(peer.headers(1))
+    assert len(peer.send(change * (IDLE_FRAMES // 10))) == IDLE_FRAMES // 10
+
+
+@pytest.mark.parametrize("flags", [END_HEADERS, END_HEADERS | END_STREAM], ids=["of a closed stream", "trailers"])
+def test_large_headers_that_open_no_stream_are_soon_a_flood(flags: int) -> None:
+    peer = Peer()
+    many = peer.encoder.encode([("x", "")] * (LIMITS.header_fields + 1))
+    if not flags & END_STREAM:
+        peer.send(peer.headers(1))
+        peer.connection.refuse(1, ErrorCode.CANCEL)
+        del peer.connection.streams[1]
+    ids = [1 if not flags & END_STREAM else 2 * number + 1 for number in range(IDLE_FRAMES // 40)]
+    parts = [(peer.headers(each) if flags & END_STREAM else b"") + frame(HEADERS, flags, each, many) for each in ids]
+    assert connection_error(peer.send(*parts)) is CALM
+
+
+def test_headers_of_a_stream_that_the_server_has_reset_are_a_flood_at_last() -> None:
+    peer = Peer()
+    peer.send(peer.headers(1))
+    peer.connection.refuse(1, ErrorCode.CANCEL)
+    del peer.connection.streams[1]
+    again = frame(HEADERS, END_HEADERS | END_STREAM, 1, peer.encoder.encode([("x", "y")]))
+    assert connection_error(peer.send(again * (IDLE_FRAMES + 1))) is CALM
+
+
+def test_headers_take_turns_by_their_bytes() -> None:
+    peer = Peer()
+    connection = peer.connection
+    fields = [*REQUEST, *((f"x{number}", str(number) * 200) for number in range(90))]
+    block = peer.encoder.encode(fields)
+    connection.receive(b"".join(frame(HEADERS, END_HEADERS, stream_id, block) for stream_id in range(1, 201, 2)))
+    turns = 1
+    while connection.is_behind:
+        turns += 1
+        connection.receive(b"")
+    assert len(peer.opened) == 100
+    assert turns > len(block) * 100 / (2 * TURN_HEADER_BYTES * TURN_FRAMES)
+
+
+def test_the_rest_of_large_messages_that_are_refused_is_no_flood() -> None:
+    peer = Peer()
+    ids = range(1, 201, 2)
+    peer.send(*(peer.headers(stream_id) for stream_id in ids))
+    for stream_id in ids:
+        peer.connection.send_block(peer.opened[stream_id], b"")
+    peer.taken()
+    under_way = b"".join(frame(DATA, 0, stream_id, bytes(1 << 14)) * 12 for stream_id in ids)
+    for begin in range(0, len(under_way), CONNECTION_WINDOW):
+        answer = peer.send(under_way[begin : begin + CONNECTION_WINDOW])
+        assert {each.kind for each in answer} == {WINDOW_UPDATE}
+    assert connection_error(peer.send(frame(DATA, 0, 1, b"x") * (IDLE_FRAMES + 1))) is CALM
 
 
 # -- pings

@@ -12,8 +12,8 @@ import pytest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
-from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES
-from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW
+from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES, TURN_MESSAGES
+from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, TURN_FRAMES
 from sluice.gateway.grpc.transport.http2.frames import (
     ACK,
     DATA,
@@ -23,6 +23,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     INITIAL_WINDOW_SIZE,
     PING,
     PREFACE,
+    RST_STREAM,
     WINDOW_UPDATE,
     ErrorCode,
     frame,
@@ -269,7 +270,42 @@ def test_a_reset_cancels_at_once() -> None:
     serve(keeping(kept), talk)
 
 
+def test_a_client_with_many_small_frames_leaves_others_their_turns() -> None:
+    async def talk(server: Http2Server) -> None:
+        loop = asyncio.get_running_loop()
+        turns: list[bool] = []
+        client = Client(server)
+        message = prefixed(b"a" * 5 * TURN_FRAMES)
+        client.send(client.headers(1), frame(DATA, 0, 1, message[:6]))
+        small = b"".join(frame(DATA, 0, 1, message[at : at + 1]) for at in range(6, len(message)))
+        client.send(small + frame(DATA, END_STREAM, 1))
+        assert not client.transport.reading
+        loop.call_soon(turns.append, client.connection.http2.is_behind)
+        assert (await client.status(1))[2] == message
+        assert turns == [True]
+        assert client.transport.reading
+        client.send(client.headers(3), *[frame(DATA, 0, 3, b"x")] * 3 * TURN_FRAMES)
+        client.transport.close()
+        await asyncio.sleep(0)
+        assert not client.connection.http2.is_behind
+
+    serve(ECHO, talk)
+
+
 # -- streams
+
+
+def test_the_handler_of_a_stream_leaves_others_their_turns() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        data = prefixed(b"a") * 4 * TURN_MESSAGES
+        client.send(client.headers(1, path="/s/S"), frame(DATA, END_STREAM, 1, data))
+        await asyncio.sleep(0)
+        client.unread = client.received()
+        assert sum(each.kind == DATA for each in client.unread) == TURN_MESSAGES
+        assert (await client.status(1))[2] == data
+
+    serve(ECHO, talk)
 
 
 def test_messages_of_a_stream_may_share_frames_and_span_them() -> None:
@@ -585,6 +621,43 @@ def test_a_client_that_does_not_read_is_left() -> None:
         sweep(server, 22)
         assert client.transport.aborted
         assert server.front_door.faults.counts["too_slow"] == 1
+
+    serve(ECHO, talk)
+
+
+def test_a_call_whose_answer_is_not_taken_is_left_and_a_stream_is_not() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(settings_frame({INITIAL_WINDOW_SIZE: 0}))
+        answer = b"a" * 50_000
+        client.send(client.call(1, answer), client.call(3, answer), client.call(5, answer, path="/s/S"))
+        client.send(window_update(1, 5), window_update(3, 5))
+        await client.until(lambda sent: sum(each.kind == DATA for each in sent) == 2)
+        sweep(server, 0, 9)
+        client.send(window_update(1, 20_000))
+        sweep(server, 11)
+        await client.until(lambda sent: (RST_STREAM, 3) in {(each.kind, each.stream_id) for each in sent})
+        assert list(client.connection.http2.streams) == [1, 5]
+        assert server.front_door.faults.counts["too_slow"] == 1
+        client.send(window_update(1, 50_000))
+        assert (await client.status(1))[0] == 0
+
+    serve(ECHO, talk)
+
+
+def test_a_call_whose_answer_waits_for_those_of_others_is_not_left() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(settings_frame({INITIAL_WINDOW_SIZE: 1 << 20}))
+        client.send(*(client.call(stream_id, b"a" * 200_000) for stream_id in (1, 3)))
+        sweep(server, 0)
+        for now_s in range(11, 44, 11):
+            client.send(window_update(0, 20_000))
+            sweep(server, now_s)
+        assert list(client.connection.http2.streams) == [1, 3]
+        sweep(server, 55)
+        assert not client.connection.http2.streams
+        assert server.front_door.faults.counts["too_slow"] == 2
 
     serve(ECHO, talk)
 
