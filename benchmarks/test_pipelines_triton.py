@@ -87,7 +87,7 @@ def _peak(port: int, model: str, directory: Path) -> float:
 def _goodput(port: int, model: str, directory: Path, rate: float) -> float:
     """Requests a second that are answered in time, with `rate` offered."""
     report = _loadgen(port, model, directory, "run", "--rate", f"{rate:.0f}", "--duration", "8", "--warmup", "2")
-    return float(report["goodput_per_s"])
+    return float(report["metrics"]["goodput_per_s"])
 
 
 def _median(values: list[float]) -> float:
