@@ -36,7 +36,7 @@ class CompiledCore(BuildHookInterface[Any]):
     """Adds the compiled core to a wheel, and the tag of the interpreter and the platform to its name."""
 
     def dependencies(self) -> list[str]:
-        """What a build needs besides hatchling."""
+        """Return the packages that a build needs besides hatchling."""
         return BUILD_TOOLS if _is_wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def _is_wanted() -> bool:
 
 
 def why_not() -> str | None:
-    """What is missing for compiling; None if nothing is."""
+    """Return the reason why nothing can be compiled here, None if it can."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(os.environ.get("CC", compiler).split()[0]) is None:
         return f"no C compiler ({os.environ.get('CC', compiler)})"

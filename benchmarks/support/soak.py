@@ -3,7 +3,7 @@
 Clients over HTTP repeat requests with other content as fast as they are answered, and check that each answer is the
 request's own. Meanwhile other clients cancel requests half-way, a model is loaded and unloaded, and processes of the
 server are killed: its workers and, where it has some, its front ends. The slope is that of a straight line through the
-memory of the server's own process over the second half. Requests that failed are counted by reason.
+memory of the server's own process over the second half. Only connections of a front end that is killed may be lost.
 """
 
 import argparse
@@ -194,8 +194,8 @@ class Memory:
         return float(np.polyfit(requests / 1e6, megabytes, 1)[0])
 
 
-def figures(server: ServerProcess, requests: int, seed: int) -> Iterator[Figure]:
-    """Run it, and tell what came of it."""
+def figures(server: ServerProcess, requests: int, seed: int, front_ends: bool) -> Iterator[Figure]:
+    """Run it, and tell what came of it. Connections may be lost only with `front_ends`, which are killed."""
     soak: Soak
 
     async def run() -> tuple[Disturbance, Memory]:
@@ -211,13 +211,16 @@ def figures(server: ServerProcess, requests: int, seed: int) -> Iterator[Figure]
 
     disturbance, memory = uvloop.run(run())
     wrong = sum(number for what, number in soak.counts.items() if "wrong" in what)
-    failed = {what: number for what, number in soak.counts.items() if what not in ("right", "cancelled")}
+    lost = soak.counts["connection lost"]
+    ended = "right", "cancelled", "connection lost"
+    failed = {what: number for what, number in soak.counts.items() if what not in ended and "wrong" not in what}
     slope = memory.slope()
     yield Figure("answered with their own content", f"{soak.counts['right']}")
     yield Figure("answered with other content", f"{wrong}", "0", not wrong)
     yield Figure("cancelled", f"{soak.counts['cancelled']}")
     yield Figure("disturbed by", ", ".join(f"{number} {what}" for what, number in disturbance.counts.items()))
-    yield from (Figure("failed", f"{number} x {what}") for what, number in sorted(failed.items()))
+    yield Figure("connections lost", f"{lost}", "" if front_ends else "0", front_ends or not lost)
+    yield Figure("failed otherwise", f"{failed or 0}", "0", not failed)
     begin, middle, end = (memory.samples[index][1] for index in (0, len(memory.samples) // 2, -1))
     yield Figure("memory at the begin, half-way, at the end", f"{begin:.0f}, {middle:.0f}, {end:.0f} MB")
     yield Figure("slope of the second half, MB a million", f"{slope:+.2f}", f"<= {SLOPE_MB:g}", slope <= SLOPE_MB)
@@ -238,7 +241,9 @@ def main() -> int:
         config |= json.loads(chosen.config or "{}")
         options = "--repository", str(directory / "models"), "--log-level", "error"
         with gateway(directory, json.dumps(config), None, *options) as server:
-            return 0 if show("soak", figures(server, chosen.requests, chosen.seed)) else 2
+            return (
+                0 if show("soak", figures(server, chosen.requests, chosen.seed, bool(config.get("front_ends")))) else 2
+            )
 
 
 if __name__ == "__main__":
