@@ -145,11 +145,11 @@ class Places:
         if shares.bound or now_ns >= shares.renew_ns or pipeline.clients:
             share_ns = shares.start_ns(event, pipeline, now_ns)
         if pipeline.single and share_ns == now_ns and event.max_cost is None:
-            offer = self._join_last(event, pipeline, now_ns, kept_ns) or self._open_idle(
-                event, pipeline, now_ns, kept_ns
-            )
-            if offer is not None:
-                return offer
+            quick = self._join_last(event, pipeline, now_ns, kept_ns)
+            if quick is None:
+                quick = self._open_idle(event, pipeline, now_ns, kept_ns)
+            if quick is not None:
+                return quick
         if kept_ns:
             event = msgspec.structs.replace(event, deadline_ns=event.deadline_ns - kept_ns)
         if share_ns > now_ns:
