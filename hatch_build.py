@@ -20,14 +20,43 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGES = ("batcher", "models", "mps")
+PACKAGES = ("batcher", "gateway", "models", "mps")
 """The packages that the core consists of, or whose types it uses."""
-COMPILED_ROOMS = ("dispatch", "estimates", "fleet", "places", "prediction", "queues", "residency", "scheduler")
-"""The rooms of `batcher` that are compiled, besides `state.py`: what requests and batches go through.
+COMPILED = (
+    "batcher/state.py",
+    "batcher/dispatch",
+    "batcher/drivers/loop_turns.py",
+    "batcher/estimates",
+    "batcher/fleet",
+    "batcher/places",
+    "batcher/prediction",
+    "batcher/queues",
+    "batcher/residency",
+    "batcher/scheduler",
+    "gateway/front_door/budget.py",
+    "gateway/executors/hang_detector.py",
+    "gateway/executors/worker",
+    "gateway/http/exchange.py",
+    "gateway/http/known_response.py",
+    "gateway/http/refusal.py",
+    "gateway/http/request_head.py",
+    "gateway/http/turns.py",
+    "gateway/inference",
+    "gateway/observability/meters.py",
+    "gateway/observability/statistics.py",
+    "gateway/protocol/answer.py",
+    "gateway/protocol/pending_answer.py",
+    "gateway/runtime",
+    "gateway/tensors",
+    "mps/ipc/arena.py",
+    "mps/ipc/channel.py",
+    "mps/ipc/places.py",
+)
+"""The files and rooms that are compiled: what requests and batches go through.
 
 The others have structs of msgspec, which mypyc cannot make, or files that users add, or work with NumPy.
 """
-LIBRARY = "sluice_core"
+LIBRARY = "sluice_compiled"
 """All of it is one library, `sluice_core__mypyc`, so that calls between modules are calls of C."""
 BUILD_TOOLS = ["msgspec>=0.19", "mypy>=2.4", "setuptools>=65"]
 
@@ -132,15 +161,19 @@ def _sources(root: Path) -> Iterator[str]:
 
     Raises RuntimeError for one with keywords in a class statement, which mypyc drops: a struct would lose its options.
     """
-    core = root / "batcher"
-    for path in [core / "state.py", *(path for room in COMPILED_ROOMS for path in sorted((core / room).glob("*.py")))]:
-        if path.name == "__init__.py":
-            continue
+    for path in compiled_modules(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.keywords:
                 place = f"{path.relative_to(root)}:{node.lineno}"
                 raise RuntimeError(f"{place}: class {node.name} has keywords, so its module cannot be compiled")
         yield f"sluice/{path.relative_to(root)}"
+
+
+def compiled_modules(root: Path) -> Iterator[Path]:
+    """The files of the modules that are compiled."""
+    for name in COMPILED:
+        path = root / name
+        yield from [path] if path.suffix else (each for each in sorted(path.glob("*.py")) if each.name != "__init__.py")
 
 
 def _run_mypyc(sources: list[str]) -> None:

@@ -23,4 +23,7 @@ class Outcome(enum.StrEnum):
     @property
     def answered(self) -> bool:
         """True if the client gets tensors."""
-        return self in (Outcome.COMPLETED, Outcome.COMPLETED_LATE)
+        return self in _ANSWERED
+
+
+_ANSWERED = (Outcome.COMPLETED, Outcome.COMPLETED_LATE)

@@ -120,13 +120,13 @@ class Runtime:
         self._executor = executor
         self._clock = clock
         self._timer = timer
-        self._metrics = metrics
+        self._meters = metrics.meters
         self._inventory = inventory
         self._observe = observe
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._runs = BatchLog(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
+        self._runs = BatchLog(metrics.meters, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self._enqueue)
@@ -254,7 +254,7 @@ class Runtime:
     def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
-        submission = Submission(arrival.request, self._loop, trace, self._metrics.pipeline(pipeline))
+        submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline))
         self._open[arrival.request] = submission
         self.traces.add(trace)
         return submission
@@ -266,10 +266,10 @@ class Runtime:
         """
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
-            self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
+            self._meters.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
             self._stages.pop(name, None)
-            self._metrics.forget(name)
+            self._meters.forget(name)
         self._enqueue(change)
 
     async def wait_forgotten(self, model: str) -> None:
@@ -469,7 +469,7 @@ class Runtime:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
         if answer.outcome is not Outcome.COMPLETED or (trace.is_pipeline and not counted):
-            self._metrics.statistics.request_ended(trace)
+            self._meters.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)
         self._answered.append((opened, answer))

@@ -3,7 +3,7 @@
 import asyncio
 
 from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.metrics import PipelineMeter
+from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from hatch_build import COMPILED_ROOMS, PACKAGES, compiled_core
+from hatch_build import PACKAGES, compiled_core, compiled_modules
 from tests.support.packaging import ROOT, contents, install, run, sources
 
 VERSION = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -18,10 +18,8 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 def test_it_has_all_that_a_pure_one_has_and_the_core_compiled(compiled_wheel: Path) -> None:
     names = {name for name in contents(compiled_wheel) if ".dist-info/" not in name}
-    core = [ROOT / "batcher" / "state.py"]
-    core += [path for room in COMPILED_ROOMS for path in (ROOT / "batcher" / room).glob("*.py")]
-    modules = {f"sluice/{path.relative_to(ROOT).with_suffix(SUFFIX)}" for path in core if path.name != "__init__.py"}
-    assert names == sources() | modules | {f"sluice_core__mypyc{SUFFIX}"}
+    modules = {f"sluice/{path.relative_to(ROOT).with_suffix(SUFFIX)}" for path in compiled_modules(ROOT)}
+    assert names == sources() | modules | {f"sluice_compiled__mypyc{SUFFIX}"}
 
 
 def test_its_tag_is_that_of_the_interpreter_and_the_platform(compiled_wheel: Path) -> None:
