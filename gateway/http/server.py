@@ -552,9 +552,8 @@ class Connection(HttpToolsProtocol):
 
     def phase(self) -> Phase:
         """The party that the connection waits for now."""
-        if (
-            self.turns.stopped and self.turns.turn is not None and self.turns.turn.response_complete
-        ) or self.transport.is_closing():
+        turn = self.turns.turn
+        if (self.turns.stopped and turn is not None and turn.response_complete) or self.transport.is_closing():
             return Phase.END
         if self.flow.write_paused:
             return Phase.READER
