@@ -36,6 +36,17 @@ COMPILED = (
     "gateway/front_door/budget.py",
     "gateway/executors/hang_detector.py",
     "gateway/executors/worker",
+    "gateway/grpc/infer.py",
+    "gateway/grpc/transport/fields.py",
+    "gateway/grpc/transport/http2/call.py",
+    "gateway/grpc/transport/http2/call_head.py",
+    "gateway/grpc/transport/http2/connection.py",
+    "gateway/grpc/transport/http2/frames.py",
+    "gateway/grpc/transport/http2/grpc_connection.py",
+    "gateway/grpc/transport/http2/header_blocks.py",
+    "gateway/grpc/transport/http2/messages.py",
+    "gateway/grpc/transport/http2/outgoing.py",
+    "gateway/grpc/transport/http2/streams.py",
     "gateway/http/exchange.py",
     "gateway/http/known_response.py",
     "gateway/http/refusal.py",
@@ -51,6 +62,9 @@ COMPILED = (
     "mps/ipc/arena.py",
     "mps/ipc/channel.py",
     "mps/ipc/places.py",
+    "mps/worker/main.py",
+    "mps/worker/runner.py",
+    "mps/worker/tensors.py",
 )
 """The files and rooms that are compiled: what requests and batches go through.
 
