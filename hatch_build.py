@@ -1,4 +1,4 @@
-"""The build hook of wheels: with SLUICE_COMPILE=1 the core is compiled by mypyc (docs/adr/0021).
+"""The build hook of wheels: with SLUICE_COMPILE=1 core and hot path are compiled by mypyc (docs/adr/0021).
 
 Without that variable a wheel is pure Python. SLUICE_COMPILE_CACHE names a folder in which what was compiled is kept,
 for builds of the same sources. What is compiled stands beside its source in the wheel, and Python prefers it.
@@ -21,7 +21,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGES = ("batcher", "gateway", "models", "mps")
-"""The packages that the core consists of, or whose types it uses."""
+"""The packages with compiled modules, or whose types they use."""
 COMPILED = (
     "batcher/state.py",
     "batcher/dispatch",
@@ -75,8 +75,8 @@ LIBRARY = "sluice_compiled"
 BUILD_TOOLS = ["msgspec>=0.19", "mypy>=2.4", "setuptools>=65"]
 
 
-class CompiledCore(BuildHookInterface[Any]):
-    """Adds the compiled core to a wheel, and the tag of the interpreter and the platform to its name."""
+class CompiledModules(BuildHookInterface[Any]):
+    """Adds the compiled modules to a wheel, and the tag of the interpreter and the platform to its name."""
 
     def dependencies(self) -> list[str]:
         """Return the packages that a build needs besides hatchling."""
@@ -87,7 +87,7 @@ class CompiledCore(BuildHookInterface[Any]):
         self._scratch = tempfile.TemporaryDirectory(prefix="sluice-build-")
         if version != "standard" or not _is_wanted():
             return
-        built = compiled_core(Path(self.root), Path(self._scratch.name))
+        built = compiled_tree(Path(self.root), Path(self._scratch.name))
         for path in sorted(built.rglob("*.so")):
             build_data["force_include"][str(path)] = str(path.relative_to(built))
         build_data["pure_python"] = False
@@ -101,7 +101,7 @@ class CompiledCore(BuildHookInterface[Any]):
 def _is_wanted() -> bool:
     value = os.environ.get("SLUICE_COMPILE", "0")
     if value not in {"", "0", "1"}:
-        raise ValueError(f"SLUICE_COMPILE: expected 1 (compile the core) or 0, got {value!r}")
+        raise ValueError(f"SLUICE_COMPILE: expected 1 (compile) or 0, got {value!r}")
     return value == "1"
 
 
@@ -115,8 +115,8 @@ def why_not() -> str | None:
     return None
 
 
-def compiled_core(root: Path, scratch: Path) -> Path:
-    """A folder with the compiled modules of the sources in `root`, laid out as in a wheel; about 30 s on two cores.
+def compiled_tree(root: Path, scratch: Path) -> Path:
+    """A folder with the compiled modules of the sources in `root`, laid out as in a wheel; about a minute on two cores.
 
     Raises RuntimeError where that is not possible.
     """
@@ -125,11 +125,11 @@ def compiled_core(root: Path, scratch: Path) -> Path:
     cache = os.environ.get("SLUICE_COMPILE_CACHE")
     if cache is None:
         return _compile(root, scratch)
-    kept = Path(cache).resolve() / f"sluice-core-{_key(root)}"
+    kept = Path(cache).resolve() / f"sluice-compiled-{_key(root)}"
     if not kept.is_dir():
         built = _compile(root, scratch)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        for before in kept.parent.glob("sluice-core-*"):
+        for before in kept.parent.glob("sluice-compiled-*"):
             shutil.rmtree(before)
         new = Path(tempfile.mkdtemp(prefix="new-", dir=kept.parent))
         shutil.copytree(built, new, dirs_exist_ok=True)

@@ -1,6 +1,6 @@
 """Settings of all tests: no Hypothesis deadline, so that no test depends on the speed of the machine.
 
-The tests run on the pure core, and with SLUICE_TEST_BUILD=compiled on the compiled one (`make test-compiled`).
+The tests run on the pure build, and with SLUICE_TEST_BUILD=compiled on the compiled one (`make test-compiled`).
 """
 
 import os
@@ -8,7 +8,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from sluice.gateway.version import is_core_compiled
+from sluice.gateway.version import is_compiled
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
@@ -21,7 +21,7 @@ PURE_ONLY = {
         "counts the interpreter's instructions with a tracer and a subclass; compiled code has neither"
     ),
 }
-"""The tests that look into the core in ways that only Python code allows, by the end of their names: the reason."""
+"""The tests that look into compiled code in ways that only Python code allows, by the end of their names: the reason."""
 
 
 def pytest_configure() -> None:
@@ -29,15 +29,15 @@ def pytest_configure() -> None:
     wanted = os.environ.get("SLUICE_TEST_BUILD", "pure")
     if wanted not in {"pure", "compiled"}:
         raise pytest.UsageError(f"SLUICE_TEST_BUILD: expected pure or compiled, got {wanted!r}")
-    found = "compiled" if is_core_compiled() else "pure"
+    found = "compiled" if is_compiled() else "pure"
     if found != wanted:
-        raise pytest.UsageError(f"the tests are of the {wanted} core, but the one that is imported is {found}")
+        raise pytest.UsageError(f"the tests are of the {wanted} build, but the one that is imported is {found}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what only pure Python allows where the core is compiled."""
-    if is_core_compiled():
+    """Skip what only pure Python allows where the build is compiled."""
+    if is_compiled():
         for item in items:
             for name, reason in PURE_ONLY.items():
                 if item.nodeid.partition("[")[0].endswith(f"/{name}"):
-                    item.add_marker(pytest.mark.skip(reason=f"pure core only: {reason}"))
+                    item.add_marker(pytest.mark.skip(reason=f"pure build only: {reason}"))

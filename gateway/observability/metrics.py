@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.statistics import Statistics, nv_metrics
-from sluice.gateway.version import is_core_compiled, server_version
+from sluice.gateway.version import is_compiled, server_version
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_S
 
@@ -47,7 +47,7 @@ class ServerMetrics(Collector):
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
-        self._build = (server_version(), "true" if is_core_compiled() else "false")
+        self._build = (server_version(), "true" if is_compiled() else "false")
         self._remotes: list[MetricsSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -82,7 +82,7 @@ class ServerMetrics(Collector):
             busy.add_metric([partition], busy_ns / NS_PER_S)
         build = GaugeMetricFamily(
             "sluice_build_info",
-            "1, with the version and whether the core is compiled.",
+            "1, with the version and whether core and hot path are compiled.",
             labels=["version", "compiled"],
         )
         build.add_metric(self._build, 1)
