@@ -54,6 +54,7 @@ COMPILED = (
     "gateway/http/turns.py",
     "gateway/inference",
     "gateway/observability/meters.py",
+    "gateway/observability/request_ids.py",
     "gateway/observability/statistics.py",
     "gateway/protocol/answer.py",
     "gateway/protocol/pending_answer.py",

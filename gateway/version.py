@@ -16,6 +16,6 @@ def server_version() -> str:
 
 @cache
 def is_compiled() -> bool:
-    """True if core and hot path were compiled, as in a wheel built with SLUICE_COMPILE=1; False if all is pure Python."""
+    """True if core and hot path were compiled, as in wheels built with SLUICE_COMPILE=1; False if all is Python."""
     spec = find_spec("sluice.batcher.state")
     return spec is not None and str(spec.origin).endswith(tuple(EXTENSION_SUFFIXES))

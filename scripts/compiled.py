@@ -1,4 +1,4 @@
-"""Makes a tree in which core and hot path are compiled, from a wheel that is built with SLUICE_COMPILE=1: `make compiled`.
+"""Makes a tree with compiled modules, from a wheel that is built with SLUICE_COMPILE=1: `make compiled`.
 
     python -m scripts.compiled FOLDER
 

@@ -13,6 +13,7 @@ from sluice.gateway.version import is_compiled
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+_RUNNER = "replaces how a runner makes backends, which compiled classes do not allow"
 PURE_ONLY = {
     "test_rejected_demand.py::test_thousands_that_are_refused_have_room_looked_for_some_times_only": (
         "counts the calls of a method by replacing it; calls in compiled code do not look methods up"
@@ -20,8 +21,15 @@ PURE_ONLY = {
     "test_many_models.py::test_the_cost_of_a_decision_does_not_grow_with_the_number_of_models": (
         "counts the interpreter's instructions with a tracer and a subclass; compiled code has neither"
     ),
+    "test_assembly.py::test_a_fixed_width_tensor_is_copied_once_from_body_to_backend": (
+        "counts the calls of a function by replacing it; calls in compiled code do not look functions up"
+    ),
+    "test_loader.py::test_a_model_that_is_created_sooner_overtakes_other_loads_and_no_unload": _RUNNER,
+    "test_memory_measurement.py::test_models_that_wait_for_each_other_are_made_together_and_not_weighed": _RUNNER,
+    "test_memory_measurement.py::test_models_that_were_weighed_before_wait_for_nobody": _RUNNER,
+    "test_runner.py::test_models_whose_memory_is_known_are_created_beside_each_other": _RUNNER,
 }
-"""The tests that look into compiled code in ways that only Python code allows, by the end of their names: the reason."""
+"""The tests that look into code in ways that only Python allows, by the end of their names: the reason."""
 
 
 def pytest_configure() -> None:

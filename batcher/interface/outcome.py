@@ -23,7 +23,8 @@ class Outcome(enum.StrEnum):
     @property
     def answered(self) -> bool:
         """True if the client gets tensors."""
-        return self in _ANSWERED
+        return self in ANSWERED
 
 
-_ANSWERED = (Outcome.COMPLETED, Outcome.COMPLETED_LATE)
+ANSWERED = (Outcome.COMPLETED, Outcome.COMPLETED_LATE)
+"""The outcomes of requests whose clients get tensors."""

@@ -9,7 +9,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
 from sluice.batcher.interface.events import FailureCause
-from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.outcome import ANSWERED, Outcome
 from sluice.gateway.observability.statistics import Statistics
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_MS
@@ -58,7 +58,7 @@ class PipelineMeter:
     def request_ended(self, outcome: Outcome, duration_ns: int) -> None:
         """Count an outcome, and the duration of a request that was answered."""
         self.outcomes[outcome] += 1
-        if outcome.answered:
+        if outcome in ANSWERED:
             self.duration.observe(duration_ns)
 
     def stage_ran(self, stage: int, rows: int, cost: float = 0.0) -> None:

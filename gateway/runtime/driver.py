@@ -61,6 +61,7 @@ MAX_ROUNDS = 1000
 """Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
 MOST_WAITING = 2
 """Arrivals that may wait for their turn, in multiples of the requests that may be under way."""
+_COMPLETED = Outcome.COMPLETED
 _FROM_CACHE = "it was answered from the cache"
 _PARTITION_EVENTS = frozenset(get_args(PartitionEvent))
 
@@ -389,7 +390,7 @@ class Runtime:
 
     def _take_events(self, now_ns: int, behind: bool) -> bool:
         """Handle the queued events; returns whether arrivals are left, as they are if it is `behind` already."""
-        handle, carry_out = self._scheduler.handle, self._carry_out
+        scheduler = self._scheduler
         completions, cancellations, arrivals = self._queues
         while True:
             if completions:
@@ -407,7 +408,7 @@ class Runtime:
                 if not arrivals:
                     self._last_arrived = self._next_request
                 return behind
-            carry_out(event, handle(event, now_ns))
+            self._carry_out(event, scheduler.handle(event, now_ns))
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:
@@ -465,10 +466,10 @@ class Runtime:
         opened = self._open.pop(request)
         trace = opened.trace
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, self._now_ns
-        if answer.outcome is not Outcome.COMPLETED:
+        if answer.outcome is not _COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
-        if answer.outcome is not Outcome.COMPLETED or (trace.is_pipeline and not counted):
+        if answer.outcome is not _COMPLETED or (trace.is_pipeline and not counted):
             self._meters.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)

@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from hatch_build import PACKAGES, compiled_tree, compiled_modules
+from hatch_build import PACKAGES, compiled_modules, compiled_tree
 from tests.support.packaging import ROOT, contents, install, run, sources
 
 VERSION = f"cp{sys.version_info.major}{sys.version_info.minor}"
