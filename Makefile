@@ -101,11 +101,18 @@ ON_COMPILED := PYTHONPATH=$(COMPILED) SLUICE_TEST_BUILD=compiled
 compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED)
 
+# Tests of the hot path, once more where it is compiled. Those that look into the connections of HTTP/2 by a stream of
+# their own cannot: no class inherits from a compiled one.
+HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http inference observability runtime tensors) \
+	$(addprefix --ignore=tests/unit/gateway/grpc/transport/http2/test_,connection.py fuzz.py h2spec.py) \
+	tests/unit/mps/ipc tests/unit/mps/worker \
+	$(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py trouble.py) \
+	$(addprefix tests/system/test_,ensembles.py front_ends.py tritonclient.py worker_faults.py)
+
 test-compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
-	0) $(ON_COMPILED) $(PYTEST) tests/compiled tests/unit/batcher tests/properties tests/simulation \
-		--ignore=tests/simulation/test_overload.py tests/conformance/test_endpoints.py \
-		tests/conformance/test_protocol_errors.py tests/system/test_ensembles.py && \
+	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties tests/simulation \
+		--ignore=tests/simulation/test_overload.py $(HOT_PATH) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
 	3) echo "make test-compiled: skipped";; \
 	*) exit 1;; esac

@@ -3,11 +3,9 @@
     python -m benchmarks.support.request_profile [--protocol http|grpc] [--clients N] [--rows N]
 
 The processor time of both processes is measured first, without a profiler. Then the profiler of Python counts the own
-time of functions, which is scaled to that time: it slows calls down, so the shares of small functions are too large.
-What compiled functions call in compiled code counts as theirs. The time in the kernel is that of the functions that
-call it, and of `the loop`: reading, writing and waiting of the event loop itself, which no profiler of Python sees.
-
-With `PYTHONPATH=.cache/compiled-tree:.` it is the profile of the compiled gateway.
+time of modules, with that of built-in functions and of the kernel that they call. It is scaled to the time before, but
+the profiler slows calls down, so the shares of modules with many calls are too large. It does not see what the event
+loop does by itself, such as reading, or what compiled functions call.
 """
 
 import argparse
@@ -16,8 +14,10 @@ import pstats
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.support.closed_loop import Closed, drive_grpc, drive_http, grpc_request, http_request
 from benchmarks.support.processes import ServerProcess, gateway, pinned, process_cpu_s
@@ -29,6 +29,8 @@ SECONDS = 2.0
 HTTP_REQUEST = http_request("/v2/models/mlp/infer", "x", (1, 64))
 GRPC_REQUEST = grpc_request("mlp", "x", (1, 64))
 DUMP_TIMEOUT_S = 20.0
+BUILT_IN = "~"
+"""The file of functions in C."""
 PROFILER = """
 import cProfile, os, signal, time
 profiler, counting = cProfile.Profile(time.process_time), []
@@ -47,7 +49,7 @@ signal.signal(signal.SIGUSR1, switch)
 
 
 def profile(server: ServerProcess, folder: Path, drive: Callable[[], Closed], rows: int) -> None:
-    """Print the functions of both processes that take the most time."""
+    """Print the modules of both processes that take the most time."""
     names = dict(zip(server.pids(), ("gateway", "worker"), strict=False))
     drive()
     before = {pid: process_cpu_s(pid) for pid in names}
@@ -70,15 +72,21 @@ def profile(server: ServerProcess, folder: Path, drive: Callable[[], Closed], ro
 
 
 def print_profile(name: str, stats: pstats.Stats, requests: int, taken_us: float, rows: int) -> None:
-    """Print the functions of one process with the most own time, scaled so that all of them take `taken_us`."""
-    functions = {place: (calls, own_s) for place, (_, calls, own_s, _, _) in stats.stats.items()}  # type: ignore[attr-defined]
-    total_s = sum(own_s for _, own_s in functions.values())
-    calls = sum(count for count, _ in functions.values()) / requests
-    print(f"{name}: {taken_us:.1f} us of processor time a request, {calls:.0f} calls that the profiler sees")
-    ranked = sorted(functions.items(), key=lambda each: each[1][1], reverse=True)
-    for (file, line, function), (count, own_s) in ranked[:rows]:
-        place = function if file == "~" else f"{short(file)}:{line} {function}"
-        print(f"  {own_s / total_s * taken_us:6.2f} us {count / requests:6.2f} calls  {place}")
+    """Print the modules of one process with the most own time, scaled so that all of them take `taken_us`."""
+    functions: Any = stats.stats  # type: ignore[attr-defined]
+    own_s: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for (file, _, function), (_, count, spent_s, _, callers) in functions.items():
+        if file != BUILT_IN or not callers:
+            module = function if file == BUILT_IN else short(file)
+            own_s[module] += spent_s
+            calls[module] += count
+        else:
+            for (caller, _, _), (_, _, part_s, _) in callers.items():
+                own_s[short(caller)] += part_s
+    print(f"{name}: {taken_us:.1f} us of processor time a request, {calls.total() / requests:.0f} calls in Python")
+    for module, spent_s in own_s.most_common(rows):
+        print(f"  {spent_s / own_s.total() * taken_us:5.1f} us {calls[module] / requests:5.1f} calls  {module}")
 
 
 def short(file: str) -> str:
@@ -92,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--protocol", choices=("http", "grpc"), default="http", help="the protocol (http)")
     parser.add_argument("--clients", type=int, default=64, metavar="N", help="requests under way at a time (64)")
-    parser.add_argument("--rows", type=int, default=10, metavar="N", help="functions to print (10)")
+    parser.add_argument("--rows", type=int, default=10, metavar="N", help="modules to print (10)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
