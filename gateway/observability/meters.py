@@ -1,4 +1,4 @@
-"""What a server counts on the hot path, in plain integers: requests of pipelines, and batches of models."""
+"""Counts of a server on the hot path, in plain integers: requests of pipelines, and batches of models."""
 
 from bisect import bisect_left
 from collections import Counter
