@@ -45,7 +45,7 @@ def test_it_runs_by_itself_and_says_that_it_is_compiled(compiled_wheel: Path, tm
     ("variables", "problem"),
     [
         ({"SLUICE_COMPILE": "1", "CC": "/nowhere/cc"}, "SLUICE_COMPILE=1: no C compiler (/nowhere/cc)"),
-        ({"SLUICE_COMPILE": "yes"}, "SLUICE_COMPILE: expected 1 (compile the core) or 0, got 'yes'"),
+        ({"SLUICE_COMPILE": "yes"}, "SLUICE_COMPILE: expected 1 (compile) or 0, got 'yes'"),
     ],
 )
 def test_a_build_that_cannot_compile_says_why(variables: dict[str, str], problem: str, tmp_path: Path) -> None:
