@@ -49,7 +49,7 @@ help:
 	@echo "make check        lint, check types and imports, test what needs no server: for the inner loop"
 	@echo "make test         lint, check types and imports, run all tests"
 	@echo "make simulate     run random simulations on fresh seeds: SEEDS=number, SEED=first, MACHINE=scheduler or gateway"
-	@echo "make compiled     compile the core, where there is a C compiler, into a tree that the tests of it run on"
+	@echo "make compiled     compile core and hot path, where there is a C compiler, into a tree that the tests of it run on"
 	@echo "make lint         the first three only"
 	@echo "make structure    print import circles, duplicate class names, and the size of each folder"
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
@@ -93,7 +93,7 @@ test-core-hashes: $(TEST)/installed-$(ORT)
 		tests/properties/test_run_queue.py tests/properties/test_places.py tests/properties/test_residency.py \
 		tests/simulation/test_equivalence.py tests/unit/batcher/drivers
 
-# The compiled core stands in a tree of its own, so that everything else tests the pure one; it is compiled again only
+# The compiled modules stand in a tree of its own, so that everything else tests the pure one; it is compiled again only
 # after a change of it.
 COMPILED := $(CURDIR)/.cache/compiled-tree
 ON_COMPILED := PYTHONPATH=$(COMPILED) SLUICE_TEST_BUILD=compiled
@@ -101,11 +101,18 @@ ON_COMPILED := PYTHONPATH=$(COMPILED) SLUICE_TEST_BUILD=compiled
 compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED)
 
+# Tests of the hot path, once more where it is compiled. Those that look into the connections of HTTP/2 by a stream of
+# their own cannot: no class inherits from a compiled one.
+HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http inference observability runtime tensors) \
+	$(addprefix --ignore=tests/unit/gateway/grpc/transport/http2/test_,connection.py fuzz.py h2spec.py) \
+	tests/unit/mps/ipc tests/unit/mps/worker \
+	$(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py trouble.py) \
+	$(addprefix tests/system/test_,ensembles.py front_ends.py tritonclient.py worker_faults.py)
+
 test-compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
-	0) $(ON_COMPILED) $(PYTEST) tests/compiled tests/unit/batcher tests/properties tests/simulation \
-		--ignore=tests/simulation/test_overload.py tests/conformance/test_endpoints.py \
-		tests/conformance/test_protocol_errors.py tests/system/test_ensembles.py && \
+	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties tests/simulation \
+		--ignore=tests/simulation/test_overload.py $(HOT_PATH) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
 	3) echo "make test-compiled: skipped";; \
 	*) exit 1;; esac

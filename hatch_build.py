@@ -1,4 +1,4 @@
-"""The build hook of wheels: with SLUICE_COMPILE=1 the core is compiled by mypyc (docs/adr/0021).
+"""The build hook of wheels: with SLUICE_COMPILE=1 core and hot path are compiled by mypyc (docs/adr/0021).
 
 Without that variable a wheel is pure Python. SLUICE_COMPILE_CACHE names a folder in which what was compiled is kept,
 for builds of the same sources. What is compiled stands beside its source in the wheel, and Python prefers it.
@@ -20,20 +20,67 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGES = ("batcher", "models", "mps")
-"""The packages that the core consists of, or whose types it uses."""
-COMPILED_ROOMS = ("dispatch", "estimates", "fleet", "places", "prediction", "queues", "residency", "scheduler")
-"""The rooms of `batcher` that are compiled, besides `state.py`: what requests and batches go through.
+PACKAGES = ("batcher", "gateway", "models", "mps")
+"""The packages with compiled modules, or whose types they use."""
+COMPILED = (
+    "batcher/state.py",
+    "batcher/dispatch",
+    "batcher/drivers/loop_turns.py",
+    "batcher/estimates",
+    "batcher/fleet",
+    "batcher/places",
+    "batcher/prediction",
+    "batcher/queues",
+    "batcher/residency",
+    "batcher/scheduler",
+    "gateway/front_door/budget.py",
+    "gateway/executors/hang_detector.py",
+    "gateway/executors/worker",
+    "gateway/front_ends/inputs.py",
+    "gateway/front_ends/plane.py",
+    "gateway/grpc/infer.py",
+    "gateway/grpc/transport/fields.py",
+    "gateway/grpc/transport/http2/call.py",
+    "gateway/grpc/transport/http2/call_head.py",
+    "gateway/grpc/transport/http2/connection.py",
+    "gateway/grpc/transport/http2/frames.py",
+    "gateway/grpc/transport/http2/grpc_connection.py",
+    "gateway/grpc/transport/http2/header_blocks.py",
+    "gateway/grpc/transport/http2/messages.py",
+    "gateway/grpc/transport/http2/outgoing.py",
+    "gateway/grpc/transport/http2/streams.py",
+    "gateway/http/exchange.py",
+    "gateway/http/known_response.py",
+    "gateway/http/refusal.py",
+    "gateway/http/request_head.py",
+    "gateway/http/turns.py",
+    "gateway/inference",
+    "gateway/observability/meters.py",
+    "gateway/observability/request_ids.py",
+    "gateway/observability/statistics.py",
+    "gateway/protocol/answer.py",
+    "gateway/protocol/pending_answer.py",
+    "gateway/protocol/signature.py",
+    "gateway/runtime",
+    "gateway/tensors",
+    "mps/ipc/arena.py",
+    "mps/ipc/channel.py",
+    "mps/ipc/places.py",
+    "mps/worker/main.py",
+    "mps/worker/runner.py",
+    "mps/worker/tensors.py",
+)
+"""The files and rooms that are compiled: what requests and batches go through.
 
 The others have structs of msgspec, which mypyc cannot make, or files that users add, or work with NumPy.
 """
-LIBRARY = "sluice_core"
+LIBRARY = "sluice_compiled"
 """All of it is one library, `sluice_core__mypyc`, so that calls between modules are calls of C."""
 BUILD_TOOLS = ["msgspec>=0.19", "mypy>=2.4", "setuptools>=65"]
 
 
-class CompiledCore(BuildHookInterface[Any]):
-    """Adds the compiled core to a wheel, and the tag of the interpreter and the platform to its name."""
+class CompiledModules(BuildHookInterface[Any]):
+    """Adds the compiled modules to a wheel, and the tag of the interpreter and the platform to its name."""
 
     def dependencies(self) -> list[str]:
         """Return the packages that a build needs besides hatchling."""
@@ -44,7 +91,7 @@ class CompiledCore(BuildHookInterface[Any]):
         self._scratch = tempfile.TemporaryDirectory(prefix="sluice-build-")
         if version != "standard" or not _is_wanted():
             return
-        built = compiled_core(Path(self.root), Path(self._scratch.name))
+        built = compiled_tree(Path(self.root), Path(self._scratch.name))
         for path in sorted(built.rglob("*.so")):
             build_data["force_include"][str(path)] = str(path.relative_to(built))
         build_data["pure_python"] = False
@@ -58,7 +105,7 @@ class CompiledCore(BuildHookInterface[Any]):
 def _is_wanted() -> bool:
     value = os.environ.get("SLUICE_COMPILE", "0")
     if value not in {"", "0", "1"}:
-        raise ValueError(f"SLUICE_COMPILE: expected 1 (compile the core) or 0, got {value!r}")
+        raise ValueError(f"SLUICE_COMPILE: expected 1 (compile) or 0, got {value!r}")
     return value == "1"
 
 
@@ -72,8 +119,8 @@ def why_not() -> str | None:
     return None
 
 
-def compiled_core(root: Path, scratch: Path) -> Path:
-    """A folder with the compiled modules of the sources in `root`, laid out as in a wheel; about 30 s on two cores.
+def compiled_tree(root: Path, scratch: Path) -> Path:
+    """A folder with the compiled modules of the sources in `root`, laid out as in a wheel; about a minute on two cores.
 
     Raises RuntimeError where that is not possible.
     """
@@ -82,11 +129,11 @@ def compiled_core(root: Path, scratch: Path) -> Path:
     cache = os.environ.get("SLUICE_COMPILE_CACHE")
     if cache is None:
         return _compile(root, scratch)
-    kept = Path(cache).resolve() / f"sluice-core-{_key(root)}"
+    kept = Path(cache).resolve() / f"sluice-compiled-{_key(root)}"
     if not kept.is_dir():
         built = _compile(root, scratch)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        for before in kept.parent.glob("sluice-core-*"):
+        for before in kept.parent.glob("sluice-compiled-*"):
             shutil.rmtree(before)
         new = Path(tempfile.mkdtemp(prefix="new-", dir=kept.parent))
         shutil.copytree(built, new, dirs_exist_ok=True)
@@ -132,15 +179,19 @@ def _sources(root: Path) -> Iterator[str]:
 
     Raises RuntimeError for one with keywords in a class statement, which mypyc drops: a struct would lose its options.
     """
-    core = root / "batcher"
-    for path in [core / "state.py", *(path for room in COMPILED_ROOMS for path in sorted((core / room).glob("*.py")))]:
-        if path.name == "__init__.py":
-            continue
+    for path in compiled_modules(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.keywords:
                 place = f"{path.relative_to(root)}:{node.lineno}"
                 raise RuntimeError(f"{place}: class {node.name} has keywords, so its module cannot be compiled")
         yield f"sluice/{path.relative_to(root)}"
+
+
+def compiled_modules(root: Path) -> Iterator[Path]:
+    """The files of the modules that are compiled."""
+    for name in COMPILED:
+        path = root / name
+        yield from [path] if path.suffix else (each for each in sorted(path.glob("*.py")) if each.name != "__init__.py")
 
 
 def _run_mypyc(sources: list[str]) -> None:

@@ -1,7 +1,7 @@
 """The hot path: a small network (64 floats in) with gateway and worker on one core, the client on another."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.conftest import Report
 from benchmarks.support.closed_loop import drive_grpc, drive_http, grpc_request, http_request
-from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, running
+from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, process_cpu_s, running
 from sluice.models.tensors.spec import DataType
 from tests.support.models.onnx_models import save_model, value
 from tests.support.triton.models import add_model
@@ -160,6 +160,38 @@ def test_grpc(
     report(f"bare grpc.aio echo, {many}, requests/s", f"{plain:,.0f}", "")
     report(f"gRPC against the bare echo, {many}", f"{rate / plain:.0%}", ">= 100%")
     report(f"CPU time a call against grpc_server: grpcio, {many}", f"{ours / theirs:.2f}x", "<= 0.67x")
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_grpc_beside_triton(
+    benchmark: Any, sluice: ServerProcess, triton: TritonServer, report: Report, connections: int
+) -> None:
+    """Calls a second at concurrency 64, interleaved with those of Triton.
+
+    The client takes longer for a call than the gateway, so the processor time of the servers says more than the rates.
+    """
+    cpu_us: dict[int, list[float]] = {sluice.grpc_port: [], triton.grpc_port: []}
+
+    def drive(port: int, cpu_s: Callable[[], float]) -> float:
+        before = cpu_s()
+        closed = drive_grpc(port, GRPC_REQUEST, 64, SECONDS, connections)
+        cpu_us[port].append((cpu_s() - before) / (closed.requests * 1.1) * 1e6)
+        return closed.rate
+
+    rate, other = benchmark.pedantic(
+        alternate,
+        args=(
+            ROUNDS,
+            lambda: drive(sluice.grpc_port, sluice.cpu_s),
+            lambda: drive(triton.grpc_port, lambda: process_cpu_s(triton.process.pid)),
+        ),
+        rounds=1,
+    )
+    ours, theirs = (sorted(each)[ROUNDS // 2] for each in cpu_us.values())
+    many = f"{connections} connection{'s' if connections > 1 else ''}"
+    report(f"gRPC beside Triton, {many}, requests/s", f"{rate:,.0f} and {other:,.0f}", "")
+    report(f"gRPC against Triton, {many}", f"{rate / other:.2f}x", ">= 2x")
+    report(f"CPU time a call against Triton's, {many}", f"{ours / theirs:.2f}x", "<= 0.5x")
 
 
 def test_lone_latency(

@@ -1,4 +1,4 @@
-"""The version of Sluice, and how its core was built."""
+"""The version of Sluice, and how it was built."""
 
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -15,7 +15,7 @@ def server_version() -> str:
 
 
 @cache
-def is_core_compiled() -> bool:
-    """True if the core was compiled, as in a wheel that was built with SLUICE_COMPILE=1; False if it is pure Python."""
+def is_compiled() -> bool:
+    """True if core and hot path were compiled, as in wheels built with SLUICE_COMPILE=1; False if all is Python."""
     spec = find_spec("sluice.batcher.state")
     return spec is not None and str(spec.origin).endswith(tuple(EXTENSION_SUFFIXES))

@@ -1,9 +1,9 @@
-"""Makes a tree in which the core is compiled, from a wheel that is built with SLUICE_COMPILE=1: `make compiled`.
+"""Makes a tree with compiled modules, from a wheel that is built with SLUICE_COMPILE=1: `make compiled`.
 
     python -m scripts.compiled FOLDER
 
-The tree is imported with FOLDER on the path. What was compiled is kept beside it for as long as the sources of the core
-stay the same. Where nothing can be compiled the reason is printed, and the exit status is 3.
+The tree is imported with FOLDER on the path. What was compiled is kept beside it for as long as the sources stay
+the same. Where nothing can be compiled the reason is printed, and the exit status is 3.
 """
 
 import os
@@ -24,7 +24,7 @@ CANNOT = 3
 
 
 def build_wheel(folder: Path) -> Path:
-    """A wheel with the compiled core; raises CalledProcessError."""
+    """A compiled wheel; raises CalledProcessError."""
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel:standard", "--directory", str(folder)]
     environment = {**os.environ, "SLUICE_COMPILE": "1", "SLUICE_COMPILE_CACHE": str(CACHE)}
     subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make the tree."""
     (folder,) = sys.argv[1:] if arguments is None else arguments
     if (reason := why_not()) is not None:
-        print(f"the core cannot be compiled here: {reason}")
+        print(f"nothing can be compiled here: {reason}")
         return CANNOT
     build_tree(Path(folder))
     return 0

@@ -23,4 +23,8 @@ class Outcome(enum.StrEnum):
     @property
     def answered(self) -> bool:
         """True if the client gets tensors."""
-        return self in (Outcome.COMPLETED, Outcome.COMPLETED_LATE)
+        return self in ANSWERED
+
+
+ANSWERED = (Outcome.COMPLETED, Outcome.COMPLETED_LATE)
+"""The outcomes of requests whose clients get tensors."""

@@ -12,7 +12,7 @@ import msgspec
 from sluice.gateway.cli.text.partition_report import gpu_lines, partition_lines
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig
-from sluice.gateway.version import is_core_compiled, server_version
+from sluice.gateway.version import is_compiled, server_version
 from sluice.models.errors import ControlFailed, ServingError
 from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.nvidia.free_memory import free_capacity
@@ -70,9 +70,9 @@ def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Fi
 
 
 def check_build() -> Finding:
-    """Report the version, and whether the core is compiled."""
-    core = "compiled" if is_core_compiled() else "in pure Python (a wheel built with SLUICE_COMPILE=1 has it compiled)"
-    return Finding("build", Severity.OK, f"Sluice {server_version()}, core {core}")
+    """Report the version, and whether core and hot path are compiled."""
+    built = "compiled" if is_compiled() else "in pure Python (a wheel built with SLUICE_COMPILE=1 has it compiled)"
+    return Finding("build", Severity.OK, f"Sluice {server_version()}, hot path {built}")
 
 
 def check_packages() -> Iterator[Finding]:

@@ -152,7 +152,7 @@ class Rollout:
             await self._load_waiter.wait_unloaded(model)
             self._inventory.forget(model)
             self._registry.forget_model(model)
-            self._metrics.forget(model)
+            self._metrics.meters.forget(model)
         self._executor.remove(pipelines, models)
 
     def memory_of(self, partition: str) -> int:

@@ -21,9 +21,12 @@ _DEFAULTS = FrontDoorSettings()
 
 
 class GuardedConnection(Protocol):
-    """A connection as the front door sees it. `since_s` is the time of the last sweep that found it in a new state."""
+    """A connection as the front door sees it."""
 
-    since_s: float
+    @property
+    def since_s(self) -> float:
+        """The time of the last sweep that found it in a new state; 0 if none has."""
+        ...
 
     def is_idle(self) -> bool:
         """True if the client owes the beginning or the rest of a request head, and no request is open."""

@@ -9,27 +9,17 @@ from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.front_ends.inputs import InputMemory
 from sluice.gateway.front_ends.link import Link
 from sluice.gateway.front_ends.messages import INLINE, Answered, Answers, Arrival, PlacedTensor
+from sluice.gateway.front_ends.relayed_memory import RelayedMemory
 from sluice.gateway.front_ends.snapshot import ServedTable
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.pending_answer import PendingAnswer, RelayNeeded
+from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import RequestOptions
-from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
-
-
-class _RelayedMemory(SharedMemory):
-    """Shared memory of clients, whose regions only the gateway's process knows."""
-
-    def input_window(self, place: SharedMemoryRef) -> SharedMemoryWindow:
-        raise RelayNeeded
-
-    def window(self, place: SharedMemoryRef) -> SharedMemoryWindow:
-        raise RelayNeeded
 
 
 class _NamedSignature(Signature):
@@ -77,7 +67,7 @@ class FrontEndDataPlane(DataPlane):
             served,
             config.default_slo_ms,
             config.network_ms,
-            _RelayedMemory(config.allow_client_shm, 0),
+            RelayedMemory(config.allow_client_shm, 0),
             config.statuses,
             config.client_key,
             config.front_door.id_bytes,

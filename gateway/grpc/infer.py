@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import numpy as np
@@ -81,14 +81,19 @@ class ResponseEncoder:
         return b"".join(parts)
 
 
-class KnownTemplate(NamedTuple):
+class KnownTemplate:
     """A template of earlier requests, their model and version ("" for the latest), and the encoder of responses."""
 
-    model: str
-    version: str
-    template: RequestTemplate
-    head_bytes: int
-    encoder: ResponseEncoder
+    __slots__ = ("encoder", "head_bytes", "model", "template", "version")
+
+    def __init__(
+        self, model: str, version: str, template: RequestTemplate, head_bytes: int, encoder: ResponseEncoder
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.template = template
+        self.head_bytes = head_bytes
+        self.encoder = encoder
 
 
 class InferHandler:

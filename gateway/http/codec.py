@@ -3,11 +3,12 @@
 import gc
 import json
 import re
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from sluice.gateway.http.known_response import EncodedBody
 from sluice.gateway.protocol.json_data import decode_data, encode_data
 from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
@@ -84,42 +85,6 @@ class _Response(msgspec.Struct, omit_defaults=True):
     model_version: str
     outputs: list[_Tensor]
     id: str = ""
-
-
-class EncodedBody(NamedTuple):
-    """A body of `length` bytes: JSON, followed by the binary tensors as buffers."""
-
-    head: bytes
-    blobs: list[Any]
-    length: int
-
-
-class KnownResponse(NamedTuple):
-    """The JSON of a response, which responses to the same request share if their outputs have the same shapes.
-
-    All outputs are binary and `length` is that of the body.
-    """
-
-    head: bytes
-    shapes: tuple[tuple[int, ...], ...]
-    length: int
-
-    def encode(self, response: InferResponse) -> EncodedBody | None:
-        """The body of a response; None if it has other JSON."""
-        blobs = []
-        for (_, values), shape in zip(response.outputs, self.shapes, strict=True):
-            if not isinstance(values, np.ndarray) or values.shape != shape:
-                return None
-            blobs.append(values if values.flags.c_contiguous else values.copy())
-        return EncodedBody(self.head, blobs, self.length)
-
-
-def known_response(response: InferResponse, encoded: EncodedBody) -> KnownResponse | None:
-    """The JSON of a response that was encoded, for the next one; None if it has outputs that are no binary numbers."""
-    shapes = tuple([values.shape for _, values in response.outputs if isinstance(values, np.ndarray)])
-    if len(encoded.blobs) == len(shapes) == len(response.outputs):
-        return KnownResponse(encoded.head, shapes, encoded.length)
-    return None
 
 
 _BYTES = DataType.BYTES.value

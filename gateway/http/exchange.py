@@ -2,10 +2,11 @@
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote, unquote
 
 import httptools
@@ -15,20 +16,14 @@ import orjson
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import decompress
-from sluice.gateway.http.codec import (
-    EncodedBody,
-    KnownResponse,
-    decode_large_request,
-    decode_request,
-    encode_response,
-    known_response,
-)
+from sluice.gateway.http.codec import decode_large_request, decode_request, encode_response
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
     UnsupportedEncoding,
     compress,
 )
+from sluice.gateway.http.known_response import EncodedBody, KnownResponse, known_response
 from sluice.gateway.http.large_body import DIRECT_BYTES
 from sluice.gateway.http.request_head import Headers, RequestHead
 from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, Submitted, build_response
@@ -58,26 +53,35 @@ _BINARY_HEAD = (
 _ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
-class ClientConnection(Protocol):
-    """The connection of an exchange's client; `client` and `server` are its ends."""
+Address: TypeAlias = tuple[str, int | None] | None
+"""An address and a port; None if there is none."""
 
-    transport: asyncio.Transport
-    client: tuple[str, int] | None
-    server: tuple[str, int | None] | None
-    template: Template | None
-    """The template of the previous request, if the next request may match it."""
 
+class Client(ABC):
+    """The client of exchanges, with the `transport` of its connection.
+
+    `template` is that of the previous request, if the next request may match it.
+    """
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.template: Template | None = None
+
+    @abstractmethod
+    def addresses(self) -> tuple[Address, Address]:
+        """The client's end of the connection, and ours."""
+
+    @abstractmethod
     def common_headers(self) -> bytes:
         """The header lines that every response has."""
-        ...
 
+    @abstractmethod
     def on_response_complete(self) -> None:
         """Called when a response has been written."""
-        ...
 
+    @abstractmethod
     def on_ready(self) -> None:
         """Called when an exchange becomes ready some time after the end of its body."""
-        ...
 
 
 class RelayedAnswer(NamedTuple):
@@ -97,8 +101,8 @@ class InferenceRelay(Protocol):
         target: bytes,
         headers: Headers,
         body: bytes | bytearray | memoryview,
-        client: tuple[str, int | None] | None,
-        server: tuple[str, int | None] | None,
+        client: Address,
+        server: Address,
     ) -> RelayedAnswer:
         """The answer to a request of the connection from `client` to `server`. Raises ServingError without one."""
         ...
@@ -164,10 +168,10 @@ class Exchange:
         "started",
     )
 
-    message_event = asyncio.Event()
+    message_event: ClassVar[asyncio.Event] = asyncio.Event()
     """The event that uvicorn sets when the connection is lost; no exchange waits for it."""
 
-    def __init__(self, route: InferRoute, client: ClientConnection, head: RequestHead, body: Buffer = b"") -> None:
+    def __init__(self, route: InferRoute, client: Client, head: RequestHead, body: Buffer = b"") -> None:
         self._route = route
         self._client = client
         self.head = head
@@ -361,7 +365,7 @@ class Exchange:
         version = f"/versions/{head.version}" if head.version else ""
         target = f"/v2/models/{quote(head.name, safe='')}{version}/infer".encode()
         self._relaying = asyncio.get_running_loop().create_task(
-            relay.infer(target, head.headers, body, self._client.client, self._client.server)
+            relay.infer(target, head.headers, body, *self._client.addresses())
         )
         self._relaying.add_done_callback(self._relayed)
 
@@ -390,8 +394,8 @@ class Exchange:
             if self.head.accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
                 return
-            json, blobs, length = encoded
-            head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
+            json, blobs = encoded.head, encoded.blobs
+            head = _BINARY_HEAD % (len(json), encoded.length) if blobs else _JSON_HEAD % encoded.length
             response = b"".join((head, self._last_headers(), json, *blobs))
         except Exception as error:
             response = self._error_response(error)
@@ -411,7 +415,7 @@ class Exchange:
 
     def _compress(self, encoded: EncodedBody) -> None:
         """Compress a response in a thread and send it."""
-        json, blobs, _ = encoded
+        json, blobs = encoded.head, encoded.blobs
         # A copy: the memory under the blobs is about to be released.
         body = b"".join((json, *blobs))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from http import HTTPStatus
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import orjson
 
@@ -34,7 +34,7 @@ class RefusedRequest:
         "started",
     )
 
-    message_event = asyncio.Event()
+    message_event: ClassVar[asyncio.Event] = asyncio.Event()
     """The event that uvicorn sets when the connection is lost; nothing waits for it."""
 
     def __init__(self, client: RefusedConnection, status: int, reason: str) -> None:

@@ -1,8 +1,6 @@
 """The heads of inference requests: what they say, and the latest one of a connection, which its client repeats."""
 
-from typing import NamedTuple, TypeAlias
-
-import msgspec
+from typing import TypeAlias
 
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
@@ -18,7 +16,7 @@ _HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
 
 
-class RequestHead(msgspec.Struct, eq=False):
+class RequestHead:
     """The head of an inference request to a model of this name and version ("" for the latest).
 
     `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
@@ -26,18 +24,41 @@ class RequestHead(msgspec.Struct, eq=False):
     are header lines that the response gets besides. A head that is wrong has an `error`.
     """
 
-    name: str
-    version: str
-    headers: Headers
-    expects_continue: bool = False
-    keep_alive: bool = True
-    added_lines: bytes = b""
-    length: int = 0
-    json_length: int | None = None
-    explain: bool = False
-    encoded: bool = False
-    accepted: bytes = b""
-    error: RequestError | None = None
+    __slots__ = (
+        "accepted",
+        "added_lines",
+        "encoded",
+        "error",
+        "expects_continue",
+        "explain",
+        "headers",
+        "json_length",
+        "keep_alive",
+        "length",
+        "name",
+        "version",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        headers: Headers,
+        expects_continue: bool = False,
+        keep_alive: bool = True,
+        added_lines: bytes = b"",
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.headers = headers
+        self.expects_continue = expects_continue
+        self.keep_alive = keep_alive
+        self.added_lines = added_lines
+        self.length = 0
+        self.json_length: int | None = None
+        self.explain = self.encoded = False
+        self.accepted = b""
+        self.error: RequestError | None = None
 
     def read_headers(self) -> None:
         """Take from the headers what concerns inference."""
@@ -57,15 +78,18 @@ class RequestHead(msgspec.Struct, eq=False):
             self.error = error
 
 
-class KnownRequest(NamedTuple):
+class KnownRequest:
     """A request of `size` bytes that begins with `begin`, the bytes of `head`.
 
     The next one mostly differs in its body alone, and then its head need not be parsed.
     """
 
-    begin: bytes
-    size: int
-    head: RequestHead
+    __slots__ = ("begin", "head", "size")
+
+    def __init__(self, begin: bytes, size: int, head: RequestHead) -> None:
+        self.begin = begin
+        self.size = size
+        self.head = head
 
     def matches(self, data: bytes) -> bool:
         """True if these bytes are a whole request with the same head."""

@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import httptools
 import uvicorn
@@ -23,8 +23,8 @@ from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
-from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_request
-from sluice.gateway.inference.request_template import Template
+from sluice.gateway.http.request_head import RequestHead, known_request
+from sluice.gateway.http.turns import Turns
 
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it lowers the number to its own limit."""
@@ -83,29 +83,22 @@ class Connection(HttpToolsProtocol):
         front_door: FrontDoor | None = None,
         **kwargs: Any,
     ) -> None:
+        self._front_door = front_door or FrontDoor()
+        self.turns = Turns(self, route, self._front_door)
         super().__init__(*args, **kwargs)
+        # Most of what is read are requests with a known head, which nothing here handles.
+        self.data_received = self.turns.data_received  # type: ignore[method-assign]
         self._route = route
         self._access = access
         self._restrictions = restrictions
-        self._front_door = front_door or FrontDoor()
         self.budget = self._front_door.budget
         self._head_bytes, self._head_lines = self._front_door.settings.head_bytes, self._front_door.settings.head_lines
-        self._turn: Any = None
-        """The request whose response is the next one: an exchange, a refusal or a cycle of uvicorn."""
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
-        self.template: Template | None = None
-        self._default_headers: list[tuple[bytes, bytes]] = []
-        self._common_headers = b""
         self._hosts = 0
         self._offers_upgrade = False
-        self._unparsed = 0
-        """At least the bytes that were read since the last body part, or since the last complete head."""
-        self.half_closed = False
-        """True if the client sends no more; it may still read."""
         self._is_http_1_0 = False
         """True if the latest request is of HTTP/1.0, whose clients know no interim responses."""
-        self._in_body = self._stopped = self._probed = self._only_health = self._is_direct = False
-        self._known: KnownRequest | None = None
+        self._probed = self._only_health = self._is_direct = False
         self._begun = 0
         """The requests that began with the bytes that were read last."""
         self._parts = 0
@@ -114,29 +107,28 @@ class Connection(HttpToolsProtocol):
         self._head_held = 0
         self._phase = Phase.IDLE
         self._moved = 0
-        self.since_s = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many connections."""
         super().connection_made(transport)
+        self.turns.begin()
         reason = self._front_door.enter(self, self._address)
         self._only_health = self._front_door.is_full
         if reason:  # at once, since a connection that lingers would still count
             self._front_door.faults.counts["no_connections"] += 1
-            self._stopped = True
+            self.turns.stopped = True
             transport.write(refusal(503, reason))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request in flight and drop the waiting ones."""
         super().connection_lost(exc)
-        turn = self._turn
+        turn = self.turns.turn
         self._release_all()
         self.pipeline.clear()
         if isinstance(turn, Exchange):
             turn.disconnect()
-        # An exchange refers to its connection: break the cycle, which leaves nothing for the garbage collector.
-        self._turn = self.cycle = None  # type: ignore[assignment]
+        self.turns.end()
         self._front_door.leave(self, self._address)
         if self._front_door.paused:
             self._front_door.relieve()
@@ -145,18 +137,34 @@ class Connection(HttpToolsProtocol):
     def _address(self) -> str:
         return self.client[0] if self.client else ""
 
+    @property
+    def cycle(self) -> Any:
+        """The latest request."""
+        return self.turns.latest
+
+    @cycle.setter
+    def cycle(self, request: Any) -> None:
+        self.turns.latest = request
+
+    @property
+    def half_closed(self) -> bool:
+        """True if the client sends no more; it may still read."""
+        return self.turns.half_closed
+
+    @property
+    def since_s(self) -> float:
+        """The time of the last sweep that found the connection in a new state; 0 if none has."""
+        return self.turns.since_s
+
     # -- reading
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
         """Parse what has been read. Offers of another protocol are ignored, as RFC 9110 allows."""
-        is_between = self._turn is None and not (self._in_body or self._unparsed or self._stopped)
-        if is_between and self._known is not None and self._known.matches(data):
-            self._repeat(data[len(self._known.begin) :], self._known.head)
-            return
+        is_between = self.turns.is_between()
         self._begun = self._parts = 0
-        self._unparsed += len(data)
-        if self._stopped:
-            if self._unparsed > LINGER_BYTES:
+        self.turns.unparsed += len(data)
+        if self.turns.stopped:
+            if self.turns.unparsed > LINGER_BYTES:
                 self.transport.abort()
             return
         pieces: list[bytes | memoryview] = [data]
@@ -164,39 +172,28 @@ class Connection(HttpToolsProtocol):
             try:
                 self.parser.feed_data(pieces[0])
             except httptools.HttpParserUpgrade as upgrade:
-                if self._stopped:
+                if self.turns.stopped:
                     return
                 pieces = [self._head_without_upgrade(), memoryview(pieces[0])[upgrade.args[0] :], *pieces[1:]]
                 continue
             except httptools.HttpParserError:
-                if not self._stopped:
+                if not self.turns.stopped:
                     self.refuse(400, "Invalid HTTP request received.", "malformed")
                 return
             del pieces[0]
-        if self._unparsed > SMALL_BYTES and not self._stopped:
+        if self.turns.unparsed > SMALL_BYTES and not self.turns.stopped:
             self._keep_unparsed()
-        if self._in_body:
+        if self.turns.in_body:
             self._read_directly()
-        elif is_between and self._begun == 1 and not self._unparsed and isinstance(self.cycle, Exchange):
-            self._known = known_request(data, self.cycle.head)
-        if self.budget.used > self.budget.mark:
-            self._front_door.press(self)
-
-    def _repeat(self, body: bytes, head: RequestHead) -> None:
-        """Take a whole request with a known head."""
-        self.since_s = 0.0
-        exchange = Exchange(self._route, self, head, body)
-        exchange.ready = True
-        self._hold(exchange, len(body))
-        self._turn = self.cycle = exchange  # type: ignore[assignment]
-        self._run()
+        elif is_between and self._begun == 1 and not self.turns.unparsed and isinstance(self.cycle, Exchange):
+            self.turns.known = known_request(data, self.cycle.head)
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
 
     def _read_directly(self) -> None:
         """Read the rest of a large body into its memory, past the parser."""
-        cycle = cast(Any, self.cycle)
-        if self._stopped or not isinstance(cycle, Exchange) or self.scheme == "https":
+        cycle = self.cycle
+        if self.turns.stopped or not isinstance(cycle, Exchange) or self.scheme == "https":
             return
         rest = cycle.memory_for_rest()
         if rest is not None:
@@ -205,7 +202,7 @@ class Connection(HttpToolsProtocol):
 
     def on_direct_bytes(self, size: int, complete: bool) -> None:
         """Take a part of a large body, which is in its memory already."""
-        self._hold(self.cycle, size)
+        self.turns.hold(self.cycle, size)
         if complete:
             self._end_direct()
             self.on_message_complete()
@@ -220,11 +217,11 @@ class Connection(HttpToolsProtocol):
 
     def _keep_unparsed(self) -> None:
         """Count a part of a head in the buffer, and refuse a head that is too large."""
-        if self._unparsed > self._head_bytes:
+        if self.turns.unparsed > self._head_bytes:
             self._refuse_head()
         else:
-            self.budget.used += self._unparsed - self._head_held
-            self._head_held = self._unparsed
+            self.budget.used += self.turns.unparsed - self._head_held
+            self._head_held = self.turns.unparsed
 
     def _release_head(self) -> None:
         self.budget.used -= self._head_held
@@ -250,11 +247,11 @@ class Connection(HttpToolsProtocol):
         self.headers = []
         self._hosts = 0
         self._begun += 1
-        self._unparsed = self._unparsed or 1
+        self.turns.unparsed = self.turns.unparsed or 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; trailers, which follow a body, are dropped."""
-        if self._in_body:
+        if self.turns.in_body:
             return
         name = name.lower()
         if name in _NOTICED:
@@ -268,7 +265,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Choose the exchange or the application for the request."""
-        if self._stopped or self.transport.is_closing():
+        if self.turns.stopped or self.transport.is_closing():
             return
         parser = self.parser
         if self._offers_upgrade and parser.should_upgrade():
@@ -277,7 +274,7 @@ class Connection(HttpToolsProtocol):
         if self._hosts != 1 and not (self._hosts == 0 and self._is_http_1_0):
             self.refuse(400, f"expected one Host header, got {self._hosts}", "malformed")
             return
-        if self._unparsed > self._head_bytes or len(self.headers) > self._head_lines:
+        if self.turns.unparsed > self._head_bytes or len(self.headers) > self._head_lines:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > self._head_bytes or len(self.headers) > self._head_lines:
                 self._refuse_head()
@@ -287,10 +284,10 @@ class Connection(HttpToolsProtocol):
             limit = self._front_door.max_connections
             self.refuse(503, f"the server has reached its limit of {limit} connections", "no_connections")
             return
-        self._unparsed = 0
+        self.turns.unparsed = 0
         if self._head_held:
             self._release_head()
-        self.since_s = 0.0
+        self.turns.since_s = 0.0
         path = self._match() if method == b"POST" else None
         if self._restrictions is not None and self._restrictions.forbids(ApiGroup.INFERENCE, self.headers):
             path = None
@@ -300,27 +297,27 @@ class Connection(HttpToolsProtocol):
                 self.refuse(405, "Method Not Allowed", "malformed")
                 return
             self._begin_cycle()
-            self._in_body = True
+            self.turns.in_body = True
             return
-        self._in_body = True
+        self.turns.in_body = True
         keep_alive = parser.should_keep_alive() and not self._is_http_1_0
         head = RequestHead(*path, self.headers, self.expect_100_continue, keep_alive, added)
         head.read_headers()
-        self._take(Exchange(self._route, self, head))
+        self._take(Exchange(self._route, self.turns, head))
 
     def _take(self, request: Any) -> None:
         """Make a request the latest one; it runs at once if it is ready and no earlier one is open."""
-        waits = self._turn is not None
+        waits = self.turns.turn is not None
         self.cycle = request
         if waits:
-            self._hold(request, WAITING_BYTES)
+            self.turns.hold(request, WAITING_BYTES)
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
         else:
-            self._turn = request
+            self.turns.turn = request
             request.send_continue()
             if request.ready:
-                self._run()
+                self.turns.run()
 
     def _match(self) -> tuple[str, str] | None:
         url, path = self._last_path
@@ -331,101 +328,77 @@ class Connection(HttpToolsProtocol):
 
     def _begin_cycle(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
-        waits = self._turn is not None
+        waits = self.turns.turn is not None
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers = self.scope["headers"] = headers
         super().on_headers_complete()
-        cycle = cast(Any, self.cycle)
+        cycle = self.cycle
         cycle.held = 0
         if waits:
-            self._hold(cycle, WAITING_BYTES)
+            self.turns.hold(cycle, WAITING_BYTES)
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body of the latest request."""
-        self._unparsed = 0
+        self.turns.unparsed = 0
         self._parts += 1
         if self._parts == TURN_PARTS:
             self.flow.pause_reading()
             self.loop.call_soon(self.regulate_reading)
         if self._head_held:
             self._release_head()
-        cycle = cast(Any, self.cycle)
+        cycle = self.cycle
         if not isinstance(cycle, Exchange):
-            if not self._stopped and not cycle.response_complete:
-                self._hold(cycle, len(body))
+            if not self.turns.stopped and not cycle.response_complete:
+                self.turns.hold(cycle, len(body))
                 super().on_body(body)
         elif not cycle.ready:
-            self._hold(cycle, len(body))
+            self.turns.hold(cycle, len(body))
             cycle.receive(body)
-            if cycle.ready and cycle is self._turn:
-                self._run()
+            if cycle.ready and cycle is self.turns.turn:
+                self.turns.run()
 
     def on_message_complete(self) -> None:
         """Take the end of the body of the latest request."""
-        if not self._in_body:
+        if not self.turns.in_body:
             return
-        self._in_body = False
-        cycle = cast(Any, self.cycle)
+        self.turns.in_body = False
+        cycle = self.cycle
         if not isinstance(cycle, Exchange):
             super().on_message_complete()
         elif not cycle.ready:
             cycle.finish()
-            if cycle is self._turn:
-                self._run()
+            if cycle is self.turns.turn:
+                self.turns.run()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer the requests of a client that sends no more, but may still read."""
-        self.half_closed = True
-        if self._stopped or self.scheme == "https":
+        self.turns.half_closed = True
+        if self.turns.stopped or self.scheme == "https":
             return False
-        if self._in_body or self._unparsed:
+        if self.turns.in_body or self.turns.unparsed:
             self.refuse(400, "the connection was closed before the request was complete", "incomplete")
-        return self._turn is not None
+        return self.turns.turn is not None
 
     # -- answering
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start the next request."""
-        self._turn = cycle
+        self.turns.turn = cycle
         if not isinstance(cycle, Exchange | RefusedRequest):
             super()._start_asgi_task(cycle, app)
             return
         cycle.send_continue()
         # Not directly: many waiting requests that fail at once would nest their calls.
-        self.loop.call_soon(self._run)
+        self.loop.call_soon(self.turns.run)
 
-    def _run(self) -> None:
-        turn = self._turn
-        if (
-            isinstance(turn, Exchange | RefusedRequest)
-            and turn.ready
-            and not turn.started
-            and not self.flow.write_paused
-            and not self.transport.is_closing()
-        ):
-            turn.run()
-
-    def on_ready(self) -> None:
-        """Answer the current request if it has become ready."""
-        self._run()
+    def begin_next(self) -> None:
+        """Start the request that has waited the longest."""
+        self._start_asgi_task(*self.pipeline.pop())
 
     def on_response_complete(self) -> None:
-        """Continue with the next request; unlike the base class, without a timer for the time until it comes."""
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            self._release(turn)
-        self.server_state.total_requests += 1
-        if self._front_door.paused:
-            self._front_door.relieve()
-        if self.transport.is_closing():
-            return
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        elif self.half_closed:
-            self.transport.close()
-            return
-        self.regulate_reading()
+        """Continue with the next request."""
+        self.turns.on_response_complete()
 
     def pause_writing(self) -> None:
         """Stop reading while the client does not read responses."""
@@ -440,42 +413,38 @@ class Connection(HttpToolsProtocol):
         self.budget.used -= self._unread
         self._unread = 0
         self.regulate_reading()
-        self._run()
+        self.turns.run()
 
     def common_headers(self) -> bytes:
-        """The header lines that every response has; uvicorn renews them once a second."""
-        headers = self.server_state.default_headers
-        if headers is not self._default_headers:
-            self._default_headers = headers
-            self._common_headers = b"".join(b"%s: %s\r\n" % header for header in headers)
-        return self._common_headers
+        """The header lines that every response has."""
+        return self.turns.common_headers()
 
     # -- refusing
 
     def refuse(self, status: int, reason: str, fault: str) -> None:
         """Read no more, answer the requests that are complete and then this error, and end the connection."""
         self._front_door.faults.counts[fault] += 1
-        self._stopped = True
+        self.turns.stopped = True
         if self._is_direct:
             self._end_direct()
-        if self._in_body and not self._withdraw():
+        if self.turns.in_body and not self._withdraw():
             self.transport.close()
             return
-        self._in_body = False
-        self._unparsed = 0
+        self.turns.in_body = False
+        self.turns.unparsed = 0
         self._release_head()
         self._take(RefusedRequest(self, status, reason))
 
     def _withdraw(self) -> bool:
         """Take back the request whose body is being read; False if it has been answered already, at least in part."""
-        cycle = cast(Any, self.cycle)
+        cycle = self.cycle
         if cycle.response_complete or getattr(cycle, "response_started", False):
             return False
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
-        elif cycle is self._turn:
-            self._turn = None
-        self._release(cycle)
+        elif cycle is self.turns.turn:
+            self.turns.turn = None
+        self.turns.release(cycle)
         if isinstance(cycle, Exchange):
             cycle.disconnect()
         else:
@@ -485,7 +454,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         limit = self._head_bytes
-        if self._in_body:
+        if self.turns.in_body:
             self.refuse(400, f"the parts between the data of the body exceed {limit} bytes", "head_too_large")
         elif len(self.url) > limit // 2:
             self.refuse(414, f"the request target and the headers exceed {limit} bytes", "head_too_large")
@@ -499,55 +468,42 @@ class Connection(HttpToolsProtocol):
         if transport.is_closing():
             return
         transport.write(response)
-        if self.half_closed or not transport.can_write_eof():
+        if self.turns.half_closed or not transport.can_write_eof():
             transport.close()
             return
         transport.write_eof()
-        self.since_s = 0.0
+        self.turns.since_s = 0.0
         self.flow.resume_reading()
 
     # -- for the front door
 
-    def _hold(self, request: Any, size: int) -> None:
-        request.held += size
-        self.budget.used += size
-
     def _release_all(self) -> None:
         """Count nothing of this connection any longer."""
-        for request in (self._turn, cast(Any, self.cycle), *(waits for waits, _ in self.pipeline)):
+        for request in (self.turns.turn, self.cycle, *(waits for waits, _ in self.pipeline)):
             if request is not None:
-                self._release(request)
+                self.turns.release(request)
         self.budget.used -= self._unread
         self._unread = 0
         self._release_head()
 
-    def _release(self, request: Any) -> None:
-        self.budget.used -= request.held
-        request.held = 0
-
     def regulate_reading(self) -> None:
-        """Read on, or stop reading while earlier requests, the client or other connections are to make room."""
-        if self.transport.is_closing():
-            return
-        if self.pipeline or self.flow.write_paused or self in self._front_door.paused:
-            self.flow.pause_reading()
-        else:
-            self.flow.resume_reading()
+        """Read on, or stop reading."""
+        self.turns.regulate_reading()
 
     def is_idle(self) -> bool:
         """True if the client owes the beginning or the rest of a request head, and no request is open."""
-        return self._turn is None and not self._in_body and not self._stopped
+        return self.turns.turn is None and not self.turns.in_body and not self.turns.stopped
 
     def read_bytes(self) -> int:
         """The bytes of the latest request that have been read."""
-        cycle = cast(Any, self.cycle)
+        cycle = self.cycle
         return 0 if cycle is None else int(cycle.held)
 
     def kept_bytes(self) -> int:
         """The bytes that are freed if the request that is read is refused, or the client that does not read is left."""
         if self.transport.is_closing():
             return 0
-        body = self.read_bytes() if self._in_body else 0
+        body = self.read_bytes() if self.turns.in_body else 0
         return self._unread + self._head_held + body + WAITING_BYTES * len(self.pipeline)
 
     def give_up(self) -> None:
@@ -567,10 +523,10 @@ class Connection(HttpToolsProtocol):
     def sweep(self, now_s: float) -> None:
         """Enforce the time limits. Called about once a second."""
         phase = self.phase()
-        if phase is not self._phase or not self.since_s:
-            self._phase, self.since_s, self._moved = phase, now_s, self._moved_bytes(phase)
+        if phase is not self._phase or not self.turns.since_s:
+            self._phase, self.turns.since_s, self._moved = phase, now_s, self._moved_bytes(phase)
             return
-        waited_s = now_s - self.since_s
+        waited_s = now_s - self.turns.since_s
         settings = self._front_door.settings
         if phase is Phase.IDLE:
             if waited_s >= (settings.first_request_s if self.cycle is None else settings.idle_s):
@@ -586,7 +542,7 @@ class Connection(HttpToolsProtocol):
         elif waited_s >= settings.progress_s:
             moved = self._moved_bytes(phase)
             if moved - self._moved >= max(settings.min_bytes_per_s * waited_s, 1):
-                self.since_s, self._moved = now_s, moved
+                self.turns.since_s, self._moved = now_s, moved
             elif phase is Phase.BODY:
                 said = f"the body comes with less than {settings.min_bytes_per_s} bytes a second"
                 self.refuse(408, said, "too_slow")
@@ -596,17 +552,18 @@ class Connection(HttpToolsProtocol):
 
     def phase(self) -> Phase:
         """The party that the connection waits for now."""
-        if (self._stopped and self._turn is not None and self._turn.response_complete) or self.transport.is_closing():
+        turn = self.turns.turn
+        if (self.turns.stopped and turn is not None and turn.response_complete) or self.transport.is_closing():
             return Phase.END
         if self.flow.write_paused:
             return Phase.READER
         if self.flow.read_paused:
             return Phase.ANSWER
-        if self._in_body:
+        if self.turns.in_body:
             return Phase.BODY
-        if self._unparsed:
+        if self.turns.unparsed:
             return Phase.HEAD
-        return Phase.IDLE if self._turn is None else Phase.ANSWER
+        return Phase.IDLE if turn is None else Phase.ANSWER
 
     def _moved_bytes(self, phase: Phase) -> int:
         if phase is Phase.READER:
@@ -618,8 +575,8 @@ class Connection(HttpToolsProtocol):
 
         A client that has closed resets the connection when something is written, which shows in the socket's state.
         """
-        turn = self._turn
-        if not self.half_closed or getattr(turn, "response_started", False) or self._is_http_1_0:
+        turn = self.turns.turn
+        if not self.turns.half_closed or getattr(turn, "response_started", False) or self._is_http_1_0:
             return
         if not self._probed:
             self._probed = True

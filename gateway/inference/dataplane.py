@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from sluice.batcher.interface.outcome import ANSWERED
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -207,7 +208,7 @@ def build_response(
 
     Raises ServingError if the request failed, or if its outputs cannot be delivered as requested.
     """
-    if not answer.outcome.answered:
+    if answer.outcome not in ANSWERED:
         answer.release()
         raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
     outputs = answer.outputs

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
@@ -10,10 +11,35 @@ from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.protocol.signature import Signature
-from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
+
+
+class RequestRuntime(Protocol):
+    """The runtime as the data plane sees it (see `Runtime`)."""
+
+    def submit(
+        self,
+        pipeline: str,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        received_ns: int = 0,
+        shared: BatchOutputs | None = None,
+    ) -> Submission:
+        """Start a checked request."""
+        ...
+
+    def answer_from_cache(
+        self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
+    ) -> Submission:
+        """Answer a request with cached outputs."""
+        ...
+
+    def cancel(self, request: int) -> None:
+        """Record that the client of a request is gone."""
+        ...
 
 
 class LocalDataPlane(DataPlane):
@@ -25,7 +51,7 @@ class LocalDataPlane(DataPlane):
     def __init__(
         self,
         served: ServedPipelines,
-        runtime: Runtime,
+        runtime: RequestRuntime,
         default_slo_ms: float,
         network_ms: float,
         clock: Callable[[], int],

@@ -1,91 +1,19 @@
-"""Prometheus metrics: counted in plain integers on the hot path, converted to families when they are scraped."""
+"""Prometheus metrics: what the meters count is converted to families when they are scraped."""
 
 from abc import abstractmethod
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
-from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.statistics import Statistics, nv_metrics
-from sluice.gateway.version import is_core_compiled, server_version
+from sluice.gateway.version import is_compiled, server_version
 from sluice.models.spec import public_key
-from sluice.models.units import NS_PER_MS, NS_PER_S
-
-DURATION_BOUNDS_NS = tuple(
-    round(milliseconds * NS_PER_MS)
-    for milliseconds in (0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000)
-)
-ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-
-
-class Histogram:
-    """Counts by ascending upper bounds (inclusive), and above the last of them."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[int]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0
-
-    def observe(self, value: int) -> None:
-        """Count one value. O(log bounds)."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str], unit: int = 1) -> None:
-        """Add the counts to a family, with values divided by `unit`."""
-        limits = [*(f"{bound / unit:g}" for bound in self.bounds), "+Inf"]
-        buckets = list(zip(limits, accumulate(self.counts), strict=True))
-        family.add_metric(labels, buckets, self.total / unit)
-
-
-class PipelineMeter:
-    """The counts of one pipeline; `stages` are the names of its stages."""
-
-    __slots__ = ("cost", "duration", "outcomes", "stage_rows", "stages")
-
-    def __init__(self, stages: Sequence[str]) -> None:
-        self.stages = stages
-        self.stage_rows = [0] * len(stages)
-        self.cost = 0.0
-        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
-        self.duration = Histogram(DURATION_BOUNDS_NS)
-
-    def request_ended(self, outcome: Outcome, duration_ns: int) -> None:
-        """Count an outcome, and the duration of a request that was answered."""
-        self.outcomes[outcome] += 1
-        if outcome.answered:
-            self.duration.observe(duration_ns)
-
-    def stage_ran(self, stage: int, rows: int, cost: float = 0.0) -> None:
-        """Count the rows of stage number `stage`, and their cost."""
-        self.stage_rows[stage] += rows
-        self.cost += cost
-
-    @property
-    def attainment(self) -> float | None:
-        """The share of requests completed within their objective, cancelled ones left out; None before the first."""
-        counted = sum(self.outcomes.values()) - self.outcomes[Outcome.CANCELLED_CLIENT]
-        return self.outcomes[Outcome.COMPLETED] / counted if counted else None
-
-
-class BatchMeter:
-    """The counts of the batches of one model on one partition."""
-
-    __slots__ = ("compute", "reasons", "rows")
-
-    def __init__(self) -> None:
-        self.reasons: Counter[ReleaseReason] = Counter()
-        self.rows = Histogram(ROW_BOUNDS)
-        self.compute = Histogram(DURATION_BOUNDS_NS)
+from sluice.models.units import NS_PER_S
 
 
 class MetricsSource(Collector):
@@ -114,66 +42,19 @@ class ServerMetrics(Collector):
         breakers: Callable[[], Mapping[str, str]] = dict,
         statistics: Statistics | None = None,
     ) -> None:
-        self._pipelines: dict[str, PipelineMeter] = {}
-        self._by_key: dict[str, PipelineMeter] = {}
-        for pipeline, names in stages.items():
-            self.serve(pipeline, names)
-        self._batches: dict[tuple[str, str], BatchMeter] = {}
-        self._busy_ns = dict.fromkeys(partitions, 0)
+        self.meters = Meters(stages, partitions, statistics)
         self._queue_depths = queue_depths
         self._arena_bytes = arena_bytes
         self._corrections = corrections
         self._breakers = breakers
-        self._build = (server_version(), "true" if is_core_compiled() else "false")
-        self.statistics = statistics or Statistics()
-        self.failures: Counter[tuple[str, str, FailureCause]] = Counter()
+        self._build = (server_version(), "true" if is_compiled() else "false")
         self._remotes: list[MetricsSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def pipeline(self, pipeline: str) -> PipelineMeter:
-        """The counts of a pipeline, by key."""
-        return self._by_key[pipeline]
-
-    def serve(self, pipeline: str, stages: Sequence[str]) -> None:
-        """Count a revision of a pipeline, together with earlier revisions that have the same stages."""
-        public = public_key(pipeline)
-        meter = self._pipelines.get(public)
-        if meter is None or list(meter.stages) != list(stages):
-            meter = self._pipelines[public] = PipelineMeter(stages)
-        self._by_key[pipeline] = meter
-
-    def forget(self, key: str) -> None:
-        """Remove a revision without requests and batches; its counts stay."""
-        self._by_key.pop(key, None)
-        self.statistics.forget(key)
-        if public_key(key) != key:
-            for known in [each for each in self._batches if each[0] == key]:
-                del self._batches[known]
-
-    def batch_completed(self, batch: DispatchBatch, compute_ns: int) -> None:
-        """Count a batch, and its time in the backend."""
-        key = batch.model, batch.partition
-        meter = self._batches.get(key)
-        if meter is None:
-            public = public_key(batch.model), batch.partition
-            meter = self._batches[key] = self._batches.setdefault(public, BatchMeter())
-        meter.reasons[batch.reason] += 1
-        meter.rows.observe(batch.rows)
-        meter.compute.observe(compute_ns)
-        self._busy_ns[batch.partition] += compute_ns
-
-    def batch_failed(self, batch: DispatchBatch, cause: FailureCause) -> None:
-        """Count a batch that did not complete."""
-        self.failures[public_key(batch.model), batch.partition, cause] += 1
-
-    def busy_ns(self) -> Mapping[str, int]:
-        """Time in the backend, by partition."""
-        return self._busy_ns
-
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
-        nv = nv_metrics(self.statistics, self._pipelines, self._waiting())
+        nv = nv_metrics(self.meters.statistics, self.meters.pipelines, self._waiting())
         return generate_latest(self._registry) + nv.encode()
 
     def include(self, remote: MetricsSource) -> None:
@@ -197,11 +78,11 @@ class ServerMetrics(Collector):
         busy = CounterMetricFamily(
             "sluice_partition_busy_seconds", "Time that the partition's backend has computed.", labels=["partition"]
         )
-        for partition, busy_ns in self._busy_ns.items():
+        for partition, busy_ns in self.meters.busy_ns.items():
             busy.add_metric([partition], busy_ns / NS_PER_S)
         build = GaugeMetricFamily(
             "sluice_build_info",
-            "1, with the version and whether the core is compiled.",
+            "1, with the version and whether core and hot path are compiled.",
             labels=["version", "compiled"],
         )
         build.add_metric(self._build, 1)
@@ -252,7 +133,7 @@ class ServerMetrics(Collector):
             "Cost per 1000 requests completed within their latency objective.",
             labels=["pipeline"],
         )
-        for pipeline, meter in self._pipelines.items():
+        for pipeline, meter in self.meters.pipelines.items():
             cost.add_metric([pipeline], meter.cost)
             if good := meter.outcomes[Outcome.COMPLETED]:
                 cost_of_good.add_metric([pipeline], 1000 * meter.cost / good)
@@ -273,7 +154,7 @@ class ServerMetrics(Collector):
         compute = HistogramMetricFamily(
             "sluice_batch_compute_seconds", "Time of a batch in the backend.", labels=["model", "partition"]
         )
-        for key, meter in self._batches.items():
+        for key, meter in self.meters.batches.items():
             if public_key(key[0]) != key[0]:
                 continue  # counted with its version
             for reason, count in meter.reasons.items():

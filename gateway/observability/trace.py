@@ -8,6 +8,7 @@ from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.observability.request_ids import server_id
 from sluice.models.errors import NotFoundError
 
 
@@ -65,7 +66,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     @property
     def id(self) -> str:
         """The request's id: the client's, else one made of its number."""
-        return self.client_id or f"sluice-{self.arrival.request}"
+        return self.client_id or server_id(self.arrival.request)
 
     @property
     def is_pipeline(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
 from sluice.gateway.observability.logs import log
-from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.trace import BatchTrace
 from sluice.gateway.runtime.submission import Submission
 
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 class BatchLog:
     """Keeps batches until they end. `price` gives the present cost of a nanosecond of a partition."""
 
-    def __init__(self, metrics: ServerMetrics, price: Callable[[str], float]) -> None:
-        self._metrics = metrics
+    def __init__(self, meters: Meters, price: Callable[[str], float]) -> None:
+        self._meters = meters
         self._price = price
         self._batches: dict[int, tuple[BatchTrace, Sequence[Submission], float]] = {}
         self._last: dict[str, BatchTrace] = {}
@@ -34,7 +34,7 @@ class BatchLog:
             self._completed(run, opened, price, event)
         elif isinstance(event, BatchFailed):
             run.failed = event.cause
-            self._metrics.batch_failed(run.batch, event.cause)
+            self._meters.batch_failed(run.batch, event.cause)
             if event.cause is FailureCause.OUT_OF_MEMORY:
                 _log_out_of_memory(run.batch, event.message)
             for each in opened:
@@ -47,7 +47,7 @@ class BatchLog:
         run.started_ns, run.ended_ns = event.started_ns, event.ended_ns
         run.cost = compute_ns * price
         self._last[batch.partition] = run
-        self._metrics.batch_completed(batch, compute_ns)
+        self._meters.batch_completed(batch, compute_ns)
         row_cost = run.cost / batch.rows
         requests = rows = ready_ns = 0
         for member, each in zip(batch.members, opened, strict=True):
@@ -62,7 +62,7 @@ class BatchLog:
                 rows += member.rows
                 ready_ns += trace.ready_ns(run.dispatched_ns) if trace.runs else trace.arrived_ns
             trace.runs += (run,)
-        self._metrics.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
+        self._meters.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
 
 
 def _has_run(run: BatchTrace, member: Member) -> bool:

@@ -61,6 +61,7 @@ MAX_ROUNDS = 1000
 """Rounds of events and wake-ups in one flush before other callbacks of the loop get their turn."""
 MOST_WAITING = 2
 """Arrivals that may wait for their turn, in multiples of the requests that may be under way."""
+_COMPLETED = Outcome.COMPLETED
 _FROM_CACHE = "it was answered from the cache"
 _PARTITION_EVENTS = frozenset(get_args(PartitionEvent))
 
@@ -120,13 +121,13 @@ class Runtime:
         self._executor = executor
         self._clock = clock
         self._timer = timer
-        self._metrics = metrics
+        self._meters = metrics.meters
         self._inventory = inventory
         self._observe = observe
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
-        self._runs = BatchLog(metrics, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
+        self._runs = BatchLog(metrics.meters, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self._enqueue)
@@ -254,7 +255,7 @@ class Runtime:
     def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
-        submission = Submission(arrival.request, self._loop, trace, self._metrics.pipeline(pipeline))
+        submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline))
         self._open[arrival.request] = submission
         self.traces.add(trace)
         return submission
@@ -266,10 +267,10 @@ class Runtime:
         """
         for pipeline in change.pipelines:
             self._stages[pipeline.name] = pipeline.stages
-            self._metrics.serve(pipeline.name, [stage.name for stage in pipeline.stages])
+            self._meters.serve(pipeline.name, [stage.name for stage in pipeline.stages])
         for name in change.retired:
             self._stages.pop(name, None)
-            self._metrics.forget(name)
+            self._meters.forget(name)
         self._enqueue(change)
 
     async def wait_forgotten(self, model: str) -> None:
@@ -389,7 +390,7 @@ class Runtime:
 
     def _take_events(self, now_ns: int, behind: bool) -> bool:
         """Handle the queued events; returns whether arrivals are left, as they are if it is `behind` already."""
-        handle, carry_out = self._scheduler.handle, self._carry_out
+        scheduler = self._scheduler
         completions, cancellations, arrivals = self._queues
         while True:
             if completions:
@@ -407,7 +408,7 @@ class Runtime:
                 if not arrivals:
                     self._last_arrived = self._next_request
                 return behind
-            carry_out(event, handle(event, now_ns))
+            self._carry_out(event, scheduler.handle(event, now_ns))
 
     def _carry_out(self, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if self._observe is not None:
@@ -465,11 +466,11 @@ class Runtime:
         opened = self._open.pop(request)
         trace = opened.trace
         trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, self._now_ns
-        if answer.outcome is not Outcome.COMPLETED:
+        if answer.outcome is not _COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
-        if answer.outcome is not Outcome.COMPLETED or (trace.is_pipeline and not counted):
-            self._metrics.statistics.request_ended(trace)
+        if answer.outcome is not _COMPLETED or (trace.is_pipeline and not counted):
+            self._meters.statistics.request_ended(trace)
         if self._on_ended is not None:
             self._on_ended(trace)
         self._answered.append((opened, answer))

@@ -3,7 +3,8 @@
 import asyncio
 
 from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.metrics import PipelineMeter
+from sluice.gateway.observability.meters import PipelineMeter
+from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 
@@ -21,8 +22,7 @@ class Submission(PendingAnswer):
     @property
     def given_id(self) -> str:
         """The id that the server gave to the request; "" if the client gave one."""
-        trace = self.trace
-        return "" if trace.client_id else trace.id
+        return "" if self.trace.client_id else server_id(self.request)
 
     def explanation(self) -> list[tuple[str, str]]:
         """The explanation of the answered request, as headers."""

@@ -122,7 +122,7 @@ def build_server(
     control = ControlPlane(
         gateway.registry,
         RepositoryApi(gateway.registry, gateway.deployer, config.control, allow_upload=config.allow_upload),
-        gateway.metrics.statistics,
+        gateway.metrics.meters.statistics,
         gateway.dataplane.shared_memory,
         LogSettings(),
         gateway.trace_settings,
@@ -317,7 +317,8 @@ def _build_execution(
     )
     metrics.include(PartitionMetrics(inventory))
     metrics.include(ResidencyMetrics(scheduler))
-    metrics.include(FaultMetrics(scheduler, metrics.failures, inventory.names, lambda: workers.recovery.quarantined))
+    failures, recovery = metrics.meters.failures, workers.recovery
+    metrics.include(FaultMetrics(scheduler, failures, inventory.names, lambda: recovery.quarantined))
     if config.triton:
         metrics.include(executor.statistics)
     trace_settings = TraceSettings(config.trace, state.registry)
@@ -379,7 +380,7 @@ def _build_changes(config: ServerConfig, core: _Core, state: _State, execution: 
         config.balance,
         inventory,
         resizing,
-        execution.metrics.busy_ns,
+        lambda: execution.metrics.meters.busy_ns,
         taken,
         KnownSizes(dependencies),
         lambda partition: partition_config(config, partition),

@@ -42,12 +42,15 @@ class BatchInput(NamedTuple):
     pieces: Sequence[Array]
 
 
-class _Running(NamedTuple):
+class _Running:
     """A batch in flight: its slot (None if nothing was copied) and the outputs that it reads."""
 
-    batch: DispatchBatch
-    slot: InputSlot | None
-    reads: list[BatchOutputs]
+    __slots__ = ("batch", "reads", "slot")
+
+    def __init__(self, batch: DispatchBatch, slot: InputSlot | None, reads: list[BatchOutputs]) -> None:
+        self.batch = batch
+        self.slot = slot
+        self.reads = reads
 
 
 class Assembly:

@@ -1,6 +1,6 @@
 """Shared memory for the inputs of batches, which workers read."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.models.errors import PartitionError
@@ -19,17 +19,20 @@ class SharedRegions(Protocol):
         ...
 
 
-class InputSlot(NamedTuple):
+class InputSlot:
     """Memory at `offset` of region `region`, whose bytes are `view`, for a batch of `model`.
 
     It is `own` if the region was created for this slot.
     """
 
-    region: int
-    offset: int
-    view: memoryview
-    model: str
-    own: bool
+    __slots__ = ("model", "offset", "own", "region", "view")
+
+    def __init__(self, region: int, offset: int, view: memoryview, model: str, own: bool) -> None:
+        self.region = region
+        self.offset = offset
+        self.view = view
+        self.model = model
+        self.own = own
 
 
 class InputSlots:

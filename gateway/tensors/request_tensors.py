@@ -1,7 +1,6 @@
 """The tensors of open requests: their inputs and the outputs of their stages."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,13 +46,16 @@ class BatchOutputs:
             self._free()
 
 
-class StageOutput(NamedTuple):
+class StageOutput:
     """The output of a stage for one request: rows `first` to `first + rows` of `outputs`, for the rows `row_index`."""
 
-    outputs: BatchOutputs
-    first: int
-    rows: int
-    row_index: tuple[int, ...] | None
+    __slots__ = ("first", "outputs", "row_index", "rows")
+
+    def __init__(self, outputs: BatchOutputs, first: int, rows: int, row_index: tuple[int, ...] | None) -> None:
+        self.outputs = outputs
+        self.first = first
+        self.rows = rows
+        self.row_index = row_index
 
 
 class RequestTensors:

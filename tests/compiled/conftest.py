@@ -1,4 +1,4 @@
-"""A wheel with the compiled core, and the two builds side by side."""
+"""A compiled wheel, and the two builds side by side."""
 
 from pathlib import Path
 from zipfile import ZipFile

@@ -1,4 +1,4 @@
-"""The pure and the compiled core decide the same, so that a journal of one replays on the other."""
+"""The pure and the compiled build decide the same, so that a journal of one replays on the other."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.support.packaging import ROOT
 
 BUILDS = ("pure", "compiled")
 SEEDS = range(101, 113)
-WHICH = "from sluice.gateway.version import is_core_compiled; print(is_core_compiled())"
+WHICH = "from sluice.gateway.version import is_compiled; print(is_compiled())"
 RECORD = """
 from sys import argv
 from pathlib import Path

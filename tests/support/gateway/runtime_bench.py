@@ -150,4 +150,4 @@ class Bench:
 
 
 def outcomes(bench: Bench) -> dict[Outcome, int]:
-    return {outcome: count for outcome, count in bench.metrics.pipeline("mlp:1").outcomes.items() if count}
+    return {outcome: count for outcome, count in bench.metrics.meters.pipeline("mlp:1").outcomes.items() if count}

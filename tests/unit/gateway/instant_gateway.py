@@ -27,7 +27,8 @@ from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
-from sluice.gateway.observability.metrics import PipelineMeter, ServerMetrics
+from sluice.gateway.observability.meters import PipelineMeter
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_settings import TraceSettings

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, Protocol
 
@@ -67,6 +67,7 @@ class Http2Call(Stream):
         "_room",
         "_server",
         "_started",
+        "_taken",
         "_timer",
         "_trailing",
         "_unread",
@@ -109,6 +110,8 @@ class Http2Call(Stream):
         self._room: asyncio.Future[None] | None = None
         self._trailing: Metadata = ()
         self._started = False
+        self._taken = 0
+        """The messages of a stream that its handler has got since it last waited."""
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
         if head.timeout_s is not None:
@@ -206,7 +209,7 @@ class Http2Call(Stream):
         if handler.request_streaming:
             self._unread = deque()
             self._reader = MessageReader(self._server.max_message_bytes)
-            self._server.run(self, handler, self._requests(handler.request_deserializer))
+            self._server.run(self, handler, _Messages(self, handler.request_deserializer))
 
     def refuse(self, http_status: int) -> None:
         """Answer a request that is none of gRPC."""
@@ -310,25 +313,24 @@ class Http2Call(Stream):
         except RequestError as error:
             raise Aborted(grpc.StatusCode.INTERNAL, str(error)) from error
 
-    async def _requests(self, deserializer: Callable[[bytes], Any] | None) -> AsyncIterator[Any]:
-        """All messages of a stream, or those until the call is interrupted."""
-        left = TURN_MESSAGES
+    async def next_message(self) -> bytes | None:
+        """The next message of a stream; None after the last one, or when the call is interrupted."""
         while not (self.interrupted or self.cancelled or self.ended):
             unread = self._unread
             if not unread:
                 if self.remote_ended:
                     if self._reader is not None and self._reader.is_within_message:
                         self.give_up(*_CUT_SHORT)
-                    return
+                    return None
                 self._awaited = self._server.loop.create_future()
                 await self._awaited
-                left = TURN_MESSAGES
+                self._taken = 0
                 continue
-            if not left:
-                left = TURN_MESSAGES
+            if self._taken == TURN_MESSAGES:
+                self._taken = 0
                 await asyncio.sleep(0)
                 continue
-            left -= 1
+            self._taken += 1
             compressed, message = unread.popleft()
             self._keep(-len(message) - PREFIX_BYTES - MESSAGE_BYTES)
             if not unread:
@@ -338,8 +340,9 @@ class Http2Call(Stream):
                     message = await self._decompressed(message)
                 except Aborted as aborted:
                     self.give_up(*aborted.args)
-                    return
-            yield message if deserializer is None else parsed(deserializer, message)
+                    return None
+            return message
+        return None
 
     def wants_data(self) -> bool:
         """True unless messages of a stream wait for its handler."""
@@ -381,6 +384,23 @@ class Http2Call(Stream):
     def _expire(self) -> None:
         """The deadline has passed."""
         self.give_up(*_EXPIRED)
+
+
+class _Messages:
+    """All messages of a stream, or those until the call is interrupted."""
+
+    def __init__(self, call: Http2Call, deserializer: Callable[[bytes], Any] | None) -> None:
+        self._call = call
+        self._deserializer = deserializer
+
+    def __aiter__(self) -> "_Messages":
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._call.next_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message if self._deserializer is None else parsed(self._deserializer, message)
 
 
 def _decompress(message: bytes, max_bytes: int, budget: Budget) -> bytes:

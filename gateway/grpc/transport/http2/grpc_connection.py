@@ -48,8 +48,8 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class GrpcConnection(asyncio.Protocol):
-    """A connection. All that is sent in a turn of the event loop is written at once.
+class GrpcConnection:
+    """A connection, with the methods of `asyncio.Protocol`. All that is sent in a turn of the loop is written at once.
 
     The front door bounds all connections together, and sweeps them for those that wait too long for their client.
     """
@@ -134,6 +134,9 @@ class GrpcConnection(asyncio.Protocol):
         if self._front_door.paused:
             self._front_door.relieve()
         self._server.on_lost()
+
+    def eof_received(self) -> None:
+        """Let the transport close: a client that sends no more waits for nothing."""
 
     def pause_writing(self) -> None:
         """Stop reading while the client does not read."""

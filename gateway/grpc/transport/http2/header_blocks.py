@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeAlias, TypeVar
 
 import hpack
-from hpack.table import HeaderTable
 
 from sluice.gateway.grpc.transport.http2.frames import ConnectionFault, ErrorCode, StreamFault
+from sluice.gateway.grpc.transport.http2.watched_table import WatchedTable
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 """Names and values of a header block, in their order."""
@@ -29,18 +29,6 @@ _CONNECTION_FIELDS = frozenset((b"connection", b"proxy-connection", b"keep-alive
 _TABLE_UPDATE, _TABLE_UPDATE_MASK = 0x20, 0xE0
 
 
-class _WatchedTable(HeaderTable):
-    """A dynamic table that counts the entries added to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changes = 0
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.changes += 1
-        super().add(name, value)
-
-
 class HeaderDecoder(Generic[T]):
     """Decodes the header blocks of a connection. What `interpret` makes of the fields of a request is remembered.
 
@@ -54,7 +42,7 @@ class HeaderDecoder(Generic[T]):
         self._max_fields = max_fields
         self._max_list_bytes = max_list_bytes
         self._decoder = hpack.Decoder(2 * max_list_bytes)
-        self._table = _WatchedTable()
+        self._table = WatchedTable()
         self._decoder.header_table = self._table
         self._known: dict[bytes, T] = {}
 

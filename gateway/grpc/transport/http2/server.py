@@ -5,6 +5,7 @@ import contextlib
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import grpc
 
@@ -72,13 +73,17 @@ class Http2Server(GrpcServer):
         self._gone = asyncio.Event()
         self.serving = True
         self._acceptor = await self.loop.create_server(
-            lambda: GrpcConnection(self),
+            self._connect,
             sock=self._listener,
             ssl=self.tls,
             backlog=BACKLOG,
             ssl_handshake_timeout=None if self.tls is None else self.front_door.settings.head_timeout_s,
         )
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
+
+    def _connect(self) -> asyncio.Protocol:
+        # It has the methods of a protocol, which is all that loops want. Native classes have no interpreted bases.
+        return cast(asyncio.Protocol, GrpcConnection(self))
 
     async def stop(self, grace: float | None) -> None:
         """Refuse new calls, interrupt streams, and cancel calls that are still open after `grace` seconds.

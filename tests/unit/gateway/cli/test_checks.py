@@ -53,7 +53,7 @@ def test_the_version_and_the_build_of_the_core_are_reported() -> None:
     found = doctor.check_build()
     assert found.severity is Severity.OK
     compiled = os.environ.get("SLUICE_TEST_BUILD") == "compiled"
-    assert found.text.startswith(f"Sluice {server_version()}, core {'compiled' if compiled else 'in pure Python'}")
+    assert found.text.startswith(f"Sluice {server_version()}, hot path {'compiled' if compiled else 'in pure Python'}")
 
 
 def test_two_runtimes_in_one_place_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

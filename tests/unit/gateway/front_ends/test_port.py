@@ -111,15 +111,19 @@ class FakePlane:
         if self.error is not None:
             raise self.error
         shared.references += 1
+        pending = PendingAnswer(len(self.submissions), asyncio.get_running_loop())
 
-        class Fake(PendingAnswer):
+        class Fake:
             given_id = f"sluice-{len(self.submissions)}"
+            request = pending.request
+            then = pending.then
+            settle = pending.settle
 
             def explanation(self) -> list[tuple[str, str]]:
                 return [("x-sluice-outcome", "completed")]
 
         self.submitted.append((inputs, options, shared))
-        self.submissions.append(Fake(len(self.submissions), asyncio.get_running_loop()))
+        self.submissions.append(Fake())
         return cast(Submission, self.submissions[-1])
 
     def cancel(self, submission: object) -> None:

@@ -229,10 +229,17 @@ def respond(*outputs: tuple[str, Tensor | SharedMemoryOutput], id: str = "") -> 
     return InferResponse(id, list(outputs), Answer(Outcome.COMPLETED))
 
 
+def encoded(
+    response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature
+) -> tuple[bytes, list[Any], int]:
+    body = encode_response(response, binary_flags, signature)
+    return body.head, body.blobs, body.length
+
+
 def test_a_binary_response_is_json_then_the_tensors() -> None:
     x = np.array([[1, 2]], np.float32)
     buffer, offsets = encode_bytes(np.array([[b"skipped"], [b"\xff"]], np.object_))
-    head, blobs, length = encode_response(
+    head, blobs, length = encoded(
         respond(("x", x), ("s", WireBytes(buffer, (1, 1), offsets[1:])), id="9"), (True, True), SIGNATURE
     )
     assert json.loads(head) == {
@@ -250,7 +257,7 @@ def test_a_binary_response_is_json_then_the_tensors() -> None:
 
 
 def test_a_json_response_has_no_id_unless_the_request_had_one() -> None:
-    head, blobs, length = encode_response(respond(("x", np.array([[1, 2]], np.float32))), (False,), SIGNATURE)
+    head, blobs, length = encoded(respond(("x", np.array([[1, 2]], np.float32))), (False,), SIGNATURE)
     assert (blobs, length) == ([], len(head))
     assert json.loads(head) == {
         "model_name": "m",
@@ -269,7 +276,7 @@ def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
 
 def test_outputs_that_are_elsewhere_or_classes_are_reported_as_such() -> None:
     buffer, offsets = encode_bytes(np.array([["0.5:1"]], np.object_))
-    head, blobs, _ = encode_response(
+    head, blobs, _ = encoded(
         respond(
             ("h", SharedMemoryOutput(SharedMemoryRef("r", 2, 4), (1, 1))), ("x", WireBytes(buffer, (1, 1), offsets))
         ),

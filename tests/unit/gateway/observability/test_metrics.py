@@ -28,7 +28,7 @@ def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
 
 def test_requests_are_counted_by_outcome_and_answered_ones_are_timed() -> None:
     metrics = new_metrics()
-    meter = metrics.pipeline("cascade:1")
+    meter = metrics.meters.pipeline("cascade:1")
     meter.request_ended(Outcome.COMPLETED, 5 * NS_PER_MS)
     meter.request_ended(Outcome.COMPLETED, 6 * NS_PER_MS)
     meter.request_ended(Outcome.COMPLETED_LATE, 60_000 * NS_PER_MS)
@@ -46,7 +46,7 @@ def test_requests_are_counted_by_outcome_and_answered_ones_are_timed() -> None:
 
 def test_attainment_is_the_share_in_time_of_all_that_was_not_cancelled() -> None:
     metrics = new_metrics()
-    meter = metrics.pipeline("cascade:1")
+    meter = metrics.meters.pipeline("cascade:1")
     assert key("slo_attainment", "cascade:1") not in samples(metrics)
     meter.request_ended(Outcome.CANCELLED_CLIENT, 0)
     assert meter.attainment is None
@@ -58,7 +58,7 @@ def test_attainment_is_the_share_in_time_of_all_that_was_not_cancelled() -> None
 def test_batches_are_counted_by_model_partition_and_reason() -> None:
     metrics = new_metrics()
     batch = DispatchBatch(1, "cpu0", "mlp:1", 3, (Member(1, 0, 3),), ReleaseReason.FULL)
-    metrics.batch_completed(batch, 2 * NS_PER_MS)
+    metrics.meters.batch_completed(batch, 2 * NS_PER_MS)
     got = samples(metrics)
     assert got[key("batches_total", "mlp:1", "cpu0", "full")] == 1
     assert got[key("batch_rows_bucket", "mlp:1", "cpu0", "2")] == 0
@@ -70,7 +70,7 @@ def test_batches_are_counted_by_model_partition_and_reason() -> None:
 
 def test_cost_is_summed_and_reported_for_a_thousand_good_requests() -> None:
     metrics = new_metrics()
-    meter = metrics.pipeline("cascade:1")
+    meter = metrics.meters.pipeline("cascade:1")
     meter.stage_ran(0, 3, 0.25)
     assert samples(metrics)[key("cost_total", "cascade:1")] == 0.25
     assert key("cost_per_1000_good_requests", "cascade:1") not in samples(metrics)
@@ -82,8 +82,8 @@ def test_cost_is_summed_and_reported_for_a_thousand_good_requests() -> None:
 
 def test_stages_queues_workers_and_memory_are_shown() -> None:
     metrics = new_metrics()
-    metrics.pipeline("cascade:1").stage_ran(0, 10)
-    metrics.pipeline("cascade:1").stage_ran(1, 2)
+    metrics.meters.pipeline("cascade:1").stage_ran(0, 10)
+    metrics.meters.pipeline("cascade:1").stage_ran(1, 2)
     got = samples(metrics)
     assert got[key("stage_rows_total", "cascade:1", "small")] == 10
     assert got[key("stage_rows_total", "cascade:1", "large")] == 2

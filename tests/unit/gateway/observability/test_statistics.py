@@ -13,7 +13,7 @@ from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 def report(bench: Bench, key: str) -> dict[str, Any]:
     name, version = key.split(":")
-    return bench.metrics.statistics.of(key).report(name, version, epoch_ns=0)
+    return bench.metrics.meters.statistics.of(key).report(name, version, epoch_ns=0)
 
 
 def milliseconds(entry: dict[str, Any], *names: str) -> list[tuple[int, float]]:
@@ -81,7 +81,7 @@ def test_failures_and_cancellations_count_by_reason_and_not_as_success() -> None
         cancelled.cancel()
         bench.runtime.cancel(request)
         await other
-        statistics = bench.metrics.statistics.of("mlp:1")
+        statistics = bench.metrics.meters.statistics.of("mlp:1")
         assert {reason: count for reason, count in statistics.failures.items() if count} == {
             FailureReason.BACKEND: 1,
             FailureReason.CANCELED: 1,
@@ -97,8 +97,8 @@ def test_a_request_that_no_member_can_join_counts_as_other_for_its_pipeline() ->
         bench = Bench(loop, Refusing)
         bench.executor.unjoined = (1,)  # type: ignore[attr-defined]
         await bench.submit(pipeline="ensemble:1")[1]
-        assert bench.metrics.statistics.of("ensemble:1").failures[FailureReason.OTHER] == 1
-        assert bench.metrics.statistics.of("mlp:1").requests.count == 2
+        assert bench.metrics.meters.statistics.of("ensemble:1").failures[FailureReason.OTHER] == 1
+        assert bench.metrics.meters.statistics.of("mlp:1").requests.count == 2
 
     run_virtual(main)
 

@@ -14,11 +14,11 @@ from tests.support.scheduling.builders import MS, S
 def test_the_rows_of_a_stage_count_once_where_they_run_again_elsewhere() -> None:
     """Batch 3 has the second stage of the request, batch 1 failed, and batch 4 was to be quicker than batch 2."""
     metrics = ServerMetrics({"p": ["small", "large"]}, ["cpu0", "cpu1"], dict, lambda: 0)
-    log = BatchLog(metrics, lambda partition: 1.0)
+    log = BatchLog(metrics.meters, lambda partition: 1.0)
 
     trace = Trace("", RequestArrived(7, "p", 5, S), 0, ())
     loop = new_event_loop()
-    submission = Submission(7, loop, trace, metrics.pipeline("p"))
+    submission = Submission(7, loop, trace, metrics.meters.pipeline("p"))
     loop.close()
     for number, stage, partition in ((1, 0, "cpu0"), (2, 0, "cpu0"), (3, 1, "cpu1"), (4, 0, "cpu1")):
         model = ("m:1", "n:1")[stage]

@@ -70,7 +70,7 @@ def test_answers_that_cannot_be_joined_fail_their_request_alone() -> None:
         assert failed.outcome is Outcome.FAILED_BACKEND
         assert failed.reason == "stage 'vote': answers of the shapes [1, 2], [1, 3] cannot be joined"
         assert not bench.runtime.failed.is_set()
-        assert bench.metrics.pipeline("ensemble:1").stage_rows == [3, 3, 2, 2]
+        assert bench.metrics.meters.pipeline("ensemble:1").stage_rows == [3, 3, 2, 2]
 
     run_virtual(main)
 
@@ -220,7 +220,7 @@ def test_every_decision_to_run_and_every_row_is_counted() -> None:
     async def main(loop: VirtualLoop) -> None:
         bench = Bench(loop)
         await asyncio.gather(bench.submit(3)[1], bench.submit(2)[1])
-        meter = bench.metrics.pipeline("mlp:1")
+        meter = bench.metrics.meters.pipeline("mlp:1")
         assert meter.stage_rows == [5]
         assert meter.attainment == 1.0
         assert b'sluice_batches_total{model="mlp:1",partition="cpu0",reason="idle"} 1.0' in bench.metrics.exposition()

@@ -143,8 +143,8 @@ def test_a_request_answered_from_the_cache_has_an_outcome_and_a_trace_but_is_not
         submission = bench.runtime.answer_from_cache(pipeline, options, {"y": X}, loop.now_ns)
         answer = await submission.future
         assert (answer.outcome, answer.outputs["y"] is X) == (Outcome.COMPLETED, True)
-        assert bench.metrics.pipeline(pipeline).outcomes[Outcome.COMPLETED] == 1
-        assert bench.metrics.statistics.of(pipeline).execution_count == 0
+        assert bench.metrics.meters.pipeline(pipeline).outcomes[Outcome.COMPLETED] == 1
+        assert bench.metrics.meters.statistics.of(pipeline).execution_count == 0
         assert bench.steps.batches() == []
         explanation = explain(bench.runtime.traces.find(submission.trace.id), loop.now_ns)
         assert explanation.sentence == (
