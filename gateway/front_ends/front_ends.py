@@ -16,8 +16,9 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.front_door.metrics import FrontDoorCounts
 from sluice.gateway.front_ends.messages import AskCounts, Start, Stop
 from sluice.gateway.front_ends.outputs import RegionIndex
-from sluice.gateway.front_ends.port import FrontEndPort, Served, read_served
+from sluice.gateway.front_ends.port import FrontEndPort
 from sluice.gateway.front_ends.snapshot import Serving, changes
+from sluice.gateway.front_ends.templates import Served
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import MetricsSource
@@ -150,7 +151,7 @@ class FrontEnds(MetricsSource):
                 slot.name,
                 self._launch() if self._spare is None else self._spare.launch(None, None),
                 self._dataplane,
-                self._find,
+                self,
                 self._regions,
                 self._index,
                 self._attach,
@@ -219,7 +220,12 @@ class FrontEnds(MetricsSource):
 
     # -- what is served
 
-    def _find(self, name: str, version: str, key: str) -> Served | None:
+    @property
+    def serving(self) -> Serving:
+        """What is served, another object at each change."""
+        return self._registry.serving
+
+    def find(self, name: str, version: str, key: str) -> Served | None:
         """The pipeline that clients get now by a name and a version; None if it is not of that key."""
         pipeline = self._registry.serving.get((name, version))
         if pipeline is None:
@@ -228,7 +234,7 @@ class FrontEnds(MetricsSource):
         if served is None or served.pipeline is not pipeline:
             if pipeline.key != key:
                 return None
-            served = self._served[key] = read_served(pipeline, Signature(pipeline, self._client_key))
+            served = self._served[key] = Served(pipeline, Signature(pipeline, self._client_key))
         return served
 
     def _serving_changed(self) -> None:

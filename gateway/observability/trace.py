@@ -65,7 +65,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     @property
     def id(self) -> str:
         """The request's id: the client's, else one made of its number."""
-        return self.client_id or f"sluice-{self.arrival.request}"
+        return self.client_id or request_id(self.arrival.request)
 
     @property
     def is_pipeline(self) -> bool:
@@ -76,6 +76,11 @@ class Trace(msgspec.Struct, eq=False, gc=False):
         """The time from which a stage that was dispatched then could have been: the end of all earlier runs."""
         ends = [run.reported_ns for run in self.runs if run.reported_ns <= dispatched_ns and not run.failed]
         return max(ends, default=self.arrived_ns)
+
+
+def request_id(request: int) -> str:
+    """The id that the server gives to a request of that number, whose client gave none."""
+    return f"sluice-{request}"
 
 
 class RecentTraces:
