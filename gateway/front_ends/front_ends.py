@@ -284,6 +284,10 @@ class FrontEnds(MetricsSource):
                 faults.update(slot.port.counts.faults)
         return FrontDoorCounts(http, grpc, buffer_bytes, faults)
 
+    def input_bytes(self) -> int:
+        """Bytes in use of the memory of all front ends for inputs."""
+        return sum(slot.port.counts.input_bytes for slot in self._slots if slot.port is not None)
+
     async def refresh(self) -> None:
         """Ask the front ends for their counts."""
         ports = [slot.port for slot in self._slots if slot.port is not None and slot.port.is_ready]

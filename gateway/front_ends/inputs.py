@@ -56,7 +56,7 @@ class InputMemory:
         self._arena = Arena(arena_bytes)
         region = Region.create("sluice-front-end", arena_bytes)
         self._view = region.view
-        self._spare_bytes = spare_bytes
+        self._spare_bytes = self._most_spare_bytes = spare_bytes
         self._own_regions = 0
         self._share = share
         self._forget = forget
@@ -64,6 +64,12 @@ class InputMemory:
         self._small: list[_Block] = []
         self._numbers = itertools.count(ARENA + 1)
         share(ARENA, region)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use, in the arena and in other regions."""
+        kept = len(self._small) * MIN_BLOCK_BYTES
+        return self._arena.used_bytes - kept + self._most_spare_bytes - self._spare_bytes
 
     def write(self, request: int, inputs: Mapping[str, Tensor]) -> Written:
         """Copy the inputs of a request, which stay until `free`.

@@ -205,11 +205,12 @@ class RelayOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The counts of the front end's front doors; `faults` are since its start."""
+    """The counts of the front end's front doors, and the memory of its inputs; `faults` are since its start."""
 
     http_connections: int
     grpc_connections: int
     buffer_bytes: int
+    input_bytes: int
     faults: dict[str, int]
 
 

@@ -101,7 +101,7 @@ class FrontEndPort:
         on_exit: Callable[[str], None],
     ) -> None:
         self.name = name
-        self.counts = Counts(0, 0, 0, {})
+        self.counts = Counts(0, 0, 0, 0, {})
         self.counted = asyncio.Event()
         """Set when counts have come."""
         self.unanswered = 0

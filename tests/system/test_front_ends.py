@@ -41,11 +41,6 @@ def body_of(width: int = 4, id: str = "") -> bytes:
     return json.dumps({"inputs": [tensor], **({"id": id} if id else {})}).encode()
 
 
-def has_come(server: GatewayServer, id: str) -> bool:
-    """True once the scheduler knows a request."""
-    return server.request("GET", f"/v2/sluice/requests/{id}")[0] == 200
-
-
 def connect(server: GatewayServer) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.connect()
@@ -64,7 +59,7 @@ def ask(connection: http.client.HTTPConnection, model: str, body: bytes) -> int:
 
 
 def wait_for(server: GatewayServer, id: str) -> None:
-    until(lambda: has_come(server, id))
+    until(lambda: server.has_come(id))
 
 
 def peers(pid: int, port: int) -> set[int]:

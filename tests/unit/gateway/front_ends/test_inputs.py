@@ -8,7 +8,7 @@ from sluice.gateway.front_ends.messages import ALIGNMENT
 from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
-from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Region
 
 ARENA_BYTES = 1 << 16
 
@@ -49,6 +49,9 @@ def test_freed_memory_is_used_again() -> None:
             bench.memory.free(2 * request)
             bench.memory.free(2 * request + 1)
     assert list(bench.regions) == [ARENA]
+    assert bench.memory.used_bytes == 0
+    bench.memory.write(0, {"x": small})
+    assert bench.memory.used_bytes == MIN_BLOCK_BYTES
 
 
 def test_what_does_not_fit_has_a_region_of_its_own_until_it_is_freed() -> None:
@@ -57,6 +60,7 @@ def test_what_does_not_fit_has_a_region_of_its_own_until_it_is_freed() -> None:
     placed = bench.memory.write(1, {"x": large})
     assert bench.read(placed.region, placed.offset, large.nbytes) == large.tobytes()
     assert set(bench.regions) == {ARENA, placed.region}
+    assert bench.memory.used_bytes == large.nbytes
     with pytest.raises(RejectedError, match="no memory left"):
         bench.memory.write(2, {"x": large})
     bench.memory.free(1)
