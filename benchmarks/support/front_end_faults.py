@@ -7,8 +7,9 @@ here, so that its connection to the server is known, too.
 
 `SIGKILL` hits a random front end that has connections, at random moments, whether the last one is back or not. It is
 stopped for a moment before, so that the connections that it has accepted are known. A request may fail only if its
-client's connection was among these. A gap is the time from a kill until the next good answer of a client that lost its
-connection.
+client's connection was among these, or is a new one instead of it that waits for the next front end: the server closes
+the sockets of one that ends again before it has answered anything. A gap is the time from a kill until the next good
+answer of a client that lost its connection.
 """
 
 import argparse
@@ -303,8 +304,10 @@ def figures(outcome: Outcome) -> Iterator[Figure]:
     ended, kills = outcome.ended, outcome.kills
     right = sum(each.right for each in ended)
     failed = [each for each in ended if each.reason]
-    wrong = len(ended) - right - len(failed)
     lost_too = sum(each.lost for each in failed)
+    waiting = sum(each.apart and not each.lost for each in failed)
+    others = len(failed) - lost_too - waiting
+    wrong = len(ended) - right - len(failed)
     counted = outcome.counted.total()
     completed = outcome.counted["completed"] + outcome.counted["completed_late"]
     lost = sum(len(kill.clients) for kill in kills)
@@ -315,7 +318,8 @@ def figures(outcome: Outcome) -> Iterator[Figure]:
     yield Figure("answered with their own number", f"{right}")
     yield Figure("answered with another number", f"{wrong}", "0", not wrong)
     yield Figure("failed, with their own front end", f"{lost_too}")
-    yield Figure("failed on other connections", f"{len(failed) - lost_too}", "0", len(failed) == lost_too)
+    yield Figure("failed on connections that waited", f"{waiting}")
+    yield Figure("failed on other connections", f"{others}", "0", not others)
     yield Figure("ended, completed, as the server counts", f"{counted}, {completed}", "no more", in_turn)
     yield Figure("memory for inputs left in use", f"{outcome.left_bytes} B", "0 B", not outcome.left_bytes)
     yield Figure("connections lost", f"{lost}")

@@ -197,7 +197,7 @@ class FrontEnds(MetricsSource):
         if port is not None and port.was_ready:
             delay_s = min(delay_s, READY_DELAY_S)
         log(logger, logging.WARNING, "front end lost", name=slot.name, reason=reason, restart_in_s=delay_s)
-        if delay_s:
+        if delay_s and self.ready:
             self._close_listeners(slot)  # connections go to the other front ends
         slot.timer = loop.call_later(delay_s, self._start_process, slot)
 

@@ -131,13 +131,14 @@ class FrontEnd:
 
     async def serve(self) -> None:
         """Serve until `Stop`."""
+        # Before the first connection, which it would keep waiting.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
         serving = asyncio.create_task(self._http.serve())
         await self._http.accepting.wait()
         if self._grpc is not None:
             await self._grpc.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS)
         self._link.send(FrontEndReady())
         await serving
         if self._stopping is not None:
