@@ -117,7 +117,6 @@ class Link:
     ) -> Sequence[bytes]:
         """The packets of a turn's message. Raises PartitionError if it is too long."""
         numbers, pack = self._numbers, ARRIVAL.pack
-        numbers.begin()
         new: list[SentTemplate] = []
         templates: list[Template] = []
         all_particulars: list[Particulars] = []

@@ -22,7 +22,7 @@ from sluice.mps.ipc.messages import MapRegion, UnmapRegion
 Count = Annotated[int, msgspec.Meta(ge=0, le=INFINITE_NS)]
 INLINE = 0
 """The region of outputs that lie in no region, but travel themselves."""
-TEMPLATES = 256
+TEMPLATES = 1024
 """The templates that a front end may have, and the layouts of answers that it may be sent."""
 ARRIVALS_A_MESSAGE = 128
 """The most arrivals in a message. They are fewer than templates, so one that a message uses is not replaced in it."""

@@ -437,7 +437,6 @@ class FrontEndPort:
     def _send_answers(self, answers: Sequence[Answered | _SmallAnswer], freed: tuple[int, ...]) -> None:
         """Send answers, in several messages if they are too long for one."""
         numbers, pack = self._numbers, ANSWER.pack
-        numbers.begin()
         new: list[SentLayout] = []
         layouts: list[AnswerLayout] = []
         others: list[Answered] = []

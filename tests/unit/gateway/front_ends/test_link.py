@@ -18,7 +18,6 @@ from sluice.gateway.front_ends.messages import (
     ToFrontEnd,
     Turn,
 )
-from sluice.gateway.front_ends.numbers import Numbers
 from sluice.gateway.front_ends.templates import SentTemplate
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
@@ -33,12 +32,9 @@ def template(timeout_ns: int = 0) -> SentTemplate:
     return SentTemplate(SIGNATURE, "", {"x": np.zeros((1, 4), np.float32)}, options)
 
 
-TEMPLATE = template()
-
-
-def arrival(request: int, like: SentTemplate | None = None, id: str = "") -> Arrival:
+def arrival(request: int, like: SentTemplate, id: str = "") -> Arrival:
     particulars = Particulars(id, "", ()) if id else None
-    return Arrival(request, TEMPLATE if like is None else like, 0, 64, 9, 5, particulars)
+    return Arrival(request, like, 0, 64, 9, 5, particulars)
 
 
 def requests(turn: Turn) -> list[int]:
@@ -63,18 +59,17 @@ def test_a_turn_is_one_message_and_a_cancellation_follows_its_arrival() -> None:
     async def run() -> None:
         ours, theirs = pair()
         link = Link(ours)
+        like = template()
         for request in range(3):
-            link.arrivals.append(arrival(request))
+            link.arrivals.append(arrival(request, like))
             link.flush_soon()
         link.cancelled.append(2)
         link.released.append(1)
         await turn()
-        like = template()
-        Numbers[SentTemplate]().refers(like)
         records = b"".join(ARRIVAL.pack(request, 0, 0, 64, 9, 5, 0) for request in range(3))
         assert messages(theirs) == [Turn((like.message(),), records, (), (2,), (1,))]
         many = ARRIVALS_A_MESSAGE + 1
-        link.arrivals += [arrival(request) for request in range(many)]
+        link.arrivals += [arrival(request, like) for request in range(many)]
         link.cancelled.append(0)
         link.flush_soon()
         await turn()
@@ -92,11 +87,12 @@ def test_while_the_gateway_does_not_read_all_waits_and_then_comes_in_order() -> 
     async def run() -> None:
         ours, theirs = pair()
         link = Link(ours)
+        like = template()
         lines = 200
         for number in range(lines):
             link.send(LogLine(20, "x", "y" * 50_000, number))
         for request in range(1000):
-            link.arrivals.append(arrival(request))
+            link.arrivals.append(arrival(request, like))
             link.flush_soon()
             if request % 100 == 0:
                 await turn()
