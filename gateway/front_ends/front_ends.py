@@ -222,7 +222,7 @@ class FrontEnds(MetricsSource):
 
     @property
     def serving(self) -> Serving:
-        """What is served, another object at each change."""
+        """The pipelines by name and version, another object at each change."""
         return self._registry.serving
 
     def find(self, name: str, version: str, key: str) -> Served | None:

@@ -95,7 +95,7 @@ class InputShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Template(msgspec.Struct, frozen=True, array_like=True):
-    """What requests have in common, under a number that replaces an earlier template.
+    """The common part of requests, under a number that replaces an earlier template.
 
     Their clients asked for `version` of `name` and got the pipeline `key`. `outputs` are the outputs to answer, None
     for all. The rest is as in `RequestOptions`.
@@ -114,7 +114,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Particulars(msgspec.Struct, frozen=True, array_like=True):
-    """What only some requests have: an id, a client that is told apart, and BYTES.
+    """The parts that only some requests have: an id, the key of a client, and BYTES.
 
     `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one.
     """
@@ -163,7 +163,7 @@ class OutputPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerLayout(msgspec.Struct, frozen=True, array_like=True):
-    """What answers with small outputs of numbers have in common, under a number that replaces an earlier layout."""
+    """The common part of answers with small outputs of numbers, under a number that replaces an earlier layout."""
 
     number: int
     outcome: Outcome

@@ -10,7 +10,7 @@ UNNUMBERED = -1
 
 
 class Numbered:
-    """What has a number while the other side knows it."""
+    """Something that has a number while the other side knows it."""
 
     __slots__ = ("number",)
 

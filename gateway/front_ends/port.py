@@ -64,7 +64,7 @@ class ServedLookup(Protocol):
 
     @property
     def serving(self) -> object:
-        """What is served, another object at each change."""
+        """The pipelines by name and version, another object at each change."""
         ...
 
     def find(self, name: str, version: str, key: str) -> Served | None:

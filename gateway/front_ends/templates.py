@@ -122,7 +122,7 @@ class TakenTemplate:
     def __init__(self, template: Template, served: Served, serving: object) -> None:
         self.template = template
         self.serving = serving
-        """What was served when `served` was looked up."""
+        """The state of the server in which `served` was looked up."""
         self.signature = signature = served.signature
         datatypes = {spec.name: spec.datatype for spec in served.pipeline.inputs}
         try:

@@ -81,7 +81,7 @@ SKIPPED_RANGES = 64
 _PING_ID = b"sluice\0\0"
 
 _HTTP_1 = re.compile(rb"(?!PRI )[A-Z]+ ")
-"""How a request of HTTP/1 begins."""
+"""The beginning of a request of HTTP/1."""
 _TEXT = b"this port serves gRPC, over HTTP/2 only\n"
 _HTTP_1_ANSWER = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
