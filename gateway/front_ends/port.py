@@ -118,6 +118,8 @@ class FrontEndPort:
         self._loop = asyncio.get_running_loop()
         self._inputs: dict[int, tuple[int, memoryview]] = {}
         """The regions of the front end by its numbers: their numbers here, and their memory."""
+        self._serving: object = None
+        """The state of the server in which the templates were looked up."""
         self._templates: dict[int, TakenTemplate] = {}
         self._gone: set[int] = set()
         """The numbers of templates whose pipelines are not served any more."""
@@ -177,9 +179,10 @@ class FrontEndPort:
         self._handlers[type(message)](message, *fds)
 
     def _took_turn(self, turn: Turn) -> None:
-        serving = self._served.serving
+        if self._serving is not self._served.serving:
+            self._look_templates_up()
         for template in turn.templates:
-            self._take_template(template, serving)
+            self._take_template(template)
         try:
             arrivals = ARRIVAL.iter_unpack(turn.arrivals)
         except struct.error as error:
@@ -190,14 +193,14 @@ class FrontEndPort:
             if position and not 1 <= position <= len(turn.particulars):
                 raise PartitionError(f"request {request} has particulars {position} of {len(turn.particulars)}")
             particulars = turn.particulars[position - 1] if position else _NONE
-            self._arrived(request, number, region, offset, budget_ns, received_ns, particulars, serving)
+            self._arrived(request, number, region, offset, budget_ns, received_ns, particulars)
         for request in turn.cancelled:
             if (submission := self._open.get(request)) is not None:
                 self._dataplane.cancel(submission)
         for request in turn.released:
             self._release(request)
 
-    def _take_template(self, template: Template, serving: object) -> None:
+    def _take_template(self, template: Template) -> None:
         """Check a template, and take it in place of the one that had its number.
 
         It is dropped if it is of a pipeline that has been replaced: its requests go through the relay.
@@ -208,17 +211,15 @@ class FrontEndPort:
             self._gone.add(template.number)
         else:
             self._gone.discard(template.number)
-            self._templates[template.number] = TakenTemplate(template, served, serving)
+            self._templates[template.number] = TakenTemplate(template, served)
 
-    def _template(self, number: int, serving: object) -> TakenTemplate | None:
-        """A template, None if its pipeline is not served any more. Raises PartitionError if there is none."""
-        taken = self._templates.get(number)
-        if taken is not None and taken.serving is not serving:
-            self._take_template(taken.template, serving)
-            taken = self._templates.get(number)
-        if taken is None and number not in self._gone:
-            raise PartitionError(f"template {number} was not sent")
-        return taken
+    def _look_templates_up(self) -> None:
+        """Drop the templates of pipelines that have been replaced. O(templates)."""
+        self._serving = self._served.serving
+        for template, signature in [(each.template, each.signature) for each in self._templates.values()]:
+            served = self._served.find(template.name, template.version, template.key)
+            if served is None or served.signature is not signature:
+                self._take_template(template)
 
     def _relay_opened(self, message: RelayOpened, fd: int) -> None:
         try:
@@ -266,12 +267,13 @@ class FrontEndPort:
         budget_ns: int,
         received_ns: int,
         particulars: Particulars,
-        serving: object,
     ) -> None:
         if request in self._open or request in self._held:
             raise PartitionError(f"request {request} is open already")
-        template = self._template(number, serving)
-        if template is None:  # replaced since then
+        template = self._templates.get(number)
+        if template is None:
+            if number not in self._gone:
+                raise PartitionError(f"template {number} was not sent")
             self._freed.append(request)
             self._answer(Answered(request, None))
             return

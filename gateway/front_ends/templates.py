@@ -112,17 +112,15 @@ class _Input(NamedTuple):
 
 
 class TakenTemplate:
-    """A template in the gateway's process, checked against `served`, which it was sent for.
+    """A template in the gateway's process, checked against the pipeline `served` that it is for.
 
     Raises PartitionError if no request can be like that.
     """
 
-    __slots__ = ("_inputs", "_nbytes", "_options", "_rows", "_varies", "serving", "signature", "template")
+    __slots__ = ("_inputs", "_nbytes", "_options", "_rows", "_varies", "signature", "template")
 
-    def __init__(self, template: Template, served: Served, serving: object) -> None:
+    def __init__(self, template: Template, served: Served) -> None:
         self.template = template
-        self.serving = serving
-        """The state of the server in which `served` was looked up."""
         self.signature = signature = served.signature
         datatypes = {spec.name: spec.datatype for spec in served.pipeline.inputs}
         try:

@@ -153,7 +153,8 @@ class Bench:
         self.plane = FakePlane()
         self.child = FakeChild()
         self.exits: list[str] = []
-        self.serving: Any = {each.key: each for each in (SERVED, TEXT)}
+        self.serving = frozenset((SERVED.key, TEXT.key))
+        self._served = {each.key: Served(each, Signature(each)) for each in (SERVED, TEXT)}
         self.port = FrontEndPort(
             "front end 0",
             self.child,
@@ -170,8 +171,7 @@ class Bench:
         self.send(MapRegion(0, REGION_BYTES), self.inputs.fd)
 
     def find(self, name: str, version: str, key: str) -> Served | None:
-        found = self.serving.get(key)
-        return None if found is None else Served(found, Signature(found))
+        return self._served.get(key) if key in self.serving else None
 
     def send(self, message: FromFrontEnd, *fds: int) -> None:
         self.channel.send(message, fds)
@@ -303,7 +303,7 @@ def test_a_request_that_cannot_be_submitted_goes_back_for_the_relay(reason: str)
     async def run() -> None:
         async with bench() as each:
             if reason == "replaced":
-                each.serving = {}
+                each.serving = frozenset()
             else:
                 each.plane.error = RejectedError("the server is stopping")
             each.arrive(7)
@@ -395,14 +395,14 @@ def test_a_template_ends_with_its_pipeline_and_may_be_replaced() -> None:
         async with bench() as each:
             each.arrive(1)
             await each.received()
-            each.serving = {TEXT.key: TEXT}  # while the front end does not know
+            each.serving = frozenset((TEXT.key,))  # while the front end does not know
             each.send(Turn((), arrival(2)))
             await each.received()
             assert len(each.plane.submitted) == 1
             each.send(Turn((template(0, TEXT),), arrival(3, position=1), (Particulars("", "", ((0, 4, 8),)),)))
             await each.received()
             assert [list(one[0]) for one in each.plane.submitted] == [["x"], ["x"]]
-            each.serving = {SERVED.key: SERVED, TEXT.key: TEXT}
+            each.serving = frozenset((SERVED.key, TEXT.key))
             each.send(Turn((), arrival(4, position=1), (Particulars("", "", ((0, 4, 8),)),)))
             await each.received()
             assert (len(each.plane.submitted), each.exits) == (3, [])
