@@ -132,11 +132,11 @@ $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance
 
-# What clients see of a server, once more with front ends.
-FRONT_ENDS := $(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py \
-		trouble.py) \
-	$(addprefix tests/system/test_,access.py ensembles.py lifecycle_protocol.py management.py model_changes.py \
-		optional_inputs.py response_cache.py statuses.py tritonclient.py)
+# What clients see of a server, once more with front ends. The rest of tests/conformance starts no server.
+FRONT_ENDS := $(addprefix tests/conformance/test_,bad_models.py dynamic_batching.py endpoints.py fuzz.py \
+		hostile_input.py model_update.py openapi.py protocol_errors.py tensors.py trouble.py) \
+	$(addprefix tests/system/test_,access.py drain.py ensembles.py explain.py lifecycle_protocol.py management.py \
+		model_changes.py optional_inputs.py response_cache.py statuses.py tritonclient.py)
 
 test-front-ends: $(TEST)/installed-$(ORT)
 	@SLUICE_TEST_FRONT_ENDS=2 $(PYTEST) -m "not timed" $(FRONT_ENDS)

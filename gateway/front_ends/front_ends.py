@@ -16,8 +16,9 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.front_door.metrics import FrontDoorCounts
 from sluice.gateway.front_ends.messages import AskCounts, Start, Stop
 from sluice.gateway.front_ends.outputs import RegionIndex
-from sluice.gateway.front_ends.port import FrontEndPort, Served, read_served
+from sluice.gateway.front_ends.port import FrontEndPort
 from sluice.gateway.front_ends.snapshot import Serving, changes
+from sluice.gateway.front_ends.templates import Served
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import MetricsSource
@@ -150,7 +151,7 @@ class FrontEnds(MetricsSource):
                 slot.name,
                 self._launch() if self._spare is None else self._spare.launch(None, None),
                 self._dataplane,
-                self._find,
+                self,
                 self._regions,
                 self._index,
                 self._attach,
@@ -196,7 +197,7 @@ class FrontEnds(MetricsSource):
         if port is not None and port.was_ready:
             delay_s = min(delay_s, READY_DELAY_S)
         log(logger, logging.WARNING, "front end lost", name=slot.name, reason=reason, restart_in_s=delay_s)
-        if delay_s:
+        if delay_s and self.ready:
             self._close_listeners(slot)  # connections go to the other front ends
         slot.timer = loop.call_later(delay_s, self._start_process, slot)
 
@@ -219,7 +220,12 @@ class FrontEnds(MetricsSource):
 
     # -- what is served
 
-    def _find(self, name: str, version: str, key: str) -> Served | None:
+    @property
+    def serving(self) -> Serving:
+        """The pipelines by name and version, another object at each change."""
+        return self._registry.serving
+
+    def find(self, name: str, version: str, key: str) -> Served | None:
         """The pipeline that clients get now by a name and a version; None if it is not of that key."""
         pipeline = self._registry.serving.get((name, version))
         if pipeline is None:
@@ -228,7 +234,7 @@ class FrontEnds(MetricsSource):
         if served is None or served.pipeline is not pipeline:
             if pipeline.key != key:
                 return None
-            served = self._served[key] = read_served(pipeline, Signature(pipeline, self._client_key))
+            served = self._served[key] = Served(pipeline, Signature(pipeline, self._client_key))
         return served
 
     def _serving_changed(self) -> None:
@@ -277,6 +283,10 @@ class FrontEnds(MetricsSource):
                 buffer_bytes += slot.port.counts.buffer_bytes
                 faults.update(slot.port.counts.faults)
         return FrontDoorCounts(http, grpc, buffer_bytes, faults)
+
+    def input_bytes(self) -> int:
+        """Bytes in use of the memory of all front ends for inputs."""
+        return sum(slot.port.counts.input_bytes for slot in self._slots if slot.port is not None)
 
     async def refresh(self) -> None:
         """Ask the front ends for their counts."""

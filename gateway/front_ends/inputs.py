@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.gateway.front_ends.messages import PlacedTensor
+from sluice.gateway.front_ends.templates import aligned
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.errors import RejectedError
@@ -19,7 +19,16 @@ ARENA = 0
 """The number of the arena's region; others are numbered from 1 on."""
 OWN_REGIONS = 16
 """Regions beside the arena. Each takes a descriptor here, in the gateway's process and in every worker."""
-_ALIGNMENT = 64
+_COPIED_BYTES = 4096
+"""Tensors of at most this size are copied twice, which takes less time than to view them as bytes."""
+
+
+class Written(NamedTuple):
+    """Inputs that lie one after the other, from `offset` of a region on; `row_offsets` are those of BYTES."""
+
+    region: int
+    offset: int
+    row_offsets: tuple[tuple[int, ...], ...]
 
 
 class _Block(NamedTuple):
@@ -47,7 +56,7 @@ class InputMemory:
         self._arena = Arena(arena_bytes)
         region = Region.create("sluice-front-end", arena_bytes)
         self._view = region.view
-        self._spare_bytes = spare_bytes
+        self._spare_bytes = self._most_spare_bytes = spare_bytes
         self._own_regions = 0
         self._share = share
         self._forget = forget
@@ -56,30 +65,37 @@ class InputMemory:
         self._numbers = itertools.count(ARENA + 1)
         share(ARENA, region)
 
-    def write(self, request: int, inputs: Mapping[str, Tensor]) -> tuple[PlacedTensor, ...]:
+    @property
+    def used_bytes(self) -> int:
+        """Bytes in use, in the arena and in other regions."""
+        kept = len(self._small) * MIN_BLOCK_BYTES
+        return self._arena.used_bytes - kept + self._most_spare_bytes - self._spare_bytes
+
+    def write(self, request: int, inputs: Mapping[str, Tensor]) -> Written:
         """Copy the inputs of a request, which stay until `free`.
 
         Raises RejectedError without memory, and RelayNeeded if it would lie in too many regions.
         """
-        starts: list[int] = []
-        end = 0
+        start = end = 0
         for tensor in inputs.values():
-            starts.append(end)
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+            end = start + tensor.nbytes
+            start = aligned(end)
         block, view = self._allocate(end)
         self._blocks[request] = block
-        placed = []
-        for start, (name, tensor) in zip(starts, inputs.items(), strict=True):
-            offset, nbytes = block.offset + start, tensor.nbytes
-            row_offsets = None
+        begin = block.offset
+        row_offsets: tuple[tuple[int, ...], ...] = ()
+        for tensor in inputs.values():
+            end = begin + tensor.nbytes
             if isinstance(tensor, WireBytes):
                 first = int(tensor.row_offsets[0])
-                view[offset : offset + nbytes] = memoryview(tensor.buffer)[first : first + nbytes]
-                row_offsets = tuple((tensor.row_offsets - first).tolist())
-            elif nbytes:
-                view[offset : offset + nbytes] = np.ascontiguousarray(tensor).data.cast("B")
-            placed.append(PlacedTensor(name, tensor.shape, block.region, offset, nbytes, row_offsets))
-        return tuple(placed)
+                view[begin:end] = memoryview(tensor.buffer)[first : first + end - begin]
+                row_offsets += (tuple((tensor.row_offsets - first).tolist()),)
+            elif end - begin <= _COPIED_BYTES:
+                view[begin:end] = tensor.tobytes()
+            else:
+                view[begin:end] = np.ascontiguousarray(tensor).data.cast("B")
+            begin = aligned(end)
+        return Written(block.region, block.offset, row_offsets)
 
     def free(self, request: int) -> None:
         """Free the inputs of a request."""

@@ -4,12 +4,36 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from sluice.gateway.front_ends.messages import Arrival, FromFrontEnd, ToFrontEnd, Turn
+from sluice.gateway.front_ends.messages import (
+    ARRIVAL,
+    ARRIVALS_A_MESSAGE,
+    FromFrontEnd,
+    Particulars,
+    Template,
+    ToFrontEnd,
+    Turn,
+)
+from sluice.gateway.front_ends.numbers import Numbers
+from sluice.gateway.front_ends.templates import SentTemplate
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.channel import Channel
 
-ARRIVALS_A_MESSAGE = 128
+
+class Arrival(NamedTuple):
+    """A checked request like a template, which the front end has given a number, and the place of its inputs.
+
+    `budget_ns` is the time that was left at `received_ns`. Most requests have no `particulars`.
+    """
+
+    request: int
+    template: SentTemplate
+    region: int
+    offset: int
+    budget_ns: int
+    received_ns: int
+    particulars: Particulars | None
 
 
 class Link:
@@ -24,6 +48,7 @@ class Link:
         self.cancelled: list[int] = []
         self.released: list[int] = []
         self._channel = channel
+        self._numbers: Numbers[SentTemplate] = Numbers()
         self._loop = asyncio.get_running_loop()
         self._outgoing: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._due = False
@@ -73,7 +98,7 @@ class Link:
             # A cancellation follows its arrival.
             done = ((), ()) if rest else (tuple(self.cancelled), tuple(self.released))
             try:
-                packets = self._channel.packets(Turn(tuple(arrivals), *done))
+                packets = self._packets(arrivals, *done)
             except PartitionError:  # it is too long
                 most = len(arrivals) // 2
                 if not most:
@@ -86,6 +111,31 @@ class Link:
                 self.cancelled, self.released = [], []
             self._outgoing += [(each, ()) for each in packets]
             self._write()
+
+    def _packets(
+        self, arrivals: Sequence[Arrival], cancelled: tuple[int, ...], released: tuple[int, ...]
+    ) -> Sequence[bytes]:
+        """The packets of a turn's message. Raises PartitionError if it is too long."""
+        numbers, pack = self._numbers, ARRIVAL.pack
+        new: list[SentTemplate] = []
+        templates: list[Template] = []
+        all_particulars: list[Particulars] = []
+        records: list[bytes] = []
+        for request, template, region, offset, budget_ns, received_ns, particulars in arrivals:
+            if numbers.refers(template):
+                new.append(template)
+                templates.append(template.message())
+            position = 0
+            if particulars is not None:
+                all_particulars.append(particulars)
+                position = len(all_particulars)
+            records.append(pack(request, template.number, region, offset, budget_ns, received_ns, position))
+        turn = Turn(tuple(templates), b"".join(records), tuple(all_particulars), cancelled, released)
+        try:
+            return self._channel.packets(turn)
+        except PartitionError:
+            numbers.withdraw(new)
+            raise
 
     def _write(self) -> None:
         if self._channel.closed:

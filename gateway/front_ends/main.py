@@ -97,13 +97,13 @@ class FrontEnd:
         self._link = link
         limits = config.front_door
         self._table = ServedTable()
-        memory = InputMemory(
+        self._memory = InputMemory(
             config.limits.input_arena_mb * _MIB,
             start.buffer_bytes,
             self._share,
             lambda number: link.send(UnmapRegion(number)),
         )
-        self._plane = FrontEndDataPlane(config, self._table, link, memory, monotonic_ns)
+        self._plane = FrontEndDataPlane(config, self._table, link, self._memory, monotonic_ns)
         self._budget = Budget(start.buffer_bytes)
         self._door = FrontDoor(limits, self._budget, max_connections=start.max_connections)
         relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]), start.grpc_connections)
@@ -131,13 +131,14 @@ class FrontEnd:
 
     async def serve(self) -> None:
         """Serve until `Stop`."""
+        # Before the first connection, which it would keep waiting.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
         serving = asyncio.create_task(self._http.serve())
         await self._http.accepting.wait()
         if self._grpc is not None:
             await self._grpc.start()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS)
         self._link.send(FrontEndReady())
         await serving
         if self._stopping is not None:
@@ -172,7 +173,7 @@ class FrontEnd:
     def _report(self) -> None:
         faults = dict(self._door.faults.counts)
         connections = len(self._door.connections), len(self._grpc_door.connections)
-        self._link.send(Counts(*connections, self._budget.used, faults))
+        self._link.send(Counts(*connections, self._budget.used, self._memory.used_bytes, faults))
 
     def _end_now(self) -> None:
         self._http.force_exit = True

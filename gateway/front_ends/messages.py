@@ -3,8 +3,13 @@
 A front end sends what one turn of its loop has brought in one message, and gets the answers of one turn likewise.
 Tensors do not travel: they lie in regions of memory that both have mapped, whose descriptors come with `MapRegion`.
 Each side numbers its own regions. Times are CLOCK_MONOTONIC nanoseconds, which all processes of a machine share.
+
+Most requests differ from earlier ones in their tensors alone. What they have in common is sent once, as a template, and
+each of them is a few numbers. So are answers with small outputs. The numbers of a message are one string of bytes,
+which takes no work for each field.
 """
 
+import struct
 from typing import Annotated
 
 import msgspec
@@ -15,10 +20,22 @@ from sluice.models.units import INFINITE_NS
 from sluice.mps.ipc.messages import MapRegion, UnmapRegion
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INFINITE_NS)]
-Budget = Annotated[int, msgspec.Meta(ge=-INFINITE_NS, le=INFINITE_NS)]
-"""Nanoseconds that are left, or by which it is too late."""
 INLINE = 0
 """The region of outputs that lie in no region, but travel themselves."""
+TEMPLATES = 1024
+"""The templates that a front end may have, and the layouts of answers that it may be sent."""
+ARRIVALS_A_MESSAGE = 128
+"""The most arrivals in a message. They are fewer than templates, so one that a message uses is not replaced in it."""
+ALIGNMENT = 64
+"""The inputs of a request lie one after the other, each at a multiple of this from the first one."""
+OUTPUT_ALIGNMENT = 8
+"""The outputs of an answer lie in the same way in `Answers.data`."""
+ARRIVAL = struct.Struct("=7q")
+"""An arrival: the numbers of the request and of its template, the region and the offset of its inputs there, the time
+that is left, the time when it was received, and the position in `Turn.particulars` from 1 on (0: it has none)."""
+ANSWER = struct.Struct("=4q")
+"""An answer: the numbers of the request and of its layout, the number of which the server's id for it is made (0: the
+client gave one), and the offset of its outputs in `Answers.data`."""
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -56,7 +73,7 @@ class NamesChanged(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PlacedTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A tensor: `nbytes` bytes at `offset` of a region, or `data` itself if `region` is INLINE.
+    """An output: `nbytes` bytes at `offset` of a region, or `data` itself if `region` is INLINE.
 
     BYTES are in wire form, with the start of each row relative to `offset`, and the end of the last row.
     """
@@ -70,39 +87,53 @@ class PlacedTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data: bytes = b""
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True):
-    """A checked request, which the front end has given the number `request`.
+class InputShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The shape of an input."""
 
-    The client asked for `version` of `name` and got the pipeline `key`. `outputs` are the outputs to answer, None for
-    all. The rest is as in `RequestOptions` and in `RequestArrived`.
+    name: str
+    shape: tuple[int, ...]
+
+
+class Template(msgspec.Struct, frozen=True, array_like=True):
+    """The common part of requests, under a number that replaces an earlier template.
+
+    Their clients asked for `version` of `name` and got the pipeline `key`. `outputs` are the outputs to answer, None
+    for all. The rest is as in `RequestOptions`.
     """
 
-    request: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=TEMPLATES)]
     name: str
     version: str
     key: str
-    inputs: tuple[PlacedTensor, ...]
+    inputs: tuple[InputShape, ...]
     outputs: tuple[str, ...] | None
-    rows: Count
-    batch_key: str
-    memory_bytes: Count
-    budget_ns: Budget
-    id: str
     max_cost: float | None
     explain: bool
     priority: Annotated[int, msgspec.Meta(ge=0)]
     timeout_ns: Count
+
+
+class Particulars(msgspec.Struct, frozen=True, array_like=True):
+    """The parts that only some requests have: an id, the key of a client, and BYTES.
+
+    `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one.
+    """
+
+    id: str
     client: str
-    received_ns: Count
+    row_offsets: tuple[tuple[int, ...], ...]
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The arrivals of one turn of a front end, and changes of earlier requests, by their numbers.
+    """The arrivals of one turn of a front end (see ARRIVAL), and changes of earlier requests, by their numbers.
 
-    Clients have left the requests `cancelled`, and the outputs of those in `released` are no longer needed.
+    The templates are those that the front end has not sent before. Clients have left the requests `cancelled`, and the
+    outputs of those in `released` are no longer needed.
     """
 
-    arrivals: tuple[Arrival, ...]
+    templates: Annotated[tuple[Template, ...], msgspec.Meta(max_length=ARRIVALS_A_MESSAGE)]
+    arrivals: Annotated[bytes, msgspec.Meta(max_length=ARRIVALS_A_MESSAGE * ARRIVAL.size)]
+    particulars: tuple[Particulars, ...] = ()
     cancelled: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
 
@@ -123,11 +154,33 @@ class Answered(msgspec.Struct, frozen=True, array_like=True):
     outputs: tuple[PlacedTensor, ...] = ()
 
 
+class OutputPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The shape of an output, and its offset from the first one."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class AnswerLayout(msgspec.Struct, frozen=True, array_like=True):
+    """The common part of answers with small outputs of numbers, under a number that replaces an earlier layout."""
+
+    number: int
+    outcome: Outcome
+    outputs: tuple[OutputPlace, ...]
+
+
 class Answers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The answers of one turn, and the requests whose inputs are no longer needed."""
+    """The answers of one turn, and the requests whose inputs are no longer needed.
+
+    `small` are answers with a layout (see ANSWER), and `data` their outputs.
+    """
 
     answers: tuple[Answered, ...]
     freed: tuple[int, ...]
+    layouts: tuple[AnswerLayout, ...] = ()
+    small: bytes = b""
+    data: bytes = b""
 
 
 class AskCounts(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -152,11 +205,12 @@ class RelayOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The counts of the front end's front doors; `faults` are since its start."""
+    """The counts of the front end's front doors, and the memory of its inputs; `faults` are since its start."""
 
     http_connections: int
     grpc_connections: int
     buffer_bytes: int
+    input_bytes: int
     faults: dict[str, int]
 
 

@@ -5,13 +5,23 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.front_ends.inputs import InputMemory
-from sluice.gateway.front_ends.link import Link
-from sluice.gateway.front_ends.messages import INLINE, Answered, Answers, Arrival, PlacedTensor
+from sluice.gateway.front_ends.link import Arrival, Link
+from sluice.gateway.front_ends.messages import (
+    ANSWER,
+    INLINE,
+    Answered,
+    Answers,
+    Particulars,
+    PlacedTensor,
+)
 from sluice.gateway.front_ends.relayed_memory import RelayedMemory
 from sluice.gateway.front_ends.snapshot import ServedTable
+from sluice.gateway.front_ends.templates import SentTemplates
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
+from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import RequestOptions
@@ -80,6 +90,9 @@ class FrontEndDataPlane(DataPlane):
         self._loop = asyncio.get_running_loop()
         self._known: dict[tuple[str, str], _NamedSignature] = {}
         self._known_changes = 0
+        self._templates = SentTemplates()
+        self._layouts: dict[int, tuple[Outcome, list[tuple[str, tuple[int, ...], int]]]] = {}
+        """By number: the outcome, and the names, shapes and offsets of outputs."""
         self._open: dict[int, PassedRequest] = {}
         self._next = 0
         self._views: dict[int, memoryview] = {}
@@ -92,6 +105,7 @@ class FrontEndDataPlane(DataPlane):
             self._known = {
                 asked: known for asked, known in self._known.items() if self._table.has(asked, known.pipeline)
             }
+            self._templates.clear()
         signature = self._known.get((name, version))
         if signature is None:
             signature = self._known[name, version] = _NamedSignature(pipeline, self._client_key, version)
@@ -106,26 +120,12 @@ class FrontEndDataPlane(DataPlane):
         if link.waiting or not link.arrivals:  # arrivals that wait came in earlier turns
             self._received_ns = self._clock()
         request = self._next = self._next + 1
-        placed = self._memory.write(request, inputs)
-        arrival = Arrival(
-            request,
-            signature.name,
-            signature.asked,
-            signature.key,
-            placed,
-            None if options.names is signature.output_names else tuple(options.names),
-            options.rows,
-            options.batch_key,
-            options.memory_bytes,
-            options.budget_ns,
-            options.id,
-            options.max_cost,
-            options.explain,
-            options.priority,
-            options.timeout_ns,
-            client,
-            self._received_ns,
-        )
+        region, offset, row_offsets = self._memory.write(request, inputs)
+        particulars = None
+        if options.id or client or row_offsets:
+            particulars = Particulars(options.id, client, row_offsets)
+        template = self._templates.find(signature, signature.asked, inputs, options)
+        arrival = Arrival(request, template, region, offset, options.budget_ns, self._received_ns, particulars)
         passed = self._open[request] = PassedRequest(request, self._loop, signature)
         link.arrivals.append(arrival)
         link.flush_soon()
@@ -160,8 +160,26 @@ class FrontEndDataPlane(DataPlane):
                 passed.settle(self._answer(answer, passed.signature))
             else:
                 passed.relay()
+        if answers.small:
+            self._small_answered(answers)
         for request in answers.freed:
             self._memory.free(request)
+
+    def _small_answered(self, answers: Answers) -> None:
+        """Take the answers that have a layout."""
+        for layout in answers.layouts:
+            places = [(place.name, place.shape, place.offset) for place in layout.outputs]
+            self._layouts[layout.number] = layout.outcome, places
+        data = answers.data
+        for request, number, given, first in ANSWER.iter_unpack(answers.small):
+            passed, (outcome, places) = self._open.pop(request), self._layouts[number]
+            if given:
+                passed.explain(server_id(given), ())
+            dtypes = passed.signature.dtypes
+            outputs: dict[str, Tensor] = {
+                name: np.ndarray(shape, dtypes[name], data, first + offset) for name, shape, offset in places
+            }
+            passed.settle(Answer(outcome, outputs=outputs))
 
     def _answer(self, answer: Answered, signature: _NamedSignature) -> Answer:
         assert answer.outcome is not None

@@ -5,48 +5,48 @@ import itertools
 import logging
 import os
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
+from sluice.gateway.front_ends.layouts import SMALL_BYTES, SentLayout, SentLayouts
 from sluice.gateway.front_ends.messages import (
+    ANSWER,
+    ARRIVAL,
     INLINE,
     Answered,
+    AnswerLayout,
     Answers,
-    Arrival,
     Counts,
     FromFrontEnd,
     FrontEndReady,
     LogLine,
+    Particulars,
     PlacedTensor,
     RelayOpened,
+    Template,
     ToFrontEnd,
     Turn,
 )
+from sluice.gateway.front_ends.numbers import Numbers
 from sluice.gateway.front_ends.outputs import Content, RegionIndex, content_of
+from sluice.gateway.front_ends.templates import Served, TakenTemplate
 from sluice.gateway.inference.local import LocalDataPlane
-from sluice.gateway.protocol.answer import Answer, Tensor
+from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.request_options import RequestOptions
-from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.input_slots import SharedRegions
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import PartitionError, ServingError
-from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.tensors.arrays import WireBytes, numpy_dtype
-from sluice.models.tensors.spec import DataType
+from sluice.models.units import INFINITE_NS
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import MapRegion, OutputTensor, UnmapRegion
-from sluice.mps.ipc.places import is_whole
+from sluice.mps.ipc.messages import MapRegion, UnmapRegion
 from sluice.mps.supervisor.child import Child
 from sluice.mps.supervisor.process import MessageProcess
 
 KIND = "front end"
-SMALL_BYTES = 1024
-"""Outputs of at most this size travel in the answer, which costs less than to refer to them."""
 COPIED_BYTES = 32 << 10
 """Outputs in memory of this process alone travel in the answer up to this size, and have a region above it."""
 OWN_REGIONS = 32
@@ -54,27 +54,31 @@ OWN_REGIONS = 32
 ANSWERS_A_MESSAGE = 128
 _OWN_NUMBERS = 1 << 40
 """The numbers of these regions begin here; no other ones are as large."""
+_NONE = Particulars("", "", ())
 
 logger = logging.getLogger(__name__)
-
-
-class Served(NamedTuple):
-    """A pipeline that gets requests, and what is needed of its tensors."""
-
-    pipeline: Pipeline
-    signature: Signature
-    inputs: dict[str, DataType]
-    required: frozenset[str]
-    most_rows: int
-    batchable: bool
 
 
 class ServedLookup(Protocol):
     """Looks up what is served now."""
 
-    def __call__(self, name: str, version: str, key: str) -> Served | None:
+    @property
+    def serving(self) -> object:
+        """The pipelines by name and version, another object at each change."""
+        ...
+
+    def find(self, name: str, version: str, key: str) -> Served | None:
         """The pipeline that clients get now by that name and version; None if it is not the one of that key."""
         ...
+
+
+class _SmallAnswer(NamedTuple):
+    """An answer with a layout, and the bytes of its outputs; `given` is as in ANSWER."""
+
+    request: int
+    layout: SentLayout
+    given: int
+    data: bytes
 
 
 class FrontEndPort:
@@ -89,7 +93,7 @@ class FrontEndPort:
         name: str,
         child: Child,
         dataplane: LocalDataPlane,
-        find: ServedLookup,
+        served: ServedLookup,
         regions: SharedRegions,
         index: RegionIndex,
         attach: Callable[[socket.socket], None],
@@ -97,7 +101,7 @@ class FrontEndPort:
         on_exit: Callable[[str], None],
     ) -> None:
         self.name = name
-        self.counts = Counts(0, 0, 0, {})
+        self.counts = Counts(0, 0, 0, 0, {})
         self.counted = asyncio.Event()
         """Set when counts have come."""
         self.unanswered = 0
@@ -105,15 +109,22 @@ class FrontEndPort:
         self.is_ready = self.was_ready = False
         self.has_answered = False
         self._dataplane = dataplane
-        self._find = find
+        self._served = served
         self._shared = regions
         self._index = index
         self._attach = attach
         self._on_ready = on_ready
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
-        self._inputs: dict[int, int] = {}
-        """The regions of the front end: their numbers here, by its own."""
+        self._inputs: dict[int, tuple[int, memoryview]] = {}
+        """The regions of the front end by its numbers: their numbers here, and their memory."""
+        self._serving: object = None
+        """The state of the server in which the templates were looked up."""
+        self._templates: dict[int, TakenTemplate] = {}
+        self._gone: set[int] = set()
+        """The numbers of templates whose pipelines are not served any more."""
+        self._layouts = SentLayouts()
+        self._numbers: Numbers[SentLayout] = Numbers()
         self._reading = 0
         """Requests whose inputs are still needed."""
         self._open: dict[int, Submission] = {}
@@ -121,9 +132,9 @@ class FrontEndPort:
         self._own: dict[int, int] = {}
         """The regions for single answers, by request."""
         self._own_numbers = itertools.count(_OWN_NUMBERS)
-        self._waiting: deque[tuple[int, Submission, Answer, bool]] = deque()
+        self._waiting: deque[tuple[int, Submission, Answer, RequestOptions]] = deque()
         self._mapped: set[int] = set()
-        self._answers: list[Answered] = []
+        self._answers: list[Answered | _SmallAnswer] = []
         self._freed: list[int] = []
         self._due = False
         self._handlers: dict[type[FromFrontEnd], Callable[..., None]] = {
@@ -168,13 +179,47 @@ class FrontEndPort:
         self._handlers[type(message)](message, *fds)
 
     def _took_turn(self, turn: Turn) -> None:
-        for arrival in turn.arrivals:
-            self._arrived(arrival)
+        if self._serving is not self._served.serving:
+            self._look_templates_up()
+        for template in turn.templates:
+            self._take_template(template)
+        try:
+            arrivals = ARRIVAL.iter_unpack(turn.arrivals)
+        except struct.error as error:
+            raise PartitionError(f"arrivals of {len(turn.arrivals)} bytes cannot be: {error}") from error
+        for request, number, region, offset, budget_ns, received_ns, position in arrivals:
+            if not (-INFINITE_NS <= budget_ns <= INFINITE_NS and 0 <= received_ns <= INFINITE_NS):
+                raise PartitionError(f"request {request} has the times {budget_ns} and {received_ns}")
+            if position and not 1 <= position <= len(turn.particulars):
+                raise PartitionError(f"request {request} has particulars {position} of {len(turn.particulars)}")
+            particulars = turn.particulars[position - 1] if position else _NONE
+            self._arrived(request, number, region, offset, budget_ns, received_ns, particulars)
         for request in turn.cancelled:
             if (submission := self._open.get(request)) is not None:
                 self._dataplane.cancel(submission)
         for request in turn.released:
             self._release(request)
+
+    def _take_template(self, template: Template) -> None:
+        """Check a template, and take it in place of the one that had its number.
+
+        It is dropped if it is of a pipeline that has been replaced: its requests go through the relay.
+        """
+        served = self._served.find(template.name, template.version, template.key)
+        if served is None:
+            self._templates.pop(template.number, None)
+            self._gone.add(template.number)
+        else:
+            self._gone.discard(template.number)
+            self._templates[template.number] = TakenTemplate(template, served)
+
+    def _look_templates_up(self) -> None:
+        """Drop the templates of pipelines that have been replaced. O(templates)."""
+        self._serving = self._served.serving
+        for template, signature in [(each.template, each.signature) for each in self._templates.values()]:
+            served = self._served.find(template.name, template.version, template.key)
+            if served is None or served.signature is not signature:
+                self._take_template(template)
 
     def _relay_opened(self, message: RelayOpened, fd: int) -> None:
         try:
@@ -188,13 +233,15 @@ class FrontEndPort:
         if message.region in self._inputs:
             os.close(fd)
             raise PartitionError(f"region {message.region} is shared already")
-        self._inputs[message.region] = self._shared.share_region(Region.attach(fd, message.nbytes))
+        region = Region.attach(fd, message.nbytes)
+        memory = region.view
+        self._inputs[message.region] = self._shared.share_region(region), memory
 
     def _drops_inputs(self, message: UnmapRegion) -> None:
-        number = self._inputs.pop(message.region, None)
-        if number is None:
+        region = self._inputs.pop(message.region, None)
+        if region is None:
             raise PartitionError(f"region {message.region} is not shared")
-        self._shared.drop_region(number)
+        self._shared.drop_region(region[0])
 
     def _counted(self, counts: Counts) -> None:
         self.counts = counts
@@ -211,35 +258,36 @@ class FrontEndPort:
             fields["lost_lines"] = line.lost
         logging.getLogger(line.logger).log(line.level, "%s", line.text, extra={"fields": fields})
 
-    def _arrived(self, arrival: Arrival) -> None:
-        request = arrival.request
+    def _arrived(
+        self,
+        request: int,
+        number: int,
+        region: int,
+        offset: int,
+        budget_ns: int,
+        received_ns: int,
+        particulars: Particulars,
+    ) -> None:
         if request in self._open or request in self._held:
             raise PartitionError(f"request {request} is open already")
-        served = self._find(arrival.name, arrival.version, arrival.key)
-        if served is None:  # replaced since then
+        template = self._templates.get(number)
+        if template is None:
+            if number not in self._gone:
+                raise PartitionError(f"template {number} was not sent")
             self._freed.append(request)
             self._answer(Answered(request, None))
             return
-        located, tensors = self._locate(arrival, served)
-        options = RequestOptions(
-            served.signature.output_names if arrival.outputs is None else arrival.outputs,
-            arrival.rows,
-            arrival.batch_key,
-            arrival.memory_bytes,
-            arrival.budget_ns,
-            arrival.id,
-            arrival.max_cost,
-            arrival.explain,
-            arrival.priority,
-            None,
-            arrival.timeout_ns,
-        )
+        shared = self._inputs.get(region)
+        if shared is None:
+            raise PartitionError(f"the inputs of request {request} are in no region that is shared")
+        located, tensors = template.locate(*shared, offset, particulars)
+        options = template.options(budget_ns, particulars.id, located)
         self._reading += 1
-        shared = BatchOutputs(tensors, located, partial(self._input_freed, request))
-        shared.references += 1  # ours, until it is submitted
+        inputs = BatchOutputs(tensors, located, partial(self._input_freed, request))
+        inputs.references += 1  # ours, until it is submitted
         try:
             submission = self._dataplane.submit(
-                served.signature, tensors, options, arrival.client, arrival.received_ns, shared
+                template.signature, tensors, options, particulars.client, received_ns, inputs
             )
         except ServingError:  # the relay finds the same error, and says so as the server does
             self._answer(Answered(request, None))
@@ -248,42 +296,9 @@ class FrontEndPort:
             self._answer(Answered(request, None))
         else:
             self._open[request] = submission
-            submission.then(partial(self._answered, request, submission, arrival.explain))
+            submission.then(partial(self._answered, request, submission, options))
         finally:
-            shared.release_reference()
-
-    def _locate(self, arrival: Arrival, served: Served) -> tuple[dict[str, OutputTensor], dict[str, Tensor]]:
-        """The places of inputs, and the inputs.
-
-        Raises PartitionError for places that are not in their region, and for inputs that the pipeline cannot have.
-        """
-        rows = arrival.rows
-        if not 1 <= rows <= served.most_rows:
-            raise PartitionError(f"a request to {arrival.key} has {rows} rows, expected 1 to {served.most_rows}")
-        located: dict[str, OutputTensor] = {}
-        tensors: dict[str, Tensor] = {}
-        for placed in arrival.inputs:
-            number = self._inputs.get(placed.region)
-            datatype = served.inputs.get(placed.name)
-            region = None if number is None else self._index.regions.get(number)
-            if region is None or number is None or datatype is None:
-                raise PartitionError(f"input '{placed.name}' of {arrival.key} is in no region that is shared")
-            begin, end = placed.offset, placed.offset + placed.nbytes
-            if not 0 <= begin <= end <= region.nbytes:
-                raise PartitionError(f"input '{placed.name}' of {arrival.key} is not within its region")
-            located[placed.name] = whole = OutputTensor(
-                placed.name, datatype, placed.shape, number, begin, placed.nbytes, placed.row_offsets
-            )
-            tensor = _tensor(whole, region.view[begin:end], rows)
-            if tensor is None or (served.batchable and placed.shape[:1] != (rows,)):
-                raise PartitionError(
-                    f"input '{placed.name}' of {arrival.key} has {placed.nbytes} bytes, which do not make up "
-                    f"{rows} rows of {datatype} in the shape {list(placed.shape)}"
-                )
-            tensors[placed.name] = tensor
-        if len(tensors) < len(served.inputs) and not (tensors and served.required <= tensors.keys()):
-            raise PartitionError(f"a request to {arrival.key} has the inputs {sorted(tensors)} alone")
-        return located, tensors
+            inputs.release_reference()
 
     def _input_freed(self, request: int) -> None:
         self._reading -= 1
@@ -294,27 +309,27 @@ class FrontEndPort:
             self._drop_inputs()
 
     def _drop_inputs(self) -> None:
-        for number in self._inputs.values():
+        for number, _ in self._inputs.values():
             self._shared.drop_region(number)
         self._inputs.clear()
 
     # -- answers
 
-    def _answered(self, request: int, submission: Submission, explain: bool, answer: Answer) -> None:
+    def _answered(self, request: int, submission: Submission, options: RequestOptions, answer: Answer) -> None:
         self._open.pop(request, None)
         if self.has_gone:
             answer.release()
             return
         self.has_answered = True
         if self._waiting or len(self._own) >= OWN_REGIONS:
-            self._waiting.append((request, submission, answer, explain))
+            self._waiting.append((request, submission, answer, options))
         else:
-            self._pass_on(request, submission, answer, explain)
+            self._pass_on(request, submission, answer, options)
 
-    def _pass_on(self, request: int, submission: Submission, answer: Answer, explain: bool) -> None:
+    def _pass_on(self, request: int, submission: Submission, answer: Answer, options: RequestOptions) -> None:
         """Pass an answer on; without memory for its outputs, the request goes the way of the relay."""
         try:
-            is_held = self._place(request, submission, answer, explain)
+            is_held = self._place(request, submission, answer, options)
         except Exception as error:
             logger.error("an answer could not be passed to %s: %s", self.name, error)
             is_held = False
@@ -324,9 +339,14 @@ class FrontEndPort:
         else:
             answer.release()
 
-    def _place(self, request: int, submission: Submission, answer: Answer, explain: bool) -> bool:
+    def _place(self, request: int, submission: Submission, answer: Answer, options: RequestOptions) -> bool:
         """Pass an answer on with the places of its outputs; returns whether it has to be held for them."""
-        explanation = tuple(submission.explanation()) if explain else ()
+        if not (options.explain or answer.reason):
+            found = self._layouts.find(answer.outcome, answer.outputs)
+            if found is not None:
+                self._answer(_SmallAnswer(request, found[0], 0 if options.id else submission.request, found[1]))
+                return False
+        explanation = tuple(submission.explanation()) if options.explain else ()
         contents = {name: content_of(tensor) for name, tensor in answer.outputs.items()}
         placed: list[PlacedTensor] = []
         own: list[str] = []
@@ -335,11 +355,11 @@ class FrontEndPort:
         copied = 0
         for name, content in contents.items():
             shape = answer.outputs[name].shape
-            found = None if is_small else self._index.find(content.array)
-            if found is not None:
-                self._map(found[0])
+            found_at = None if is_small else self._index.find(content.array)
+            if found_at is not None:
+                self._map(found_at[0])
                 is_held = True
-                placed.append(PlacedTensor(name, shape, *found, content.array.nbytes, content.row_offsets))
+                placed.append(PlacedTensor(name, shape, *found_at, content.array.nbytes, content.row_offsets))
             elif copied + content.array.nbytes <= COPIED_BYTES:
                 copied += content.array.nbytes
                 placed.append(_copied(name, shape, content))
@@ -399,7 +419,7 @@ class FrontEndPort:
                 self._pass_on(*self._waiting.popleft())
         return True
 
-    def _answer(self, answer: Answered) -> None:
+    def _answer(self, answer: Answered | _SmallAnswer) -> None:
         self._answers.append(answer)
         self._flush_soon()
 
@@ -414,18 +434,37 @@ class FrontEndPort:
         while (self._answers or self._freed) and not (self.process.is_blocked or self.has_gone):
             answers, self._answers = self._answers[:ANSWERS_A_MESSAGE], self._answers[ANSWERS_A_MESSAGE:]
             freed, self._freed = self._freed, []
-            self._send_answers(tuple(answers), tuple(freed))
+            self._send_answers(answers, tuple(freed))
 
-    def _send_answers(self, answers: tuple[Answered, ...], freed: tuple[int, ...]) -> None:
+    def _send_answers(self, answers: Sequence[Answered | _SmallAnswer], freed: tuple[int, ...]) -> None:
         """Send answers, in several messages if they are too long for one."""
+        numbers, pack = self._numbers, ANSWER.pack
+        new: list[SentLayout] = []
+        layouts: list[AnswerLayout] = []
+        others: list[Answered] = []
+        records: list[bytes] = []
+        data: list[bytes] = []
+        offset = 0
+        for answer in answers:
+            if isinstance(answer, Answered):
+                others.append(answer)
+                continue
+            request, layout, given, content = answer
+            if numbers.refers(layout):
+                new.append(layout)
+                layouts.append(layout.message())
+            records.append(pack(request, layout.number, given, offset))
+            data.append(content)
+            offset += len(content)
         try:
-            self.process.send(Answers(answers, freed))
+            self.process.send(Answers(tuple(others), freed, tuple(layouts), b"".join(records), b"".join(data)))
         except PartitionError:
+            numbers.withdraw(new)
             middle = len(answers) // 2
             if not middle:
                 for answer in answers:
                     self._drop_held(answer.request)
-                answers = tuple(Answered(answer.request, None) for answer in answers)
+                answers = [Answered(answer.request, None) for answer in answers]
             self._send_answers(answers[:middle] or answers, freed)
             if middle:
                 self._send_answers(answers[middle:], ())
@@ -450,29 +489,3 @@ class FrontEndPort:
 def _copied(name: str, shape: tuple[int, ...], content: Content) -> PlacedTensor:
     data = content.array.tobytes()
     return PlacedTensor(name, shape, INLINE, 0, len(data), content.row_offsets, data)
-
-
-def _tensor(whole: OutputTensor, memory: memoryview, rows: int) -> Tensor | None:
-    """The tensor in `memory`, None if that does not make it up. O(rows) for BYTES, else O(1)."""
-    offsets = whole.row_offsets
-    if whole.datatype is DataType.BYTES:
-        if offsets is None or len(offsets) != rows + 1 or not is_whole(whole):
-            return None
-        return WireBytes(memory, whole.shape, np.array(offsets, np.int64))
-    try:
-        array = np.ndarray(whole.shape, numpy_dtype(whole.datatype), memory)
-    except (TypeError, ValueError):
-        return None
-    return array if offsets is None and array.nbytes == whole.nbytes else None
-
-
-def read_served(pipeline: Pipeline, signature: Signature) -> Served:
-    """The parts of a pipeline that its requests need."""
-    return Served(
-        pipeline,
-        signature,
-        {spec.name: spec.datatype for spec in pipeline.inputs},
-        frozenset(spec.name for spec in pipeline.inputs if not spec.optional),
-        max(pipeline.max_batch_size, 1),
-        pipeline.batchable,
-    )

@@ -47,6 +47,8 @@ _DEFAULTS = FrontDoorSettings()
 _SERVICE: str = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
+_HEALTH_CALLS = (f"/{_HEALTH}/Check", f"/{_SERVICE}/ServerLive", f"/{_SERVICE}/ServerReady")
+"""The calls for which connections are kept."""
 _CALLS = {
     ApiGroup.HEALTH: ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
     ApiGroup.METADATA: ("ServerMetadata", "ModelMetadata"),
@@ -203,7 +205,7 @@ def grpc_server(
         context = None if tls is None else tls.ssl_context(("h2",))
         listener = listen("gRPC", host, port, BACKLOG)
         bound = listener.getsockname()[1]
-        server = Http2Server(listener, front_door, max_body_bytes, refusal, context)
+        server = Http2Server(listener, front_door, max_body_bytes, refusal, context, _HEALTH_CALLS)
     add_services(server, dataplane, control, front_door)
     return server, bound
 
@@ -229,7 +231,7 @@ def front_end_server(
     """The server of a front end, which passes all calls on but inference and reflection."""
     refusal = partial(_refusal, restrictions) if restrictions else None
     context = None if tls is None else tls.ssl_context(("h2",))
-    server = Http2Server(listener, front_door, max_body_bytes, refusal, context)
+    server = Http2Server(listener, front_door, max_body_bytes, refusal, context, _HEALTH_CALLS)
     passed_on = grpc.unary_unary_rpc_method_handler(relay.answer)
     names = [method.name for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods]
     server.add_registered_method_handlers(_SERVICE, dict.fromkeys(names, passed_on))

@@ -44,7 +44,7 @@ class ServerMetrics(Collector):
     ) -> None:
         self.meters = Meters(stages, partitions, statistics)
         self._queue_depths = queue_depths
-        self._arena_bytes = arena_bytes
+        self._input_bytes = [arena_bytes]
         self._corrections = corrections
         self._breakers = breakers
         self._build = (server_version(), "true" if is_compiled() else "false")
@@ -61,6 +61,10 @@ class ServerMetrics(Collector):
         """Add metrics that another part of the server counts."""
         self._remotes.append(remote)
         self._registry.register(remote)
+
+    def add_input_memory(self, used_bytes: Callable[[], int]) -> None:
+        """Count the memory for inputs that another part of the server has, too; evaluated at each scrape."""
+        self._input_bytes.append(used_bytes)
 
     async def scrape(self) -> bytes:
         """As `exposition`, after a refresh of the included sources."""
@@ -86,8 +90,8 @@ class ServerMetrics(Collector):
             labels=["version", "compiled"],
         )
         build.add_metric(self._build, 1)
-        arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes of the input arena in use.")
-        arena.add_metric([], self._arena_bytes())
+        arena = GaugeMetricFamily("sluice_arena_used_bytes", "Bytes in use of the memory for inputs.")
+        arena.add_metric([], sum(each() for each in self._input_bytes))
         breakers = GaugeMetricFamily(
             "sluice_triton_breaker",
             "1 for the current state of the Triton server's circuit breaker.",

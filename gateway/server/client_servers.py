@@ -107,6 +107,7 @@ def client_servers(
             launch_front_end,
         )
         metrics.include(ends)
+        metrics.add_input_memory(ends.input_bytes)
         http_counts = ends.counts
     else:
         door = FrontDoor(limits, budget, faults, http_connections)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
@@ -23,40 +22,23 @@ T = TypeVar("T")
 
 IN_FLIGHT = 6
 CONFIG: dict[str, object] = {"max_batch_size": 1, "partitions": 1, "default_slo_ms": 120_000}
-BODY = json.dumps(
-    {"inputs": [{"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [float(index) for index in range(64)]}]}
-).encode()
+REQUEST = {
+    "inputs": [{"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [float(index) for index in range(64)]}]
+}
 
 
-def infer(server: GatewayServer) -> tuple[int, dict[str, object]]:
-    status, _, body = server.request("POST", "/v2/models/spin/infer", BODY)
+def infer(server: GatewayServer, id: str = "") -> tuple[int, dict[str, object]]:
+    status, _, body = server.request("POST", "/v2/models/spin/infer", json.dumps({"id": id, **REQUEST}).encode())
     return status, json.loads(body)
 
 
-def waiting_and_sent(server: GatewayServer) -> tuple[float, float]:
-    """The number of requests that wait, and the bytes of those that were sent to the worker."""
-    text = server.request("GET", "/metrics")[2].decode()
-    waiting, sent = (
-        re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        for name in ('sluice_queue_requests{model="spin:1"}', "sluice_arena_used_bytes")
-    )
-    assert waiting
-    assert sent
-    return float(waiting[1]), float(sent[1])
-
-
-def in_flight(server: GatewayServer, pool: ThreadPoolExecutor, count: int, ask: Callable[[], T]) -> list[Future[T]]:
-    """Requests that have all come, and are with the worker, which is stopped, or wait for it."""
-    answers = [pool.submit(ask)]
-    until(lambda: waiting_and_sent(server)[1] > 0)
-    _, one = waiting_and_sent(server)
-    answers += [pool.submit(ask) for _ in range(count - 1)]
-
-    def all_have_come() -> bool:
-        waiting, sent = waiting_and_sent(server)
-        return waiting + sent / one == count
-
-    until(all_have_come)
+def in_flight(server: GatewayServer, pool: ThreadPoolExecutor, count: int, ask: Callable[[str], T]) -> list[Future[T]]:
+    """Requests that have all come, and are with the worker, which is stopped, or wait for it. `ask` gets their ids."""
+    ids = [f"in-flight-{number}" for number in range(count)]
+    answers = [pool.submit(ask, ids[0])]
+    until(lambda: server.is_sent(ids[0], "spin"))
+    answers += [pool.submit(ask, id) for id in ids[1:]]
+    until(lambda: all(map(server.has_come, ids)))
     return answers
 
 
@@ -87,7 +69,7 @@ def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: P
     ):
         (worker,) = children(server.process.pid)
         os.kill(worker, signal.SIGSTOP)
-        answers = in_flight(server, pool, IN_FLIGHT, lambda: infer(server))
+        answers = in_flight(server, pool, IN_FLIGHT, lambda id: infer(server, id))
         assert named_memory(server.process.pid) | named_memory(worker) == set()
         sockets = listening(server.http_port, server.grpc_port)
         assert sockets
@@ -123,8 +105,10 @@ def test_clients_over_grpc_that_ask_until_the_end_are_refused_by_the_server_itse
         stream = stub.ModelStreamInfer(iter(asked.get, None))
         assert next(stream).error_message == ""
 
-        def ask_twice() -> str:
-            stub.ModelInfer(request)
+        def ask_twice(id: str) -> str:
+            named = service_pb2.ModelInferRequest(id=id)
+            named.MergeFrom(request)
+            stub.ModelInfer(named)
             with pytest.raises(grpc.RpcError) as caught:
                 stub.ModelInfer(request)
             return f"{caught.value.code().name}: {caught.value.details()}"
@@ -154,7 +138,7 @@ def test_a_second_signal_ends_it_at_once_and_every_request_gets_an_answer(tmp_pa
     ):
         (worker,) = children(server.process.pid)
         os.kill(worker, signal.SIGSTOP)
-        answers = in_flight(server, pool, 3, lambda: infer(server))
+        answers = in_flight(server, pool, 3, lambda id: infer(server, id))
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.request("GET", "/v2/health/ready")[0] != 200)
         server.process.send_signal(signal.SIGTERM)

@@ -128,8 +128,9 @@ def test_why_names_what_made_a_request_late(server: GatewayServer) -> None:
     os.kill(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as pool:
         until(lambda: metrics(server)["sluice_arena_used_bytes"] == 0)
-        slow = pool.submit(infer, server, "slow")
-        until(lambda: metrics(server)["sluice_arena_used_bytes"] > 0)  # the worker has it
+        slow = pool.submit(infer, server, "slow", id="r-slow")
+        until(lambda: server.is_sent("r-slow", "slow"))
+        assert metrics(server)["sluice_arena_used_bytes"] > 0
         quick = pool.submit(infer, server, "quick", id="r-late", headers=EXPLAIN, slo_ms=2000)
         until(lambda: waited_ms() > 3000)
         os.kill(worker, signal.SIGCONT)

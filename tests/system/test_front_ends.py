@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.support.certificates import certificate
-from tests.support.gateway.processes import alive, children, front_ends, memory_files, until
+from tests.support.gateway.processes import alive, children, front_ends, memory_files, peers, until
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_mlp
 from tests.support.models.timed_models import save_timed
@@ -32,18 +32,11 @@ FRONT_ENDS = 2
 CONNECTIONS = 16
 CONFIG: dict[str, object] = {"front_ends": FRONT_ENDS, "partitions": 1, "default_slo_ms": 60_000}
 WIDE = 1 << 20
-LISTENS = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
 
 
 def body_of(width: int = 4, id: str = "") -> bytes:
     tensor = {"name": "x", "shape": [1, width], "datatype": "FP32", "data": [1.0] * width}
     return json.dumps({"inputs": [tensor], **({"id": id} if id else {})}).encode()
-
-
-def has_come(server: GatewayServer, id: str) -> bool:
-    """True once the scheduler knows a request."""
-    return server.request("GET", f"/v2/sluice/requests/{id}")[0] == 200
 
 
 def connect(server: GatewayServer) -> http.client.HTTPConnection:
@@ -64,23 +57,7 @@ def ask(connection: http.client.HTTPConnection, model: str, body: bytes) -> int:
 
 
 def wait_for(server: GatewayServer, id: str) -> None:
-    until(lambda: has_come(server, id))
-
-
-def peers(pid: int, port: int) -> set[int]:
-    """The ports of the clients that a process has accepted on a port."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            inodes.add(os.readlink(descriptor))
-        except FileNotFoundError:
-            continue
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {
-        int(words[2].rpartition(":")[2], 16)
-        for words in lines
-        if words[3] != LISTENS and f"socket:[{words[9]}]" in inodes and int(words[1].rpartition(":")[2], 16) == port
-    }
+    until(lambda: server.has_come(id))
 
 
 def metrics(server: GatewayServer) -> dict[str, float]:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+_LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
 
 def alive(pid: int) -> bool:
     """True while a process exists, even as a zombie."""
@@ -35,6 +38,20 @@ def children(pid: int) -> list[int]:
 def front_ends(pid: int) -> list[int]:
     """The processes of the front ends of a server."""
     return sorted(child for child in _children(pid) if b"sluice.gateway.front_ends.main" in _command(child))
+
+
+def peers(pid: int, port: int) -> set[int]:
+    """The ports of the clients that a process has accepted on a port."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            inodes.add(os.readlink(descriptor))
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {
+        int(words[2].rpartition(":")[2], 16)
+        for words in lines
+        if words[3] != _LISTENS and f"socket:[{words[9]}]" in inodes and int(words[1].rpartition(":")[2], 16) == port
+    }
 
 
 def _children(pid: int) -> list[int]:

@@ -31,6 +31,15 @@ class GatewayServer(NamedTuple):
     def http_url(self) -> str:
         return f"127.0.0.1:{self.http_port}"
 
+    def has_come(self, id: str) -> bool:
+        """True once the scheduler knows the request of that id."""
+        return self.request("GET", f"/v2/sluice/requests/{id}")[0] == 200
+
+    def is_sent(self, id: str, model: str) -> bool:
+        """True once the request of that id is with a worker, or done, if no other request for the model waits."""
+        waiting = f'\nsluice_queue_requests{{model="{model}:1"}} 0.0\n'
+        return self.has_come(id) and waiting.encode() in self.request("GET", "/metrics")[2]
+
     @property
     def grpc_url(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"

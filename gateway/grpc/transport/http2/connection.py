@@ -1,6 +1,7 @@
 """A connection of HTTP/2 as the server sees it, without I/O: bytes in, bytes out (RFC 9113, sections 3 to 6)."""
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -79,6 +80,14 @@ SKIPPED_RANGES = 64
 
 _PING_ID = b"sluice\0\0"
 
+_HTTP_1 = re.compile(rb"(?!PRI )[A-Z]+ ")
+"""The beginning of a request of HTTP/1."""
+_TEXT = b"this port serves gRPC, over HTTP/2 only\n"
+_HTTP_1_ANSWER = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+    % (len(_TEXT), _TEXT)
+)
+
 T = TypeVar("T")
 _unpack_head = FRAME_HEAD.unpack_from
 
@@ -148,17 +157,7 @@ class Http2Connection(Outgoing, Generic[T]):
         """True if a ping of the server has not been answered."""
         self.is_behind = False
         """True if frames that have been received are to be taken by another call of `receive`."""
-        self._put(
-            settings_frame(
-                {
-                    MAX_CONCURRENT_STREAMS: limits.streams,
-                    INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-                    MAX_FRAME_SIZE: FRAME_BYTES,
-                    MAX_HEADER_LIST_SIZE: limits.header_bytes,
-                }
-            )
-            + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
-        )
+        self._greeted = False
 
     # -- for the owner
 
@@ -185,6 +184,7 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def ping(self) -> None:
         """Ask whether the client is still there."""
+        self._greet()
         self.awaits_ping = True
         self._put(frame(PING, 0, 0, _PING_ID))
 
@@ -192,6 +192,7 @@ class Http2Connection(Outgoing, Generic[T]):
         """Ask the client to open no more streams. Those that it has sent until it knows are still taken."""
         if not self._draining:
             self._draining = True
+            self._greet()
             self._put(go_away(MAX_STREAM_ID, ErrorCode.NO_ERROR, "graceful_stop"))
             self.ping()
 
@@ -199,11 +200,13 @@ class Http2Connection(Outgoing, Generic[T]):
         """Ignore streams that the client opens from now on; it knows which ones."""
         if not self._drained and not self.over:
             self._draining = self._drained = True
+            self._greet()
             self._put(go_away(self.last_id, ErrorCode.NO_ERROR, "graceful_stop"))
 
     def end_with(self, code: ErrorCode, reason: str) -> None:
         """End the connection and cancel what is open."""
         if not self.over:
+            self._greet()
             self._put(go_away(self.last_id, code, reason))
             self.lose()
 
@@ -213,6 +216,21 @@ class Http2Connection(Outgoing, Generic[T]):
         for stream in list(self.streams.values()):
             self.forget(stream)
             stream.cancel()
+
+    def _greet(self) -> None:
+        """Send the settings, which come before all else.
+
+        They wait for the client's preface, which a client sends at once, so that one of HTTP/1 can read its answer.
+        """
+        if not self._greeted:
+            self._greeted = True
+            settings = {
+                MAX_CONCURRENT_STREAMS: self._limits.streams,
+                INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                MAX_FRAME_SIZE: FRAME_BYTES,
+                MAX_HEADER_LIST_SIZE: self._limits.header_bytes,
+            }
+            self._put(settings_frame(settings) + window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW))
 
     # -- receiving
 
@@ -269,11 +287,15 @@ class Http2Connection(Outgoing, Generic[T]):
         if self._has_preface:
             return 0
         if not PREFACE.startswith(data[: len(PREFACE)]):
+            if not self._greeted and _HTTP_1.match(data):
+                self._put(_HTTP_1_ANSWER)
+                self.lose()
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "expected the preface of HTTP/2")
         if len(data) < len(PREFACE):
             self._rest = data
             return len(data)
         self._has_preface = True
+        self._greet()
         return len(PREFACE)
 
     def _check_order(self, kind: int) -> None:

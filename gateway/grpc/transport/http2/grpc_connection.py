@@ -39,6 +39,12 @@ class ConnectionOwner(Protocol):
         """Begin a call, or refuse it because of its headers."""
         ...
 
+    def open_health_call(
+        self, connection: Http2Connection[CallHead], stream_id: int, head: CallHead, ended: bool
+    ) -> Stream:
+        """As `open_call`, on a connection that is kept for health."""
+        ...
+
     def flush_later(self, connection: "GrpcConnection") -> None:
         """Call `flush` when this turn of the event loop is over."""
         ...
@@ -78,10 +84,11 @@ class GrpcConnection:
         """Refuse the client when there are too many connections, or when it does not speak HTTP/2 over TLS."""
         self.transport = transport
         server = self._server
-        self.http2 = Http2Connection(CallHead, server.open_call, self._notify, server.loop.time, server.limits)
         peer = transport.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""
         reason = self._front_door.enter(self, self._address)
+        open_call = server.open_health_call if self._front_door.is_full else server.open_call
+        self.http2 = Http2Connection(CallHead, open_call, self._notify, server.loop.time, server.limits)
         tls = transport.get_extra_info("ssl_object")
         if reason:
             self._front_door.faults.counts["no_connections"] += 1

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -26,12 +27,14 @@ LAST_WRITES_S = 0.2
 """The time for clients to take the last frames of a connection that is ended by force."""
 
 _UNKNOWN = Method(None, None)
+_LATER = (("retry-after", "1"),)
 
 
 class Http2Server(GrpcServer):
     """Serves on a socket that listens already. `tls` makes it a TLS server.
 
-    Messages, also decompressed ones, have at most `max_message_bytes`. The front door bounds the connections.
+    Messages, also decompressed ones, have at most `max_message_bytes`. The front door bounds the connections. When only
+    those are left that it keeps for health, new ones serve the methods `health` alone.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Http2Server(GrpcServer):
         max_message_bytes: int,
         refusal: Refusal | None = None,
         tls: ssl.SSLContext | None = None,
+        health: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.front_door = front_door
@@ -55,6 +59,7 @@ class Http2Server(GrpcServer):
         )
         self._listener = listener
         self._refusal = refusal
+        self._health = health
         self._to_flush: list[GrpcConnection] = []
         self._acceptor: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None
@@ -157,6 +162,23 @@ class Http2Server(GrpcServer):
             call.end(grpc.StatusCode.UNAVAILABLE, reason)
         else:
             call.begin()
+        return call
+
+    def open_health_call(
+        self, connection: Http2Connection[CallHead], stream_id: int, head: CallHead, ended: bool
+    ) -> Http2Call:
+        """As `open_call`, on a connection that came when only those for health were left.
+
+        Other methods are refused until there is room again.
+        """
+        front_door = self.front_door
+        if not front_door.is_full or head.method in self._health:
+            return self.open_call(connection, stream_id, head, ended)
+        front_door.faults.counts["no_connections"] += 1
+        call = Http2Call(self, connection, stream_id, head, _UNKNOWN)
+        call.remote_ended = ended
+        reason = f"the server has reached its limit of {front_door.max_connections} connections"
+        call.end(grpc.StatusCode.UNAVAILABLE, reason, _LATER)
         return call
 
     # -- writing

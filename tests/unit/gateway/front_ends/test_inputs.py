@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from sluice.gateway.front_ends.inputs import ARENA, OWN_REGIONS, InputMemory
+from sluice.gateway.front_ends.messages import ALIGNMENT
 from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
-from sluice.mps.ipc.arena import Region
+from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Region
 
 ARENA_BYTES = 1 << 16
 
@@ -28,14 +29,14 @@ def test_inputs_lie_side_by_side_and_are_found_where_they_are_said_to_be() -> No
     floats = np.arange(6, dtype=np.float32).reshape(2, 3)
     bits = np.array([[True], [False]])
     text = WireBytes(b"....\1\0\0\0a\2\0\0\0bc", (2, 1), np.array([4, 9, 15]))
-    placed = {each.name: each for each in bench.memory.write(1, {"f": floats, "b": bits, "t": text})}
-    for name, content in (("f", floats.tobytes()), ("b", bits.tobytes()), ("t", b"\1\0\0\0a\2\0\0\0bc")):
-        where = placed[name]
-        assert bench.read(where.region, where.offset, where.nbytes) == content
-        assert where.offset % 64 == 0
-    assert [placed[name].shape for name in "fbt"] == [(2, 3), (2, 1), (2, 1)]
-    assert placed["t"].row_offsets == (0, 5, 11)
-    assert placed["f"].row_offsets is None
+    large = np.arange(2000, dtype=np.float32).reshape(2, -1)[:, ::2]
+    written = bench.memory.write(1, {"f": floats, "b": bits, "t": text, "l": large})
+    assert written.offset % ALIGNMENT == 0
+    contents = (floats.tobytes(), bits.tobytes(), b"\1\0\0\0a\2\0\0\0bc", large.tobytes())
+    for number, content in enumerate(contents):
+        where = written.offset + number * ALIGNMENT
+        assert bench.read(written.region, where, len(content)) == content
+    assert written.row_offsets == ((0, 5, 11),)
 
 
 def test_freed_memory_is_used_again() -> None:
@@ -48,14 +49,18 @@ def test_freed_memory_is_used_again() -> None:
             bench.memory.free(2 * request)
             bench.memory.free(2 * request + 1)
     assert list(bench.regions) == [ARENA]
+    assert bench.memory.used_bytes == 0
+    bench.memory.write(0, {"x": small})
+    assert bench.memory.used_bytes == MIN_BLOCK_BYTES
 
 
 def test_what_does_not_fit_has_a_region_of_its_own_until_it_is_freed() -> None:
     bench = Memory(spare_bytes=3 * ARENA_BYTES)
     large = np.arange(ARENA_BYTES // 2, dtype=np.float32)
-    (placed,) = bench.memory.write(1, {"x": large})
-    assert bench.read(placed.region, placed.offset, placed.nbytes) == large.tobytes()
+    placed = bench.memory.write(1, {"x": large})
+    assert bench.read(placed.region, placed.offset, large.nbytes) == large.tobytes()
     assert set(bench.regions) == {ARENA, placed.region}
+    assert bench.memory.used_bytes == large.nbytes
     with pytest.raises(RejectedError, match="no memory left"):
         bench.memory.write(2, {"x": large})
     bench.memory.free(1)
@@ -66,15 +71,15 @@ def test_what_does_not_fit_has_a_region_of_its_own_until_it_is_freed() -> None:
 def test_small_inputs_are_where_they_are_said_to_be_after_the_arena_was_full() -> None:
     bench = Memory()
     zeros = np.zeros(ARENA_BYTES // 4, np.float32)
-    (full,) = bench.memory.write(1, {"x": zeros})
-    (beside,) = bench.memory.write(2, {"x": np.full(4, 2, np.float32)})
+    full = bench.memory.write(1, {"x": zeros})
+    beside = bench.memory.write(2, {"x": np.full(4, 2, np.float32)})
     assert full.region == ARENA != beside.region
     bench.memory.free(2)
     assert set(bench.regions) == {ARENA}
     third = np.full(4, 3, np.float32)
-    (placed,) = bench.memory.write(3, {"x": third})
-    assert bench.read(placed.region, placed.offset, placed.nbytes) == third.tobytes()
-    assert bench.read(ARENA, full.offset, full.nbytes) == zeros.tobytes()
+    placed = bench.memory.write(3, {"x": third})
+    assert bench.read(placed.region, placed.offset, third.nbytes) == third.tobytes()
+    assert bench.read(ARENA, full.offset, zeros.nbytes) == zeros.tobytes()
 
 
 def test_regions_beside_the_arena_are_not_too_many() -> None:
@@ -91,6 +96,6 @@ def test_regions_beside_the_arena_are_not_too_many() -> None:
 
 def test_tensors_without_elements_take_no_memory() -> None:
     bench = Memory()
-    (placed,) = bench.memory.write(1, {"x": np.zeros((1, 0), np.float32)})
-    assert (placed.shape, placed.nbytes) == ((1, 0), 0)
+    placed = bench.memory.write(1, {"x": np.zeros((1, 0), np.float32)})
+    assert placed.region == ARENA
     bench.memory.free(1)

@@ -3,23 +3,42 @@
 import asyncio
 import socket
 
-import msgspec
+import numpy as np
 
-from sluice.gateway.front_ends.link import ARRIVALS_A_MESSAGE, Link
+from sluice.gateway.front_ends.link import Arrival, Link
 from sluice.gateway.front_ends.messages import (
-    Arrival,
+    ARRIVAL,
+    ARRIVALS_A_MESSAGE,
+    TEMPLATES,
     AskCounts,
     FromFrontEnd,
     FrontEndReady,
     LogLine,
+    Particulars,
     ToFrontEnd,
     Turn,
 )
+from sluice.gateway.front_ends.templates import SentTemplate
+from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.signature import Signature
 from sluice.mps.ipc.channel import MESSAGE_BYTES, Channel
+from tests.unit.gateway.front_ends.test_snapshot import pipeline
+
+SIGNATURE = Signature(pipeline("a"))
 
 
-def arrival(request: int) -> Arrival:
-    return Arrival(request, "a", "", "a:1", (), None, 1, "", 0, 9, "", None, False, 0, 0, "", 5)
+def template(timeout_ns: int = 0) -> SentTemplate:
+    options = RequestOptions(SIGNATURE.output_names, 1, "", 16, 9, timeout_ns=timeout_ns)
+    return SentTemplate(SIGNATURE, "", {"x": np.zeros((1, 4), np.float32)}, options)
+
+
+def arrival(request: int, like: SentTemplate, id: str = "") -> Arrival:
+    particulars = Particulars(id, "", ()) if id else None
+    return Arrival(request, like, 0, 64, 9, 5, particulars)
+
+
+def requests(turn: Turn) -> list[int]:
+    return [record[0] for record in ARRIVAL.iter_unpack(turn.arrivals)]
 
 
 def pair() -> tuple[Channel[ToFrontEnd], Channel[FromFrontEnd]]:
@@ -40,22 +59,24 @@ def test_a_turn_is_one_message_and_a_cancellation_follows_its_arrival() -> None:
     async def run() -> None:
         ours, theirs = pair()
         link = Link(ours)
+        like = template()
         for request in range(3):
-            link.arrivals.append(arrival(request))
+            link.arrivals.append(arrival(request, like))
             link.flush_soon()
         link.cancelled.append(2)
         link.released.append(1)
         await turn()
-        assert messages(theirs) == [Turn((arrival(0), arrival(1), arrival(2)), (2,), (1,))]
+        records = b"".join(ARRIVAL.pack(request, 0, 0, 64, 9, 5, 0) for request in range(3))
+        assert messages(theirs) == [Turn((like.message(),), records, (), (2,), (1,))]
         many = ARRIVALS_A_MESSAGE + 1
-        link.arrivals += [arrival(request) for request in range(many)]
+        link.arrivals += [arrival(request, like) for request in range(many)]
         link.cancelled.append(0)
         link.flush_soon()
         await turn()
         first, second = messages(theirs)
         assert isinstance(first, Turn)
-        assert (len(first.arrivals), first.cancelled) == (ARRIVALS_A_MESSAGE, ())
-        assert second == Turn((arrival(many - 1),), (0,), ())
+        assert (first.templates, requests(first), first.cancelled) == ((), list(range(ARRIVALS_A_MESSAGE)), ())
+        assert second == Turn((), ARRIVAL.pack(many - 1, 0, 0, 64, 9, 5, 0), (), (0,), ())
         link.close()
         theirs.close()
 
@@ -66,21 +87,22 @@ def test_while_the_gateway_does_not_read_all_waits_and_then_comes_in_order() -> 
     async def run() -> None:
         ours, theirs = pair()
         link = Link(ours)
+        like = template()
         lines = 200
         for number in range(lines):
             link.send(LogLine(20, "x", "y" * 50_000, number))
         for request in range(1000):
-            link.arrivals.append(arrival(request))
+            link.arrivals.append(arrival(request, like))
             link.flush_soon()
             if request % 100 == 0:
                 await turn()
         got: list[FromFrontEnd] = []
-        while not got or not isinstance(got[-1], Turn) or got[-1].arrivals[-1].request < 999:
+        while not got or not isinstance(got[-1], Turn) or requests(got[-1])[-1] < 999:
             got += messages(theirs)
             await turn()
         assert [each.lost for each in got if isinstance(each, LogLine)] == list(range(lines))
         turns = [each for each in got if isinstance(each, Turn)]
-        assert [one.request for each in turns for one in each.arrivals] == list(range(1000))
+        assert [one for each in turns for one in requests(each)] == list(range(1000))
         assert len(turns) == -(-1000 // ARRIVALS_A_MESSAGE)
         link.close()
         theirs.close()
@@ -95,13 +117,45 @@ def test_a_message_that_would_be_too_long_is_divided_and_a_request_that_is_goes_
         refused: list[int] = []
         link.on_too_long = refused.append
         sizes = {1: 100, 2: 7 << 20, 3: MESSAGE_BYTES + 1, 4: 7 << 20, 5: 7 << 20, 6: 100}
-        link.arrivals += [msgspec.structs.replace(arrival(number), id="x" * size) for number, size in sizes.items()]
+        link.arrivals += [arrival(number, template(number), "x" * size) for number, size in sizes.items()]
         link.flush_soon()
         got: list[int] = []
+        timeouts: list[int] = []
+        known: dict[int, int] = {}
         while len(got) < 5:
-            got += [one.request for each in messages(theirs) if isinstance(each, Turn) for one in each.arrivals]
+            for each in messages(theirs):
+                assert isinstance(each, Turn)
+                known |= {one.number: one.timeout_ns for one in each.templates}
+                got += requests(each)
+                timeouts += [known[record[1]] for record in ARRIVAL.iter_unpack(each.arrivals)]
             await asyncio.sleep(0)
-        assert (got, refused) == ([1, 2, 4, 5, 6], [3])
+        assert (got, timeouts, refused) == ([1, 2, 4, 5, 6], [1, 2, 4, 5, 6], [3])
+        link.close()
+        theirs.close()
+
+    asyncio.run(run())
+
+
+def test_each_arrival_has_its_template_though_there_are_more_than_numbers() -> None:
+    async def run() -> None:
+        ours, theirs = pair()
+        link = Link(ours)
+        made = [template(number) for number in range(3 * TEMPLATES)]
+        order = [*range(3 * TEMPLATES), *range(TEMPLATES), 0, 1, 0]
+        link.arrivals += [arrival(request, made[number]) for request, number in enumerate(order)]
+        link.flush_soon()
+        known: dict[int, int] = {}
+        got: list[int] = []
+        sent = 0
+        while len(got) < len(order):
+            for each in messages(theirs):
+                assert isinstance(each, Turn)
+                known |= {one.number: one.timeout_ns for one in each.templates}
+                sent += len(each.templates)
+                got += [known[record[1]] for record in ARRIVAL.iter_unpack(each.arrivals)]
+            await asyncio.sleep(0)
+        assert got == order
+        assert (sent, len(known)) == (4 * TEMPLATES, TEMPLATES)
         link.close()
         theirs.close()
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from sluice.gateway.config.server_config import convert_config
 from sluice.gateway.front_ends.inputs import InputMemory
-from sluice.gateway.front_ends.link import Link
-from sluice.gateway.front_ends.messages import Arrival
+from sluice.gateway.front_ends.link import Arrival, Link
 from sluice.gateway.front_ends.plane import FrontEndDataPlane
 from sluice.gateway.front_ends.snapshot import ServedTable, changes
 from sluice.gateway.protocol.request_options import RequestOptions

@@ -14,18 +14,26 @@ import pytest
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.front_ends.messages import (
+    ANSWER,
+    ARRIVAL,
     INLINE,
+    TEMPLATES,
     Answered,
+    AnswerLayout,
     Answers,
-    Arrival,
     FromFrontEnd,
+    InputShape,
+    OutputPlace,
+    Particulars,
     PlacedTensor,
     RelayOpened,
+    Template,
     ToFrontEnd,
     Turn,
 )
 from sluice.gateway.front_ends.outputs import RegionIndex
-from sluice.gateway.front_ends.port import OWN_REGIONS, FrontEndPort, Served, read_served
+from sluice.gateway.front_ends.port import OWN_REGIONS, FrontEndPort
+from sluice.gateway.front_ends.templates import Served
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer
@@ -34,6 +42,8 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import RejectedError
+from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.mps.ipc import channel
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
@@ -44,11 +54,20 @@ REGION_BYTES = 1 << 20
 SERVED = pipeline("a")
 
 
-INPUTS = (PlacedTensor("x", (1, 4), 0, 0, 16),)
+TEXT = msgspec.structs.replace(pipeline("t"), inputs=(TensorSpec("x", DataType.BYTES, (1,)),))
+"""A pipeline whose input is text."""
 
 
-def arrival(request: int, inputs: tuple[PlacedTensor, ...] = INPUTS, *, explain: bool = False) -> Arrival:
-    return Arrival(request, "a", "", "a:1", inputs, None, 1, "", 16, 10**9, "", None, explain, 0, 0, "", 5)
+def template(number: int = 0, like: Pipeline = SERVED, **changed: Any) -> Template:
+    inputs = (InputShape("x", (1, 4)),) if like is SERVED else (InputShape("x", (2, 1)),)
+    made = Template(number, like.name, "", like.key, inputs, None, None, False, 0, 0)
+    return msgspec.structs.replace(made, **changed)
+
+
+def arrival(
+    request: int, number: int = 0, region: int = 0, offset: int = 0, received_ns: int = 5, position: int = 0
+) -> bytes:
+    return ARRIVAL.pack(request, number, region, offset, 10**9, received_ns, position)
 
 
 class FakeChild:
@@ -138,12 +157,13 @@ class Bench:
         self.plane = FakePlane()
         self.child = FakeChild()
         self.exits: list[str] = []
-        self.serves = True
+        self.serving = frozenset((SERVED.key, TEXT.key))
+        self._served = {each.key: Served(each, Signature(each)) for each in (SERVED, TEXT)}
         self.port = FrontEndPort(
             "front end 0",
             self.child,
             cast(LocalDataPlane, self.plane),
-            self._find,
+            self,
             FakeRegions(self.index),
             self.index,
             lambda connection: connection.close(),
@@ -154,15 +174,15 @@ class Bench:
         self.inputs = Region.create("sluice-test", REGION_BYTES)
         self.send(MapRegion(0, REGION_BYTES), self.inputs.fd)
 
-    def _find(self, name: str, version: str, key: str) -> Served | None:
-        return read_served(SERVED, Signature(SERVED)) if self.serves and key == SERVED.key else None
+    def find(self, name: str, version: str, key: str) -> Served | None:
+        return self._served.get(key) if key in self.serving else None
 
     def send(self, message: FromFrontEnd, *fds: int) -> None:
         self.channel.send(message, fds)
 
     def arrive(self, *requests: int, offset: int = 0, explain: bool = False) -> None:
-        placed = (PlacedTensor("x", (1, 4), 0, offset, 16),)
-        self.send(Turn(tuple(arrival(request, placed, explain=explain) for request in requests)))
+        arrivals = b"".join(arrival(request, offset=offset) for request in requests)
+        self.send(Turn((template(explain=explain),), arrivals))
 
     async def received(self) -> list[tuple[ToFrontEnd, tuple[int, ...]]]:
         """The messages to the front end until there are no more for now."""
@@ -174,11 +194,6 @@ class Bench:
             for _ in range(5):
                 await asyncio.sleep(0)
         return found
-
-    async def answers(self) -> list[Answered]:
-        return [
-            each for message, _ in await self.received() if isinstance(message, Answers) for each in message.answers
-        ]
 
     def answer(self, request: int, outputs: Mapping[str, Tensor], released: list[int] | None = None) -> None:
         """Answer the request that was submitted as this one, as the runtime does."""
@@ -249,7 +264,7 @@ def test_an_output_of_a_worker_is_read_where_it_lies_and_held_until_the_front_en
             assert isinstance(message, Answers)
             assert message.answers[0].outputs == (PlacedTensor("y", (1, 1000), 2, 4096, 4000),)
             assert released == []
-            each.send(Turn((), (), (7,)))
+            each.send(Turn((), b"", (), (), (7,)))
             await each.received()
             assert released == [0]
             each.port.region_dropped(2)
@@ -273,7 +288,7 @@ def test_outputs_of_this_process_alone_get_regions_of_which_there_are_not_too_ma
             first = answers[0].outputs[0]
             region = Region.attach(mapped.pop(first.region), first.nbytes)
             assert np.frombuffer(region.view, np.float32).tolist() == [0.0] * 10_000
-            each.send(Turn((), (), (0, 1)))
+            each.send(Turn((), b"", (), (), (0, 1)))
             messages = await each.received()
             assert [message for message, _ in messages if isinstance(message, UnmapRegion)] == [
                 UnmapRegion(first.region),
@@ -292,7 +307,7 @@ def test_a_request_that_cannot_be_submitted_goes_back_for_the_relay(reason: str)
     async def run() -> None:
         async with bench() as each:
             if reason == "replaced":
-                each.serves = False
+                each.serving = frozenset()
             else:
                 each.plane.error = RejectedError("the server is stopping")
             each.arrive(7)
@@ -306,7 +321,7 @@ def test_a_cancellation_reaches_the_data_plane() -> None:
     async def run() -> None:
         async with bench() as each:
             each.arrive(7)
-            each.send(Turn((), (7, 8), ()))
+            each.send(Turn((), b"", (), (7, 8)))
             await each.received()
             assert each.plane.cancelled == each.plane.submissions
 
@@ -339,29 +354,62 @@ def test_the_end_of_a_front_end_cancels_its_requests_and_returns_its_memory() ->
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("placed", "reason"),
-    [
-        (PlacedTensor("x", (1, 4), 0, REGION_BYTES - 8, 16), "is not within its region"),
-        (PlacedTensor("x", (1, 4), 0, -16, 16), "is not within its region"),
-        (PlacedTensor("x", (1, 4), 9, 0, 16), "is in no region that is shared"),
-        (PlacedTensor("z", (1, 4), 0, 0, 16), "is in no region that is shared"),
-        (PlacedTensor("x", (1, 400), 0, 0, 16), "do not make up 1 rows"),
-        (PlacedTensor("x", (1, -4), 0, 0, 16), "do not make up 1 rows"),
-        (PlacedTensor("x", (2, 2), 0, 0, 16), "do not make up 1 rows"),
-        (PlacedTensor("x", (1, 4), 0, 0, 16, (0, 16)), "do not make up 1 rows"),
-        (None, r"has the inputs \[\] alone"),
-    ],
-)
-def test_places_that_cannot_be_end_the_front_end(placed: PlacedTensor | None, reason: str) -> None:
+def test_answers_that_are_alike_are_sent_as_their_numbers_and_contents() -> None:
     async def run() -> None:
         async with bench() as each:
-            inputs = () if placed is None else (placed,)
-            each.send(Turn((arrival(1, inputs),)))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            assert re.search(reason, each.exits[0])
-            assert each.plane.submitted == []
+            named = Particulars("mine", "", ())
+            each.send(Turn((template(),), arrival(7) + arrival(8, position=1) + arrival(9), (named,)))
+            await each.received()
+            outputs = [np.full((1, 3), number, np.float32) for number in range(3)]
+            released: list[int] = []
+            for request in (0, 1):
+                each.answer(request, {"y": outputs[request]}, released)
+            ((first, _),) = await each.received()
+            assert isinstance(first, Answers)
+            assert first.layouts == (AnswerLayout(0, Outcome.COMPLETED, (OutputPlace("y", (1, 3), 0),)),)
+            assert list(ANSWER.iter_unpack(first.small)) == [(7, 0, 0, 0), (8, 0, 0, 16)]  # the fakes are from 0 on
+            assert [first.data[begin : begin + 12] for begin in (0, 16)] == [one.tobytes() for one in outputs[:2]]
+            assert (first.answers, first.freed, released) == ((), (7, 8), [0, 1])
+            each.answer(2, {"y": outputs[2]})
+            ((second, _),) = await each.received()
+            assert isinstance(second, Answers)
+            assert (second.layouts, list(ANSWER.iter_unpack(second.small))) == ((), [(9, 0, 2, 0)])
+
+    asyncio.run(run())
+
+
+def test_text_is_found_by_the_offsets_of_its_rows() -> None:
+    async def run() -> None:
+        async with bench() as each:
+            text = b"\1\0\0\0a\2\0\0\0bc"
+            each.inputs.view[64 : 64 + len(text)] = text
+            offsets = Particulars("", "anna", ((0, 5, 11),))
+            each.send(Turn((template(3, TEXT),), arrival(7, 3, offset=64, position=1), (offsets,)))
+            await each.received()
+            ((inputs, options, shared),) = each.plane.submitted
+            assert bytes(cast(Any, inputs["x"]).buffer) == text
+            assert (options.rows, options.memory_bytes) == (2, 11)
+            assert (shared.located["x"].nbytes, shared.located["x"].row_offsets) == (11, (0, 5, 11))
+
+    asyncio.run(run())
+
+
+def test_a_template_ends_with_its_pipeline_and_may_be_replaced() -> None:
+    async def run() -> None:
+        async with bench() as each:
+            each.arrive(1)
+            await each.received()
+            each.serving = frozenset((TEXT.key,))  # while the front end does not know
+            each.send(Turn((), arrival(2)))
+            await each.received()
+            assert len(each.plane.submitted) == 1
+            each.send(Turn((template(0, TEXT),), arrival(3, position=1), (Particulars("", "", ((0, 4, 8),)),)))
+            await each.received()
+            assert [list(one[0]) for one in each.plane.submitted] == [["x"], ["x"]]
+            each.serving = frozenset((SERVED.key, TEXT.key))
+            each.send(Turn((), arrival(4, position=1), (Particulars("", "", ((0, 4, 8),)),)))
+            await each.received()
+            assert (len(each.plane.submitted), each.exits) == (3, [])
 
     asyncio.run(run())
 
@@ -369,23 +417,65 @@ def test_places_that_cannot_be_end_the_front_end(placed: PlacedTensor | None, re
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"rows": 0}, "has 0 rows, expected 1 to 8"),
-        ({"rows": 9}, "has 9 rows, expected 1 to 8"),
-        ({"rows": -1}, "is no message"),
-        ({"memory_bytes": -1}, "is no message"),
-        ({"received_ns": 1 << 63}, "is no message"),
-        ({"request": 7}, "request 7 is open already"),
+        ({"inputs": (InputShape("z", (1, 4)),)}, "unexpected inference input 'z'"),
+        ({"inputs": (InputShape("x", (1, 400)),)}, r"Expected \[-1,4\], got \[1,400\]"),
+        ({"inputs": (InputShape("x", (1, -4)),)}, "unexpected shape"),
+        ({"inputs": (InputShape("x", (4,)),)}, "unexpected shape"),
+        ({"inputs": (InputShape("x", (0, 4)),)}, "is a zero-size batch"),
+        ({"inputs": (InputShape("x", (9, 4)),)}, "batch-size must be <= 8"),
+        ({"inputs": (InputShape("x", (1 << 62, 4)),)}, "cannot be"),
+        ({"inputs": ()}, "expected 1 inputs but got 0 inputs"),
+        ({"outputs": ("z",)}, "unexpected inference output 'z'"),
+        ({"number": TEMPLATES}, "is no message"),
+        ({"number": -1}, "is no message"),
+        ({"timeout_ns": -1}, "is no message"),
+        ({"priority": -1}, "is no message"),
     ],
 )
-def test_numbers_that_cannot_be_end_the_front_end(changed: dict[str, int], reason: str) -> None:
+def test_a_template_that_no_request_can_have_ends_the_front_end(changed: dict[str, Any], reason: str) -> None:
+    async def run() -> None:
+        async with bench() as each:
+            each.send(Turn((template(**changed),), b""))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert re.search(reason, each.exits[0])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "particulars", "reason"),
+    [
+        (arrival(8, offset=REGION_BYTES - 8), (), "are not within their region"),
+        (arrival(8, offset=-16), (), "are not within their region"),
+        (arrival(8, region=9), (), "are in no region that is shared"),
+        (arrival(8, 2), (), "template 2 was not sent"),
+        (arrival(8, received_ns=-1), (), "request 8 has the times"),
+        (arrival(8, received_ns=(1 << 62) + 1), (), "request 8 has the times"),
+        (arrival(8, position=1), (), "request 8 has particulars 1 of 0"),
+        (arrival(8, position=-1), (), "request 8 has particulars -1 of 0"),
+        (arrival(7), (), "request 7 is open already"),
+        (arrival(8)[:-1], (), "arrivals of 55 bytes cannot be"),
+        (arrival(8) * 129, (), "is no message"),
+        (arrival(8, 1), (), "has no offsets of 2 rows"),
+        (arrival(8, 1, position=1), (Particulars("", "", ((0, 8),)),), "has no offsets of 2 rows"),
+        (arrival(8, 1, position=1), (Particulars("", "", ((0, 8, 4),)),), "has no offsets of 2 rows"),
+        (arrival(8, 1, position=1), (Particulars("", "", ((-1, 4, 8),)),), "has no offsets of 2 rows"),
+        (arrival(8, 1, position=1), (Particulars("", "", ((0, 4, REGION_BYTES + 1),)),), "not within their region"),
+        (arrival(8, 1, offset=-1, position=1), (Particulars("", "", ((0, 4, 8),)),), "not within their region"),
+    ],
+)
+def test_arrivals_that_cannot_be_end_the_front_end(
+    arrivals: bytes, particulars: tuple[Particulars, ...], reason: str
+) -> None:
     async def run() -> None:
         async with bench() as each:
             each.arrive(7)
             await each.received()
-            each.send(Turn((msgspec.structs.replace(arrival(8), **changed),)))
+            each.send(Turn((template(1, TEXT),), arrivals, particulars))
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert reason in each.exits[0]
+            assert re.search(reason, each.exits[0])
             assert len(each.plane.submitted) == 1
 
     asyncio.run(run())
@@ -417,8 +507,9 @@ def test_an_answer_that_is_too_long_for_a_message_goes_back_for_the_relay_and_is
             each.answer(0, {"y": np.frombuffer(region.view, np.float32, 1000).reshape((1,) * 60 + (1000,))}, released)
             each.answer(1, {"y": np.ones((1, 2), np.float32)})
             messages = await each.received()
-            answers = [one for message, _ in messages if isinstance(message, Answers) for one in message.answers]
-            assert [(one.request, one.outcome) for one in answers] == [(7, None), (8, Outcome.COMPLETED)]
+            answers = [message for message, _ in messages if isinstance(message, Answers)]
+            assert [(one.request, one.outcome) for each in answers for one in each.answers] == [(7, None)]
+            assert [record[0] for each in answers for record in ANSWER.iter_unpack(each.small)] == [8]
             assert released == [0]
             for _, fds in messages:
                 for fd in fds:

@@ -99,10 +99,12 @@ class Peer:
         )
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
-        self.greeting = self.taken()
+        self.greeting: list[Frame] = []
+        """The frames that the server has sent before its answer to the settings of the client."""
+        assert self.taken() == []
         if greets:
-            answer = self.send(PREFACE + settings_frame(settings or {}))
-            assert answer == [Frame(SETTINGS, ACK, 0, b"")]
+            *self.greeting, answer = self.send(PREFACE + settings_frame(settings or {}))
+            assert answer == Frame(SETTINGS, ACK, 0, b"")
 
     def _open(self, connection: Http2Connection[Fields], stream_id: int, fields: Fields, ended: bool) -> RecordedStream:
         stream = self.opened[stream_id] = RecordedStream(stream_id, connection.initial_window, fields)

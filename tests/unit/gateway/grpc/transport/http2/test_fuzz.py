@@ -135,10 +135,13 @@ async def converse(pieces: list[bytes]) -> None:
         call.finish(b"later")
     good.send(good.call(1, b"good"))
     assert (await good.status(1))[2] == prefixed(b"good")
-    written = frames(b"".join(noisy.transport.writes))  # whole frames only
+    written = b"".join(noisy.transport.writes)
     if http2.over:
-        assert written[-1].kind == GOAWAY
+        # A damaged preface may look like a request of HTTP/1.
+        assert written.startswith(b"HTTP/1.1 400 ") or frames(written)[-1].kind == GOAWAY
         assert noisy.transport.ended or noisy.transport.closed
+    else:
+        frames(written)  # whole frames only
     for client in (noisy, good):
         client.transport.close()
     await asyncio.sleep(0)

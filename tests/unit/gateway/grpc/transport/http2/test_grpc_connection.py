@@ -470,6 +470,26 @@ def test_the_idlest_connection_makes_room() -> None:
     serve(ECHO, talk, max_connections=16)
 
 
+def test_connections_are_kept_for_health_when_all_others_are_busy() -> None:
+    async def talk(server: Http2Server) -> None:
+        busy = [Client(server) for _ in range(15)]
+        for each in busy:
+            each.send(each.headers(1))
+        kept = Client(server)
+        kept.send(kept.call(1, b"well", path="/s/Health"))
+        assert (await kept.status(1))[2] == prefixed(b"well")
+        kept.send(kept.call(3, b"too much"))
+        code, fields, _ = await kept.status(3)
+        assert (code, fields["grpc-message"]) == (14, "the server has reached its limit of 16 connections")
+        assert server.front_door.faults.counts["no_connections"] == 1
+        busy[0].transport.close()
+        await asyncio.sleep(0)
+        kept.send(kept.call(5, b"now"))
+        assert (await kept.status(5))[2] == prefixed(b"now")
+
+    serve({**ECHO, "Health": ECHO["M"]}, talk, max_connections=16)
+
+
 def test_tls_without_http_2_is_left() -> None:
     async def talk(server: Http2Server) -> None:
         assert Client(server, greets=False, protocol_of_tls="").transport.closed

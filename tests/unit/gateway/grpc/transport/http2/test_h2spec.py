@@ -244,8 +244,20 @@ def test_it_ends_the_stream_and_no_other(case: str) -> None:
 
 
 def test_3_4_an_invalid_preface() -> None:
-    for data in (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\rn", b"X"):
+    for data in (b"get / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\rn", b"X"):
         assert connection_error(Peer(greets=False).send(data)) is PROTOCOL
+
+
+@pytest.mark.parametrize("pieces", [(b"GET / HTTP/1.1\r\n\r\n",), (b"P", b"OST / HTTP/1.1\r\n\r\n")])
+def test_a_client_of_http_1_can_read_why_it_is_refused(pieces: tuple[bytes, ...]) -> None:
+    peer = Peer(greets=False)
+    for piece in pieces:
+        assert peer.taken() == []
+        peer.connection.receive(piece)
+    head, _, text = b"".join(peer.connection.take()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert text == b"this port serves gRPC, over HTTP/2 only\n"
+    assert peer.connection.over
 
 
 @pytest.mark.parametrize("size", [1, 7, 24, 1000])
@@ -263,7 +275,7 @@ def test_a_conversation_may_come_in_pieces(size: int) -> None:
     answer: list[Frame] = []
     for at in range(0, len(data), size):
         answer += peer.send(data[at : at + size])
-    assert answer == [Frame(SETTINGS, ACK, 0, b""), Frame(PING, ACK, 0, b"12345678")]
+    assert answer[2:] == [Frame(SETTINGS, ACK, 0, b""), Frame(PING, ACK, 0, b"12345678")]
     assert (peer.opened[1].data, peer.opened[1].remote_ended) == (b"hello world!", True)
 
 

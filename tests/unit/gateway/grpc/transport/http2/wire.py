@@ -180,7 +180,8 @@ def serve(
 
     async def run() -> None:
         front_door = FrontDoor(settings or FrontDoorSettings(), budget, max_connections=max_connections)
-        server = Http2Server(listen("gRPC", "127.0.0.1", 0), front_door, max_message_bytes, refusal)
+        listener = listen("gRPC", "127.0.0.1", 0)
+        server = Http2Server(listener, front_door, max_message_bytes, refusal, health=["/s/Health"])
         server.add_registered_method_handlers("s", handlers)
         await server.start()
         try:
