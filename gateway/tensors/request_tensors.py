@@ -106,13 +106,16 @@ def locate_rows(
     return outputs.tensors[ref.tensor], outputs.located.get(ref.tensor), spans
 
 
-class RowRun(NamedTuple):
+class RowRun:
     """Rows `first` to `end` of one tensor of `outputs`."""
 
-    outputs: BatchOutputs
-    tensor: str
-    first: int
-    end: int
+    __slots__ = ("end", "first", "outputs", "tensor")
+
+    def __init__(self, outputs: BatchOutputs, tensor: str, first: int, end: int) -> None:
+        self.outputs = outputs
+        self.tensor = tensor
+        self.first = first
+        self.end = end
 
 
 def side_by_side(requests: Mapping[int, RequestTensors], members: Sequence[Member], name: str) -> RowRun | None:
