@@ -1,6 +1,6 @@
 """The protocol of executors, which carry out the scheduler's decisions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, Member, UnloadModel
@@ -62,10 +62,10 @@ class Executor(Protocol):
         """Unload a model after the batches that were started; one event follows, unless the partition is lost first."""
         ...
 
-    def combine(self, member: Member) -> Combined:
-        """Join the answers of an ensemble and keep the result like a stage's output.
+    def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
+        """Join the answers of ensembles and keep the results like a stage's outputs.
 
-        An exception fails this request alone.
+        Returns what came of each member; an exception fails its request alone.
         """
         ...
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote, unquote
@@ -381,10 +381,9 @@ class Exchange:
             self._fail(error)
             return
         self.keep_alive = self.keep_alive and answer.keeps_alive
-        lines = [b"HTTP/1.1 %d %s" % (answer.status, HTTPStatus(answer.status).phrase.encode())]
-        lines += [b"%s: %s" % header for header in (*answer.headers, (b"content-length", b"%d" % len(answer.body)))]
+        lines = [b"%b: %b\r\n" % header for header in (*answer.headers, (b"content-length", b"%d" % len(answer.body)))]
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        self._send(b"".join((b"\r\n".join((*lines, b"")), self._client.common_headers(), end, answer.body)))
+        self._send(b"".join((_status_line(answer.status), *lines, self._client.common_headers(), end, answer.body)))
 
     def _answered(self, answer: Answer) -> None:
         try:
@@ -435,9 +434,9 @@ class Exchange:
         status, headers, body = error_response(error)
         if status == 503 and self._route.dataplane.stopping:
             self.keep_alive = False
-        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
-        lines += [b"%s: %s" % header for header in (*headers, (b"content-length", b"%d" % len(body)))]
-        return b"".join((b"\r\n".join((*lines, b"")), self._last_headers(), body))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        length = b"content-length: %d\r\n" % len(body)
+        return b"".join((_status_line(status), *lines, length, self._last_headers(), body))
 
     def _last_headers(self) -> bytes:
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
@@ -464,6 +463,11 @@ class Exchange:
         if not self.keep_alive:
             client.transport.close()
         client.on_response_complete()
+
+
+@cache
+def _status_line(status: int) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
 
 
 def error_response(error: Exception) -> tuple[int, Headers, bytes]:

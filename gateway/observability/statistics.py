@@ -109,10 +109,11 @@ class ModelStatistics:
         input_ns = infer_ns = output_ns = 0
         for run in trace.runs:
             if not run.failed:
-                input_ns += run.started_ns - run.startable_ns
-                infer_ns += run.ended_ns - run.started_ns
-                output_ns += run.reported_ns - run.ended_ns
-                self.queue_ns += run.startable_ns - trace.ready_ns(run.dispatched_ns)
+                started_ns, ended_ns = run.started_ns, run.ended_ns
+                input_ns += started_ns - run.startable_ns
+                infer_ns += ended_ns - started_ns
+                output_ns += run.reported_ns - ended_ns
+        self.queue_ns += trace.queue_ns
         self.execution_count += 1
         self.last_ns = trace.ended_ns
         self.inference_count += trace.arrival.rows

@@ -52,6 +52,8 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     """One request: `runs` are its batches, in the order of their ends.
 
     `client_id` is the id that the client gave. `outcome` is None and `ended_ns` 0 while the request is in flight.
+    `queue_ns` is the time that its stages waited until only the hand-off kept them from starting, summed over its runs
+    without a failure.
     """
 
     client_id: str
@@ -62,6 +64,7 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     outcome: Outcome | None = None
     reason: str = ""
     ended_ns: int = 0
+    queue_ns: int = 0
 
     @property
     def id(self) -> str:
@@ -75,8 +78,11 @@ class Trace(msgspec.Struct, eq=False, gc=False):
 
     def ready_ns(self, dispatched_ns: int) -> int:
         """The time from which a stage that was dispatched then could have been: the end of all earlier runs."""
-        ends = [run.reported_ns for run in self.runs if run.reported_ns <= dispatched_ns and not run.failed]
-        return max(ends, default=self.arrived_ns)
+        latest_ns = self.arrived_ns
+        for run in self.runs:
+            if latest_ns < run.reported_ns <= dispatched_ns and not run.failed:
+                latest_ns = run.reported_ns
+        return latest_ns
 
 
 class RecentTraces:

@@ -49,6 +49,7 @@ class BatchLog:
         self._last[batch.partition] = run
         self._meters.batch_completed(batch, compute_ns)
         row_cost = run.cost / batch.rows
+        startable_ns = run.startable_ns
         requests = rows = ready_ns = 0
         for member, each in zip(batch.members, opened, strict=True):
             trace = each.trace
@@ -60,7 +61,9 @@ class BatchLog:
             if trace.outcome is None:
                 requests += 1
                 rows += member.rows
-                ready_ns += trace.ready_ns(run.dispatched_ns) if trace.runs else trace.arrived_ns
+                since_ns = trace.ready_ns(run.dispatched_ns) if trace.runs else trace.arrived_ns
+                trace.queue_ns += startable_ns - since_ns
+                ready_ns += since_ns
             trace.runs += (run,)
         self._meters.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
 

@@ -21,6 +21,7 @@ from sluice.batcher.interface.decisions import (
     JudgeSteps,
     LoadModel,
     LookUpCache,
+    Member,
     RejectRequest,
     RevokeBatch,
     UnloadModel,
@@ -149,12 +150,11 @@ class Runtime:
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._idle = asyncio.Event()
         self.failed = asyncio.Event()
-        stages = LocalStages(self._open, executor, self._enqueue)
+        self._local = LocalStages(self._open, executor, self._enqueue)
         self._apply: dict[type[AnyDecision], Callable[[Any], None]] = {
             DispatchBatch: self._dispatch,
             RevokeBatch: self._revoke,
-            CombineOutputs: stages.combine,
-            LookUpCache: stages.look_up_cache,
+            LookUpCache: self._local.look_up_cache,
             BuildPlan: lambda order: self._plans.begin(order, scheduler.spec),
             JudgeSteps: lambda order: self._plans.judge(order, scheduler.spec),
             LoadModel: executor.load,
@@ -418,8 +418,17 @@ class Runtime:
                 self._observe = None
                 logger.error("the journal cannot be written, so nothing is recorded from here on: %s", error)
         apply = self._apply
+        combinations: list[Member] = []
         for decision in decisions:
+            if isinstance(decision, CombineOutputs):
+                combinations.append(decision.member)
+                continue
+            if combinations:
+                self._local.combine(combinations)
+                combinations = []
             apply[type(decision)](decision)
+        if combinations:
+            self._local.combine(combinations)
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         opened = self._open

@@ -1,9 +1,9 @@
 """Stages that need no partition: combiners, and stages whose outputs may be in the cache."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from sluice.batcher.interface.decisions import CombineOutputs, LookUpCache
+from sluice.batcher.interface.decisions import LookUpCache, Member
 from sluice.batcher.interface.events import (
     AnyEvent,
     CacheHit,
@@ -30,19 +30,22 @@ class LocalStages:
         self._executor = executor
         self._report = report
 
-    def combine(self, decision: CombineOutputs) -> None:
-        """Run a combiner."""
-        member = decision.member
-        meter = self._opened[member.request].meter
+    def combine(self, members: Sequence[Member]) -> None:
+        """Run the combiners of members."""
         try:
-            confidences, batch_key = self._executor.combine(member)
-        except Exception as error:  # any error ends this request and nothing else
-            message = f"stage '{meter.stages[member.stage]}': {error}"
-            logger.warning("request %d: %s", member.request, message, exc_info=not isinstance(error, ValueError))
-            self._report(CombinationFailed(member.request, member.stage, message))
-        else:
-            meter.stage_ran(member.stage, member.rows)
-            self._report(OutputsCombined(member.request, member.stage, confidences, batch_key))
+            combined = self._executor.combine(members)
+        except Exception as error:  # any error ends these requests and nothing else
+            combined = [error] * len(members)
+        for member, result in zip(members, combined, strict=True):
+            meter = self._opened[member.request].meter
+            if isinstance(result, Exception):
+                message = f"stage '{meter.stages[member.stage]}': {result}"
+                unexpected = None if isinstance(result, ValueError) else result
+                logger.warning("request %d: %s", member.request, message, exc_info=unexpected)
+                self._report(CombinationFailed(member.request, member.stage, message))
+            else:
+                meter.stage_ran(member.stage, member.rows)
+                self._report(OutputsCombined(member.request, member.stage, *result))
 
     def look_up_cache(self, decision: LookUpCache) -> None:
         """Look a stage's outputs up in the cache."""

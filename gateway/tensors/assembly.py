@@ -5,7 +5,10 @@ earlier stages are passed on where they lie, as segments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
+
+import numpy as np
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.gateway.protocol.answer import Tensor
@@ -23,13 +26,14 @@ from sluice.gateway.tensors.request_tensors import (
     no_release,
     pipeline_output,
     select_rows,
+    side_by_side,
 )
 from sluice.gateway.tensors.rows import content, reshaped, row_slice
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.pipelines.confidence import confidence
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.spec import ModelSpec
-from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.arrays import Array, WireBytes
 from sluice.models.tensors.spec import TensorSpec
 from sluice.mps.ipc.messages import InputTensor, OutputTensor, Segment
 
@@ -178,21 +182,63 @@ class Assembly:
         """Free the inputs of a batch that will not complete."""
         self._end(batch)
 
-    def combine(self, member: Member) -> Combined:
-        """Run a combiner and store its output as a stage's.
+    def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
+        """Run a combiner for each member and store its output as a stage's; returns what came of each, in their order.
 
-        Raises ValueError for answers whose shapes do not fit: variable dimensions may differ.
+        Consecutive members whose answers lie in the outputs of the same batches are joined at once. Answers whose
+        shapes do not fit give a ValueError: variable dimensions may differ.
         """
+        combined: list[Combined | Exception] = []
+        for _, alike in groupby(members, self._sources):
+            together = list(alike)
+            try:
+                combined += self._combine(together)
+            except Exception as error:  # only the shapes of the answers can be wrong, which are those of all of them
+                combined += [error] * len(together)
+        return combined
+
+    def _sources(self, member: Member) -> list[int]:
+        """Equal for members of one combiner whose answers are in the outputs of the same batches."""
         request_tensors = self._requests[member.request]
         stage = request_tensors.wiring.stages[member.stage]
+        sources = [id(stage)]
+        for ref in stage.inputs.values():
+            source = None if ref.stage == REQUEST_STAGE else request_tensors.stage_outputs[ref.stage]
+            sources.append(id(request_tensors if source is None else source.outputs))
+        return sources
+
+    def _combine(self, members: Sequence[Member]) -> list[Combined]:
+        stage = self._requests[members[0].request].wiring.stages[members[0].stage]
         assert stage.combine is not None
-        answers = [select_rows(request_tensors, ref, member.row_index) for ref in stage.inputs.values()]
+        answers = [self._answers(members, name) for name in stage.inputs]
         joined = combine(stage.combine, answers, weights=stage.weights, names=stage.names)
+        confidences = [tuple(confidence(joined, each.confidence).tolist()) for each in stage.confidences]
+        key = batch_key([(stage.output, joined.shape[1:])])
         outputs = BatchOutputs({stage.output: joined}, {}, no_release)
-        outputs.references = 1
-        request_tensors.stage_outputs[member.stage] = StageOutput(outputs, 0, member.rows, member.row_index)
-        confidences = tuple(tuple(confidence(joined, each.confidence).tolist()) for each in stage.confidences)
-        return confidences, batch_key([(stage.output, joined.shape[1:])])
+        outputs.references = len(members)
+        combined: list[Combined] = []
+        first = 0
+        for member in members:
+            end = first + member.rows
+            stored = StageOutput(outputs, first, member.rows, member.row_index)
+            self._requests[member.request].stage_outputs[member.stage] = stored
+            combined.append((tuple([values[first:end] for values in confidences]), key))
+            first = end
+        return combined
+
+    def _answers(self, members: Sequence[Member], name: str) -> Array:
+        """An input of a combiner for all rows of the members; a view if they lie side by side."""
+        together = side_by_side(self._requests, members, name)
+        if together is not None:
+            tensor = together.outputs.tensors[together.tensor]
+            assert not isinstance(tensor, WireBytes), "combiners take numbers"
+            return tensor[together.first : together.end]
+        answers: list[Array] = []
+        for member in members:
+            request_tensors = self._requests[member.request]
+            ref = request_tensors.wiring.stages[member.stage].inputs[name]
+            answers.append(select_rows(request_tensors, ref, member.row_index))
+        return answers[0] if len(answers) == 1 else np.concatenate(answers)
 
     def look_up_cache(self, member: Member) -> str | None:
         """Look up a stage in the cache and store what is found as the stage's output.
@@ -268,6 +314,15 @@ class Assembly:
         self, members: Sequence[Member], name: str, reads: list[BatchOutputs]
     ) -> tuple[list[Array | Segment], tuple[int, ...]]:
         """The rows of an input, as arrays to copy or segments to pass on, and the shape of one member's tensor."""
+        together = side_by_side(self._requests, members, name)
+        if together is not None:
+            outputs, first, end = together.outputs, together.first, together.end
+            tensor, located = outputs.tensors[together.tensor], outputs.located.get(together.tensor)
+            if located is None:
+                return [content(row_slice(tensor, first, end))], tensor.shape
+            if outputs not in reads:
+                reads.append(outputs)
+            return [_segment(located, first, end)], tensor.shape
         pieces: list[Array | Segment] = []
         for member in members:
             request_tensors = self._requests[member.request]

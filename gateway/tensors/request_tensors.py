@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from sluice.batcher.interface.decisions import Member
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, TensorRef
 from sluice.gateway.tensors.response_cache import CacheKey
@@ -105,6 +106,39 @@ def locate_rows(
     outputs, base = source.outputs, source.first
     spans = [(base + first, base + end) for first, end in contiguous_runs(where)]
     return outputs.tensors[ref.tensor], outputs.located.get(ref.tensor), spans
+
+
+class RowRun:
+    """Rows `first` to `end` of one tensor of `outputs`."""
+
+    __slots__ = ("end", "first", "outputs", "tensor")
+
+    def __init__(self, outputs: BatchOutputs, tensor: str, first: int, end: int) -> None:
+        self.outputs = outputs
+        self.tensor = tensor
+        self.first = first
+        self.end = end
+
+
+def side_by_side(requests: Mapping[int, RequestTensors], members: Sequence[Member], name: str) -> RowRun | None:
+    """The rows of an input of all members, where the stage before had the same members in one batch; else None."""
+    outputs: BatchOutputs | None = None
+    tensor = ""
+    first = end = 0
+    for member in members:
+        request_tensors = requests[member.request]
+        ref = request_tensors.wiring.stages[member.stage].inputs[name]
+        if ref.stage == REQUEST_STAGE:
+            return None
+        source = request_tensors.stage_outputs[ref.stage]
+        if source is None or source.row_index != member.row_index:
+            return None
+        if outputs is None:
+            outputs, tensor, first = source.outputs, ref.tensor, source.first
+        elif source.outputs is not outputs or source.first != end or ref.tensor != tensor:
+            return None
+        end = source.first + source.rows
+    return None if outputs is None else RowRun(outputs, tensor, first, end)
 
 
 def select_rows(request_tensors: RequestTensors, ref: TensorRef, row_index: tuple[int, ...] | None) -> Array:

@@ -235,9 +235,9 @@ class WorkerExecutor:
         if order.partition in self._workers:
             self._supervisor.unload(order.partition, order.model)
 
-    def combine(self, member: Member) -> Combined:
-        """Join the answers of an ensemble, in this process."""
-        return self._assembly.combine(member)
+    def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
+        """Join the answers of ensembles, in this process."""
+        return self._assembly.combine(members)
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""

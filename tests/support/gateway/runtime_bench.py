@@ -1,7 +1,7 @@
 """A runtime on a virtual loop, with an executor that follows a latency table and can be made to fail."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sluice.batcher.interface.config import (
     Limits,
@@ -82,10 +82,13 @@ class Refusing(TimedExecutor):
             raise self.error("no room for the inputs")
         super().run(batch)
 
-    def combine(self, member: Member) -> Combined:
-        if member.request in self.unjoined:
-            raise ValueError("answers of the shapes [1, 2], [1, 3] cannot be joined")
-        return super().combine(member)
+    def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
+        error = ValueError("answers of the shapes [1, 2], [1, 3] cannot be joined")
+        combined = super().combine(members)
+        return [
+            error if member.request in self.unjoined else result
+            for member, result in zip(members, combined, strict=True)
+        ]
 
     def take_outputs(self, request: int) -> tuple[Mapping[str, Tensor], Callable[[], None]]:
         if self.torn:

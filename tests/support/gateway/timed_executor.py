@@ -87,9 +87,9 @@ class TimedExecutor:
         else:
             self._loop.call_at(free_ns / NS_PER_S, self._report, unloaded)
 
-    def combine(self, member: Member) -> Combined:
+    def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
         """Nothing is joined."""
-        return self._service.combined_confidences(CombineOutputs(member)), ""
+        return [(self._service.combined_confidences(CombineOutputs(member)), "") for member in members]
 
     def look_up_cache(self, member: Member) -> str | None:
         """Nothing is known."""

@@ -117,7 +117,7 @@ class InstantExecutor:
         self.orders.append(f"unload {order.model}")
         self.report(ModelUnloaded(order.partition, order.model))
 
-    def combine(self, member: Member) -> Combined:
+    def combine(self, members: Sequence[Member]) -> list[Combined | Exception]:
         raise NotImplementedError
 
     def look_up_cache(self, member: Member) -> str | None:

@@ -178,7 +178,9 @@ def test_an_ensemble_is_joined_from_members_of_different_batches() -> None:
     bench.begin(11, "large:1", Member(1, 1, 2))
     bench.complete(10, "probs", np.array([[0.2, 0.8], [0.5, 0.5]], np.float32))
     bench.complete(11, "probs", np.array([[0.4, 0.6], [1.0, 0.0]], np.float32))
-    (confidences,), key = bench.assembly.combine(Member(1, 2, 2))
+    [combined] = bench.assembly.combine([Member(1, 2, 2)])
+    assert not isinstance(combined, Exception)
+    (confidences,), key = combined
     assert confidences == pytest.approx((0.7, 0.75))
     assert key == "probs=2"
     answer, release = take(bench, 1)
@@ -194,10 +196,53 @@ def test_answers_of_different_shapes_are_not_joined_and_are_freed_with_the_reque
     bench.begin(11, "large:1", Member(1, 1, 1))
     bench.complete(10, "probs", np.zeros((1, 2), np.float32))
     bench.complete(11, "probs", np.zeros((1, 3), np.float32))
-    with pytest.raises(ValueError, match=re.escape("answers of the shapes [1, 2], [1, 3] cannot be joined")):
-        bench.assembly.combine(Member(1, 2, 1))
+    [error] = bench.assembly.combine([Member(1, 2, 1)])
+    assert isinstance(error, ValueError)
+    assert str(error) == "answers of the shapes [1, 2], [1, 3] cannot be joined; expected equal shapes"
     bench.assembly.discard(1)
     assert sorted(bench.freed) == [10, 11]
+
+
+def test_requests_of_one_batch_are_joined_together_and_each_gets_its_own_rows() -> None:
+    bench = Bench()
+    for request, values in ((1, (1, 2)), (2, (3,)), (3, (4,)), (4, (5,))):
+        bench.admit(request, "ensemble:1", x=rows(*values))
+    bench.begin(10, "small:1", Member(1, 0, 2), Member(2, 0, 1), Member(3, 0, 1), Member(4, 0, 1))
+    bench.begin(11, "large:1", Member(1, 1, 2), Member(2, 1, 1))
+    bench.begin(12, "large:1", Member(4, 1, 1))
+    bench.begin(13, "large:1", Member(3, 1, 1))
+    bench.complete(10, "probs", np.array([[0.5, 0.5], [0, 1], [1, 0], [0.5, 0.5], [0, 1]], np.float32))
+    bench.complete(11, "probs", np.array([[1, 0], [0, 1], [0.5, 0.5]], np.float32))
+    bench.complete(12, "probs", np.zeros((1, 3), np.float32))
+    bench.complete(13, "probs", np.array([[0, 1]], np.float32))
+    first, second, failed, third = bench.assembly.combine(
+        [Member(1, 2, 2), Member(2, 2, 1), Member(4, 2, 1), Member(3, 2, 1)]
+    )
+    assert isinstance(failed, ValueError)
+    assert (first, second, third) == ((((0.75, 1.0),), "probs=2"), (((0.75,),), "probs=2"), (((0.75,),), "probs=2"))
+    expected = {1: [[0.75, 0.25], [0, 1]], 2: [[0.75, 0.25]], 3: [[0.25, 0.75]]}
+    answers = {request: take(bench, request) for request in expected}
+    bench.assembly.discard(4)
+    memory = {request: answer.base for request, (answer, _) in answers.items() if isinstance(answer, np.ndarray)}
+    assert memory[1] is memory[2]
+    assert memory[1] is not memory[3]
+    for request, (answer, release) in answers.items():
+        np.testing.assert_array_equal(answer, expected[request])
+        release()
+    assert sorted(bench.freed) == [10, 11, 12, 13]
+
+
+def test_a_batch_with_the_members_of_the_stage_before_reads_its_outputs_as_one_segment() -> None:
+    bench = Bench()
+    bench.admit(1, "chain:1", x=rows(1, 2))
+    bench.admit(2, "chain:1", x=rows(3))
+    bench.begin(10, "small:1", Member(1, 0, 2), Member(2, 0, 1))
+    bench.complete(10, "probs", rows(10, 20, 30))
+    _, together = bench.begin(11, "chained:1", Member(1, 1, 2), Member(2, 1, 1))
+    _, swapped = bench.begin(12, "chained:1", Member(2, 1, 1), Member(1, 1, 2))
+    assert (len(together.segments), len(swapped.segments)) == (1, 2)
+    np.testing.assert_array_equal(bench.regions.array(together), rows(10, 20, 30))
+    np.testing.assert_array_equal(bench.regions.array(swapped), rows(30, 10, 20))
 
 
 def test_outputs_that_do_not_make_an_answer_are_freed_with_the_request() -> None:
