@@ -43,6 +43,7 @@ class LatencyEstimate:
         "_cell_of",
         "_efficient",
         "_enough",
+        "_excess_ns",
         "_hand_off_ns",
         "_medians",
         "_observations",
@@ -72,6 +73,7 @@ class LatencyEstimate:
         sizes = [size for size, _ in table.cells if size < max_rows]
         self._table_sizes = self._sizes = (*sizes, max_rows)
         self._tail = 1.0
+        self._excess_ns = 0.0
         self._surprise = 1.0
         self._run = 0
         self._medians = [1.0] * len(table.cells)
@@ -105,8 +107,7 @@ class LatencyEstimate:
 
     def service_ns(self, rows: int) -> int:
         """Latency that most batches of `rows` rows (1 to the maximum batch size) stay below."""
-        cell = self._cell_of[rows]
-        return int(self._profile_ns[cell] * min(self._medians[cell] * self._tail, CORRECTION_BOUNDS[1]))
+        return self.times_ns(rows)[1]
 
     def median_ns(self, rows: int) -> int:
         """Latency that half of the batches of `rows` rows stay below."""
@@ -117,7 +118,9 @@ class LatencyEstimate:
         """`median_ns` and `service_ns` of a batch of `rows` rows."""
         cell = self._cell_of[rows]
         profile_ns, median = self._profile_ns[cell], self._medians[cell]
-        return int(profile_ns * median), int(profile_ns * min(median * self._tail, CORRECTION_BOUNDS[1]))
+        median_ns = profile_ns * median
+        most_ns = min(median_ns * self._tail, median_ns + self._excess_ns, profile_ns * CORRECTION_BOUNDS[1])
+        return int(median_ns), int(most_ns)
 
     def observe(self, rows: int, latency_ns: int) -> None:
         """Record that a batch of `rows` rows took `latency_ns`."""
@@ -129,14 +132,15 @@ class LatencyEstimate:
         least, most = min(surprise, self._surprise), max(surprise, self._surprise)
         if least > FAR or most < 1 / FAR:
             # Twice in a row: the machine has changed, so the estimates follow at once.
-            factor = least if least > FAR else most
-            low, high = CORRECTION_BOUNDS
-            self._medians = [min(max(each * factor, low), high) for each in self._medians]
+            self._move(least if least > FAR else most, cell)
             self._surprise = 1.0
             self._efficient = 0
             return
         self._surprise = surprise
         self._tail = max(_step(self._tail, surprise, QUANTILE, TAIL_GAIN), 1.0)
+        median_ns = self._profile_ns[cell] * median
+        tail = _step(1 + self._excess_ns / median_ns, surprise, QUANTILE, TAIL_GAIN)
+        self._excess_ns = max((tail - 1) * median_ns, 0.0)
         side = 1 if surprise > 1 else -1
         self._run = self._run + side if self._run * side > 0 else side
         steps = min(max(abs(self._run) - ACCIDENTS, 1), MOST_STEPS)
@@ -145,11 +149,22 @@ class LatencyEstimate:
         if self._observations % COMPARE_BATCHES == 0:
             self._efficient = 0
 
+    def _move(self, factor: float, cell: int) -> None:
+        """Change the medians as that of one cell, by the same factor or the same time: what changes them less."""
+        low, high = CORRECTION_BOUNDS
+        change_ns = (factor - 1) * self._profile_ns[cell] * self._medians[cell]
+        lesser = min if factor > 1 else max
+        self._medians = [
+            min(max(lesser(each * factor, each + change_ns / profile_ns), low), high)
+            for each, profile_ns in zip(self._medians, self._profile_ns, strict=True)
+        ]
+
     def decay(self) -> None:
         """Let the corrections of all sizes that no batch had since the last time fall back half-way to the table."""
         seen = self._seen
         if not seen:
             self._tail = 1 + (self._tail - 1) / 2
+            self._excess_ns /= 2
         self._medians = [
             correction if cell in seen else 1 + (correction - 1) / 2 for cell, correction in enumerate(self._medians)
         ]
