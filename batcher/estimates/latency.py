@@ -46,6 +46,7 @@ class LatencyEstimate:
         "_enough",
         "_excess_ns",
         "_mean_excess_ns",
+        "_stalled_ns",
         "_hand_off_ns",
         "_medians",
         "_observations",
@@ -77,6 +78,7 @@ class LatencyEstimate:
         self._tail = 1.0
         self._excess_ns = 0.0
         self._mean_excess_ns = 0.0
+        self._stalled_ns = 0.0
         self._surprise = 1.0
         self._run = 0
         self._medians = [1.0] * len(table.cells)
@@ -115,15 +117,15 @@ class LatencyEstimate:
     def median_ns(self, rows: int) -> int:
         """Latency that half of the batches of `rows` rows stay below."""
         cell = self._cell_of[rows]
-        return int(self._profile_ns[cell] * self._medians[cell] + self._mean_excess_ns)
+        return int(self._profile_ns[cell] * self._medians[cell] + self._stalled_ns)
 
     def times_ns(self, rows: int) -> tuple[int, int]:
         """`median_ns` and `service_ns` of a batch of `rows` rows."""
         cell = self._cell_of[rows]
         profile_ns, median = self._profile_ns[cell], self._medians[cell]
         median_ns = profile_ns * median
-        mean_ns = median_ns + self._mean_excess_ns
-        most_ns = min(median_ns * self._tail, median_ns + self._excess_ns)
+        mean_ns = median_ns + self._stalled_ns
+        most_ns = min(median_ns * self._tail, median_ns + self._excess_ns, profile_ns * CORRECTION_BOUNDS[1])
         return int(mean_ns), int(max(most_ns, mean_ns))
 
     def observe(self, rows: int, latency_ns: int) -> None:
@@ -144,7 +146,7 @@ class LatencyEstimate:
         self._tail = max(_step(self._tail, surprise, QUANTILE, TAIL_GAIN), 1.0)
         median_ns = self._profile_ns[cell] * median
         self._mean_excess_ns += MEAN_GAIN * (latency_ns - median_ns - self._mean_excess_ns)
-        self._mean_excess_ns = max(self._mean_excess_ns, 0.0)
+        self._stalled_ns = max(self._mean_excess_ns - 0.1 * self._profile_ns[0] * self._medians[0], 0.0)
         tail = _step(1 + self._excess_ns / median_ns, surprise, QUANTILE, TAIL_GAIN)
         self._excess_ns = max((tail - 1) * median_ns, 0.0)
         side = 1 if surprise > 1 else -1
@@ -172,6 +174,7 @@ class LatencyEstimate:
             self._tail = 1 + (self._tail - 1) / 2
             self._excess_ns /= 2
             self._mean_excess_ns /= 2
+            self._stalled_ns /= 2
         self._medians = [
             correction if cell in seen else 1 + (correction - 1) / 2 for cell, correction in enumerate(self._medians)
         ]
