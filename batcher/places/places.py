@@ -91,9 +91,9 @@ class Refusal(NamedTuple):
 
 
 class KnownRefusal(NamedTuple):
-    """A refusal for want of time, which holds for later requests as well until something ends or is given back.
+    """A refusal for want of time, which holds for later requests as well until places become earlier (`changes`).
 
-    They have at least as many `rows`, and at most as much time (`time_ns`). At `until_ns` one may have a place.
+    They have at least as many `rows`, and at most as much time (`time_ns`). From `until_ns` on one may have a place.
     """
 
     refusal: Refusal
@@ -101,6 +101,8 @@ class KnownRefusal(NamedTuple):
     rows: int
     time_ns: int
     until_ns: int
+    priority: int
+    batch_key: str
 
 
 class Postponed(NamedTuple):
@@ -176,14 +178,7 @@ class Places:
             None if stage.model is None else stage.model.groups for stage in pipeline.stages
         ]
         if event.max_cost is None:
-            known = self._refused.get(pipeline)
-            if known is not None and known.changes == self._changes and now_ns < known.until_ns:
-                if event.rows >= known.rows and event.deadline_ns - now_ns <= known.time_ns:
-                    return known.refusal
-            offer = self._search(event, pipeline, allowed, share_ns, now_ns)
-            if isinstance(offer, Refusal) and not pipeline.is_keyed and not event.priority:
-                self._remember(offer, event, pipeline, now_ns)
-            return offer
+            return self._search_unless_refused(event, pipeline, allowed, share_ns, now_ns)
         cheapest, least = cheapest_groups(event, pipeline)
         if least > event.max_cost:
             return Refusal(now_ns, cost=least)
@@ -301,11 +296,31 @@ class Places:
                 opened.batch.model.open_batch = opened.batch
         return Offer(search.places, search.done_ns, search.waits_ns)
 
-    def _remember(self, refusal: Refusal, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> None:
-        """Remember why a request has no place, for those that come before anything can change about it."""
+    def _search_unless_refused(
+        self,
+        event: RequestArrived,
+        pipeline: PipelineState,
+        allowed: Sequence[Groups | None],
+        share_ns: int,
+        now_ns: int,
+    ) -> Offer | Refusal:
+        """Search, unless a request like this one was refused and nothing has ended or was given back since then.
+
+        An overloaded gateway would spend most of its time on searches that find nothing.
+        """
         time_ns = event.deadline_ns - now_ns
-        until_ns = now_ns + (refusal.wait_ns or refusal.done_ns - event.deadline_ns)
-        self._refused[pipeline] = KnownRefusal(refusal, self._changes, event.rows, time_ns, until_ns)
+        known = self._refused.get(pipeline)
+        if known is not None and known.changes == self._changes and now_ns < known.until_ns:
+            is_like = event.rows >= known.rows and time_ns <= known.time_ns
+            if is_like and (event.priority, event.batch_key) == (known.priority, known.batch_key):
+                return known.refusal
+        offer = self._search(event, pipeline, allowed, share_ns, now_ns)
+        if isinstance(offer, Refusal):
+            until_ns = now_ns + (offer.wait_ns or offer.done_ns - event.deadline_ns)
+            self._refused[pipeline] = KnownRefusal(
+                offer, self._changes, event.rows, time_ns, until_ns, event.priority, event.batch_key
+            )
+        return offer
 
     def changed(self) -> None:
         """Record that places may have become earlier, as a batch or a request has ended."""
