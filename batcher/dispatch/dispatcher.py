@@ -253,6 +253,7 @@ class Dispatcher:
     def end(self, identity: int, now_ns: int) -> Batch:
         """Remove a batch that ended from its partition, and return it."""
         batch = self.batches.pop(identity)
+        self.places.changed()
         partition = batch.partition
         was_running = partition.batches[0] is batch
         partition.batches.remove(batch)

@@ -1,6 +1,7 @@
 """Latency estimates: a measured table, corrected online by what batches really took."""
 
 from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS
 
 QUANTILE = 0.99
 """Deadlines are checked against this quantile of the observed latencies: most batches are to meet them, not half."""
@@ -12,6 +13,12 @@ MEDIAN_GAIN = 0.004
 
 What waits for a partition ends by the sum of many medians, so their errors do not cancel out as those of batches do.
 """
+MEAN_GAIN = 0.02
+"""Weight of one batch in the mean time by which batches take longer than their median."""
+MAX_PAUSE_NS = 10 * NS_PER_MS
+"""A batch counts as at most this much longer than the median in that mean."""
+USUAL_SKEW = 0.1
+"""The mean has to be this much above the median before that is believed, as a part of the median of the least size."""
 ACCIDENTS = 4
 """After as many batches in a row on the same side of the median, each further one adds another step."""
 MOST_STEPS = 8
@@ -31,12 +38,17 @@ FULL_ENOUGH = 0.7
 class LatencyEstimate:
     """Predicted latency of one model on one kind of partition.
 
-    Each cell of the table carries a correction of its median; the tail, how many times as long as the median of its
-    size a batch takes at the `QUANTILE`, is one for all sizes, since most sizes are seldom seen. Both are tracked as
-    quantiles q by stochastic approximation: up by a gain times q when a batch took longer than estimated, down by the
-    gain times (1 - q) when not. Medians move faster after several batches on the same side, and two in a row that are
-    far off set them at once. Both are kept within bounds, and `decay` lets those fall back to the table that no batch
-    confirms any more, so that a bad minute is forgotten. `max_rows` is the largest batch that is to be made.
+    Each cell of the table carries a correction of its median; the tail, by how much a batch takes longer than that at
+    the `QUANTILE`, is one for all sizes, since most sizes are seldom seen. Both are tracked as quantiles q by
+    stochastic approximation: up by a gain times q when a batch took longer than estimated, down by the gain times
+    (1 - q) when not. Medians move faster after several batches on the same side, and two in a row that are far off set
+    them at once. Both are kept within bounds, and `decay` lets those fall back to the table that no batch confirms any
+    more, so that a bad minute is forgotten. `max_rows` is the largest batch that is to be made.
+
+    What makes a batch longer may grow with it, as other work on its device does, or may not, as a pause of the process
+    does. So tails and sudden changes are known as a factor and as a time, and the one counts for a size that is less.
+    With the larger one, a pause in small batches would make large ones seem impossible for ever. Pauses also make the
+    mean longer than the median: where they do, the expected time is the mean.
     """
 
     __slots__ = (
@@ -44,8 +56,10 @@ class LatencyEstimate:
         "_efficient",
         "_enough",
         "_hand_off_ns",
+        "_mean_above_ns",
         "_medians",
         "_observations",
+        "_paused_ns",
         "_profile_ns",
         "_run",
         "_seen",
@@ -54,6 +68,7 @@ class LatencyEstimate:
         "_table_cells",
         "_table_sizes",
         "_tail",
+        "_tail_ns",
         "max_rows",
     )
 
@@ -72,6 +87,9 @@ class LatencyEstimate:
         sizes = [size for size, _ in table.cells if size < max_rows]
         self._table_sizes = self._sizes = (*sizes, max_rows)
         self._tail = 1.0
+        self._tail_ns = 0.0  # the tail as a time, where `_tail` has it as a factor on the median
+        self._mean_above_ns = 0.0  # by how much batches take longer than their median, on average
+        self._paused_ns = 0.0  # the part of that which is expected of every batch
         self._surprise = 1.0
         self._run = 0
         self._medians = [1.0] * len(table.cells)
@@ -105,51 +123,67 @@ class LatencyEstimate:
 
     def service_ns(self, rows: int) -> int:
         """Latency that most batches of `rows` rows (1 to the maximum batch size) stay below."""
-        cell = self._cell_of[rows]
-        return int(self._profile_ns[cell] * min(self._medians[cell] * self._tail, CORRECTION_BOUNDS[1]))
+        return self.times_ns(rows)[1]
 
     def median_ns(self, rows: int) -> int:
-        """Latency that half of the batches of `rows` rows stay below."""
-        cell = self._cell_of[rows]
-        return int(self._profile_ns[cell] * self._medians[cell])
+        """Latency that is expected of a batch of `rows` rows: the median, or more where some batches pause."""
+        return self.times_ns(rows)[0]
 
     def times_ns(self, rows: int) -> tuple[int, int]:
         """`median_ns` and `service_ns` of a batch of `rows` rows."""
         cell = self._cell_of[rows]
-        profile_ns, median = self._profile_ns[cell], self._medians[cell]
-        return int(profile_ns * median), int(profile_ns * min(median * self._tail, CORRECTION_BOUNDS[1]))
+        profile_ns = self._profile_ns[cell]
+        median_ns = profile_ns * self._medians[cell]
+        expected_ns = median_ns + self._paused_ns
+        most_ns = min(median_ns * self._tail, median_ns + self._tail_ns, profile_ns * CORRECTION_BOUNDS[1])
+        return int(expected_ns), int(max(most_ns, expected_ns))
 
     def observe(self, rows: int, latency_ns: int) -> None:
         """Record that a batch of `rows` rows took `latency_ns`."""
         cell = self._cell_of[rows]
         self._seen.add(cell)
-        ratio = latency_ns / self._profile_ns[cell]
-        median = self._medians[cell]
+        profile_ns, median = self._profile_ns[cell], self._medians[cell]
+        ratio = latency_ns / profile_ns
         surprise = ratio / median
         least, most = min(surprise, self._surprise), max(surprise, self._surprise)
         if least > FAR or most < 1 / FAR:
             # Twice in a row: the machine has changed, so the estimates follow at once.
-            factor = least if least > FAR else most
-            low, high = CORRECTION_BOUNDS
-            self._medians = [min(max(each * factor, low), high) for each in self._medians]
+            self._move(cell, least if least > FAR else most)
             self._surprise = 1.0
             self._efficient = 0
             return
         self._surprise = surprise
-        self._tail = max(_step(self._tail, surprise, QUANTILE, TAIL_GAIN), 1.0)
+        median_ns = profile_ns * median
+        most_ns = min(latency_ns, profile_ns * CORRECTION_BOUNDS[1])
+        self._tail = max(_step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN), 1.0)
+        self._tail_ns = max(_step(median_ns + self._tail_ns, most_ns, QUANTILE, TAIL_GAIN) - median_ns, 0.0)
+        self._mean_above_ns += MEAN_GAIN * (min(latency_ns - median_ns, MAX_PAUSE_NS) - self._mean_above_ns)
+        self._paused_ns = max(self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0], 0.0)
         side = 1 if surprise > 1 else -1
         self._run = self._run + side if self._run * side > 0 else side
         steps = min(max(abs(self._run) - ACCIDENTS, 1), MOST_STEPS)
-        self._medians[cell] = _step(median, ratio, MEDIAN, steps * MEDIAN_GAIN)
+        self._medians[cell] = _bounded(_step(median, ratio, MEDIAN, steps * MEDIAN_GAIN))
         self._observations += 1
         if self._observations % COMPARE_BATCHES == 0:
             self._efficient = 0
+
+    def _move(self, cell: int, factor: float) -> None:
+        """Change all medians as that of one cell, by the same factor or by the same time: by what changes them less."""
+        change_ns = (factor - 1) * self._profile_ns[cell] * self._medians[cell]
+        lesser = min if factor > 1 else max
+        self._medians = [
+            _bounded(lesser(median * factor, median + change_ns / profile_ns))
+            for median, profile_ns in zip(self._medians, self._profile_ns, strict=True)
+        ]
 
     def decay(self) -> None:
         """Let the corrections of all sizes that no batch had since the last time fall back half-way to the table."""
         seen = self._seen
         if not seen:
             self._tail = 1 + (self._tail - 1) / 2
+            self._tail_ns /= 2
+            self._mean_above_ns /= 2
+            self._paused_ns /= 2
         self._medians = [
             correction if cell in seen else 1 + (correction - 1) / 2 for cell, correction in enumerate(self._medians)
         ]
@@ -217,9 +251,13 @@ class LatencyEstimate:
         return 0
 
 
-def _step(correction: float, ratio: float, quantile: float, gain: float) -> float:
-    """The correction after one observation, which took `ratio` times what the table says: a step towards it."""
+def _step(estimate: float, seen: float, quantile: float, gain: float) -> float:
+    """The estimate of a quantile after one observation: a step towards it."""
+    if seen > estimate:
+        return min(estimate * (1 + gain * quantile), seen)
+    return max(estimate * (1 - gain * (1 - quantile)), seen)
+
+
+def _bounded(correction: float) -> float:
     low, high = CORRECTION_BOUNDS
-    if ratio > correction:
-        return min(correction * (1 + gain * quantile), ratio, high)
-    return max(correction * (1 - gain * (1 - quantile)), ratio, low)
+    return min(max(correction, low), high)

@@ -90,6 +90,21 @@ class Refusal(NamedTuple):
     cost: float | None = None
 
 
+class KnownRefusal(NamedTuple):
+    """A refusal for want of time, which holds for later requests as well until places become earlier (`changes`).
+
+    They have at least as many `rows`, and at most as much time (`time_ns`). From `until_ns` on one may have a place.
+    """
+
+    refusal: Refusal
+    changes: int
+    rows: int
+    time_ns: int
+    until_ns: int
+    priority: int
+    batch_key: str
+
+
 class Postponed(NamedTuple):
     """A group on which it is worth opening batches only after a time (ns)."""
 
@@ -106,6 +121,8 @@ class Places:
         self._open: dict[QueueKey, PlannedBatch] = {}
         self._gaps: dict[QueueKey, tuple[int, float]] = {}
         self._shares = FairShares()
+        self._changes = 0  # how often places may have become earlier
+        self._refused: dict[PipelineState, KnownRefusal] = {}
         self._openings: dict[tuple[StageState, tuple[int, ...], PartitionGroup], tuple[int, Opening]] = {}
 
     # -- requests
@@ -161,7 +178,7 @@ class Places:
             None if stage.model is None else stage.model.groups for stage in pipeline.stages
         ]
         if event.max_cost is None:
-            return self._search(event, pipeline, allowed, share_ns, now_ns)
+            return self._search_unless_refused(event, pipeline, allowed, share_ns, now_ns)
         cheapest, least = cheapest_groups(event, pipeline)
         if least > event.max_cost:
             return Refusal(now_ns, cost=least)
@@ -279,6 +296,36 @@ class Places:
                 opened.batch.model.open_batch = opened.batch
         return Offer(search.places, search.done_ns, search.waits_ns)
 
+    def _search_unless_refused(
+        self,
+        event: RequestArrived,
+        pipeline: PipelineState,
+        allowed: Sequence[Groups | None],
+        share_ns: int,
+        now_ns: int,
+    ) -> Offer | Refusal:
+        """Search, unless a request like this one was refused and nothing has ended or was given back since then.
+
+        An overloaded gateway would spend most of its time on searches that find nothing.
+        """
+        time_ns = event.deadline_ns - now_ns
+        known = self._refused.get(pipeline)
+        if known is not None and known.changes == self._changes and now_ns < known.until_ns:
+            is_like = event.rows >= known.rows and time_ns <= known.time_ns
+            if is_like and (event.priority, event.batch_key) == (known.priority, known.batch_key):
+                return known.refusal
+        offer = self._search(event, pipeline, allowed, share_ns, now_ns)
+        if isinstance(offer, Refusal):
+            until_ns = now_ns + (offer.wait_ns or offer.done_ns - event.deadline_ns)
+            self._refused[pipeline] = KnownRefusal(
+                offer, self._changes, event.rows, time_ns, until_ns, event.priority, event.batch_key
+            )
+        return offer
+
+    def changed(self) -> None:
+        """Record that places may have become earlier, as a batch or a request has ended."""
+        self._changes += 1
+
     def _larger_later(self, pipeline: PipelineState, search: Search, share_ns: int, now_ns: int) -> Postponed | None:
         """Where it is worth opening batches only later; None if it is worth it now."""
         seen: list[PartitionGroup] = []
@@ -393,6 +440,7 @@ class Places:
 
     def forgive(self, pipeline: PipelineState) -> None:
         """Let the time that places keep decay, since nothing is learned while it causes refusals."""
+        self._changes += 1
         pipeline.drift /= 2
         pipeline.owed = 0
 
@@ -404,6 +452,7 @@ class Places:
             self._leave(request, *place)
 
     def _leave(self, request: Request, batch: PlannedBatch, rows: float) -> None:
+        self._changes += 1
         request.placed -= 1
         if not request.placed:
             self._discount(request)
@@ -421,6 +470,7 @@ class Places:
         Then others that have their places in that one get theirs, which are early enough: entries start in the order of
         their deadlines.
         """
+        self._changes += 1
         planned = run_together(partition, queue.key, now_ns)
         if planned:
             _exchange(planned, queue, entries)
@@ -460,6 +510,7 @@ class Places:
     def settle_rows(self, request: Request, stage: int, rows: int) -> None:
         """Replace the expected rows of a stage by the known ones."""
         if request.places and (place := request.places[stage]) is not None:
+            self._changes += 1
             batch, expected = place
             planned_batches.change_rows(batch, rows - expected)
             request.places[stage] = (batch, rows)
@@ -495,6 +546,7 @@ class Places:
         """Forget a pipeline that is gone."""
         for known in [key for key in self._openings if key[0] in pipeline.stages]:
             del self._openings[known]
+        self._refused.pop(pipeline, None)
         self._shares.forget(pipeline)
 
     # -- partitions
@@ -505,6 +557,7 @@ class Places:
 
     def sync(self, now_ns: int) -> None:
         """Move the batches of partitions that are lost or overdue, or do not hold a model any more, to others."""
+        self._changes += 1
         self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
         for partition in self._fleet.partitions.values():
             for batch in [each for each in partition.planned if not _can_run(partition, each)]:

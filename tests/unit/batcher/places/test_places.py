@@ -319,6 +319,23 @@ def test_a_batch_is_filled_with_all_of_the_next_if_other_models_have_the_time(
     assert step(scheduler, 850 * US) == [dispatch(2, members, FULL)]
 
 
+def test_what_is_known_of_a_refused_request_holds_for_those_like_it_only() -> None:
+    """The batch of four rows takes 1.2 ms, one more would end 1 ms after that, and the hand-off takes 150 us."""
+    scheduler = serving(spec_of([model("m:1", 4)]), GAINING)
+    step(scheduler, 0, *(arrival(number, 5 * MS) for number in range(4)))
+    late, enough = 2_349 * US, 2_350 * US
+    assert outcomes(step(scheduler, 0, arrival(10, late), arrival(11, late))) == [Outcome.REJECTED_DEADLINE] * 2
+    assert outcomes(step(scheduler, 1 * US, arrival(12, late), arrival(13, enough))) == [Outcome.REJECTED_DEADLINE]
+    assert planned(scheduler) == {"cpu0": [("m:1", 1, 1000)]}
+
+
+def test_a_request_like_a_refused_one_has_the_place_that_another_one_gives_back() -> None:
+    scheduler = serving(spec_of([model("m:1", 1)]), ONE)
+    step(scheduler, 0, arrival(1, 3 * MS), arrival(2, 3 * MS))
+    assert outcomes(step(scheduler, 0, arrival(3, 3 * MS), arrival(4, 3 * MS))) == [Outcome.REJECTED_DEADLINE] * 2
+    assert outcomes(step(scheduler, 0, RequestCancelled(2), arrival(5, 3 * MS))) == []
+
+
 def test_nothing_is_left_of_a_request_that_was_refused() -> None:
     """Its first stage would have a place, and its second one has none."""
     pipelines = [chain("a:1", "b:1"), single("b:1")]
