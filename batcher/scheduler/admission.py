@@ -17,42 +17,10 @@ from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
 from sluice.models.units import NS_PER_S, ns_to_ms
 
 
-class Refused:
-    """A request without places, and why it has none.
-
-    Under overload most requests that arrive together are refused, and a search takes longer than all else that the
-    scheduler does for them.
-    """
-
-    __slots__ = ("_event", "_now_ns", "_wait_ns", "refusal")
-
-    def __init__(self, event: RequestArrived, now_ns: int, wait_ns: int, refusal: Refusal) -> None:
-        self._event = event
-        self._now_ns = now_ns
-        self._wait_ns = wait_ns
-        self.refusal = refusal
-
-    def is_for(self, event: RequestArrived, now_ns: int, wait_ns: int) -> bool:
-        """True if the same holds for a request: it is like the refused one, with no more time."""
-        known = self._event
-        return (
-            now_ns == self._now_ns
-            and wait_ns >= self._wait_ns
-            and event.deadline_ns <= known.deadline_ns
-            and event.pipeline == known.pipeline
-            and event.rows == known.rows
-            and event.client == known.client
-            and event.batch_key == known.batch_key
-            and event.priority == known.priority
-            and event.max_cost == known.max_cost
-        )
-
-
 class Admission:
     """Decides on arrivals by predicted completion, by memory and by the number of requests under way.
 
-    What has waited too long for the driver's loop is refused before (`LoopDelay`). `refused` is the last request that
-    has no places, until something else happens: those that arrive with it and are like it have none either.
+    What has waited too long for the driver's loop is refused before (`LoopDelay`).
 
     A wrong estimate does not cause refusals for ever. Before a request is refused for its deadline, corrections of the
     latency tables that no batch confirmed decay, at most once per probe interval. An idle pipeline admits one request
@@ -79,7 +47,6 @@ class Admission:
         self._memory = memory
         self.loop_delay = LoopDelay(limits.queue_requests)
         self.draining = False
-        self.refused: Refused | None = None
 
     def judge(self, event: RequestArrived, pipeline: PipelineState, now_ns: int) -> RejectRequest | Offer:
         """The places of a request that is admitted, or its rejection."""
@@ -109,13 +76,9 @@ class Admission:
                 reason = f"no partition holds model {missing}"
                 return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         self._places.count(event, pipeline, now_ns)
-        refused = self.refused
-        if refused is not None and refused.is_for(event, now_ns, wait_ns):
-            return self._judge_late(event, pipeline, now_ns, refused.refusal, wait_ns)
         places = self._places.find(event, pipeline, now_ns, wait_ns)
         if isinstance(places, Offer):
             return places
-        self.refused = Refused(event, now_ns, wait_ns, places)
         return self._judge_late(event, pipeline, now_ns, places, wait_ns)
 
     def _judge_cold(
@@ -167,7 +130,6 @@ class Admission:
             if may_probe and now_ns + hopeful_ns <= event.deadline_ns and self._has_idle(pipeline):
                 return NO_PLACES
             predict(pipeline, limits.hand_off_ns)
-            self.refused = None
             offer = self._places.find(event, pipeline, now_ns, wait_ns)
             if isinstance(offer, Offer):
                 return offer

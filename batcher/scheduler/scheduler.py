@@ -103,8 +103,6 @@ class Scheduler:
     def handle(self, event: AnyEvent, now_ns: int) -> list[AnyDecision]:
         """Handle one event. O(log queue + partitions of the model)."""
         decisions: list[AnyDecision] = []
-        if self.admission.refused is not None and not isinstance(event, RequestArrived):
-            self.admission.refused = None
         self._handlers[type(event)](event, now_ns, decisions)
         if self._retiring or self._retired:
             self.served.reap(now_ns, decisions)
@@ -126,7 +124,6 @@ class Scheduler:
         """Evict entries that time out, then form batches; `next_wakeup_ns` is later than `now_ns` afterwards."""
         decisions: list[AnyDecision] = []
         dispatcher = self.dispatcher
-        self.admission.refused = None
         if self._timeouts.planned:
             for entry, cause in self._timeouts.due(now_ns):
                 if cause is TimeoutCause.DELAYED:
@@ -176,7 +173,6 @@ class Scheduler:
             if places.outcome is Outcome.REJECTED_UNAVAILABLE:
                 self._replanner.refused(event.pipeline)
             return
-        self.admission.refused = None
         request = self.requests[event.request] = Request(event, pipeline)
         if event.memory_bytes:
             self.memory.take(pipeline.number, event.memory_bytes)

@@ -87,33 +87,6 @@ def test_a_request_whose_deadline_has_passed_is_rejected_while_others_are_under_
     ]
 
 
-@pytest.mark.parametrize("pipeline", ["m:1", "cascade:1"])
-def test_requests_of_one_instant_are_refused_alike_until_there_are_other_places(pipeline: str) -> None:
-    models = [model("m:1", 1), model("small:1", 1), model("large:1", 1)]
-    scheduler = serving(spec_of(models, [single("m:1"), cascade("small:1", "large:1")]), ONE)
-    step(scheduler, 0, arrival(1, S))
-    step(scheduler, 0, arrival(2, 3 * S))
-    now_ns, deadline_ns = 100 * US, 2 * MS
-    first, like_it = step(scheduler, now_ns, *(arrival(number, deadline_ns, pipeline) for number in (3, 4)))
-    assert isinstance(first, RejectRequest)
-    assert isinstance(like_it, RejectRequest)
-    assert (like_it.request, like_it.reason, like_it.retry_after_ns) == (4, first.reason, first.retry_after_ns)
-    (sooner,) = step(scheduler, now_ns, arrival(5, deadline_ns - MS, pipeline))
-    assert isinstance(sooner, RejectRequest)
-    assert "0.9 ms are left" in sooner.reason
-    assert step(scheduler, now_ns, arrival(6, S, pipeline)) == []
-    assert outcomes(list(step(scheduler, now_ns, arrival(7, deadline_ns, pipeline)))) == [Outcome.REJECTED_DEADLINE]
-
-
-def test_a_request_is_not_refused_for_one_of_the_same_instant_once_a_batch_has_ended() -> None:
-    scheduler = one_at_a_time()
-    step(scheduler, 0, arrival(1, S))
-    now_ns, deadline_ns = 500 * US, 1700 * US
-    assert outcomes(list(step(scheduler, now_ns, arrival(2, deadline_ns)))) == [Outcome.REJECTED_DEADLINE]
-    assert step(scheduler, now_ns, completed(1, 0, now_ns)) == [CompleteRequest(1, Outcome.COMPLETED)]
-    assert step(scheduler, now_ns, arrival(3, deadline_ns)) == [dispatch(2, [3], FULL)]
-
-
 def test_the_longest_path_of_a_cascade_counts() -> None:
     scheduler = serving(spec_of([model("small:1", 1), model("large:1", 1)], [cascade("small:1", "large:1")]), ONE)
     step(scheduler, 0, arrival(1, S, "cascade:1"))
