@@ -66,6 +66,7 @@ class FrontEndDataPlane(DataPlane):
         super().__init__(
             served,
             config.default_slo_ms,
+            config.network_ms,
             RelayedMemory(config.allow_client_shm, 0),
             config.statuses,
             config.client_key,

@@ -53,6 +53,7 @@ class LocalDataPlane(DataPlane):
         served: ServedPipelines,
         runtime: RequestRuntime,
         default_slo_ms: float,
+        network_ms: float,
         clock: Callable[[], int],
         shared_memory: SharedMemory,
         cache: ResponseCache | None = None,
@@ -60,7 +61,7 @@ class LocalDataPlane(DataPlane):
         client_key: str | None = None,
         max_id_bytes: int = FrontDoorSettings().id_bytes,
     ) -> None:
-        super().__init__(served, default_slo_ms, shared_memory, statuses, client_key, max_id_bytes)
+        super().__init__(served, default_slo_ms, network_ms, shared_memory, statuses, client_key, max_id_bytes)
         self._runtime = runtime
         self._clock = clock
         self._cache = cache

@@ -182,13 +182,14 @@ def instant_gateway(
     restrictions: Restrictions | None = None,
     access: AccessRules | None = None,
     resizing: object = None,
+    network_ms: float = 0,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = LocalDataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    dataplane = LocalDataPlane(registry, cast(Runtime, runtime), 1000.0, network_ms, lambda: ARRIVED_NS, shared_memory)
     control = ControlPlane(
         registry,
         RepositoryApi(registry),
