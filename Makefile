@@ -49,7 +49,7 @@ help:
 	@echo "make check        lint, check types and imports, test what needs no server: for the inner loop"
 	@echo "make test         lint, check types and imports, run all tests"
 	@echo "make simulate     run random simulations on fresh seeds: SEEDS=number, SEED=first, MACHINE=scheduler or gateway"
-	@echo "make compiled     compile core and hot path, where there is a C compiler, into a tree that the tests of it run on"
+	@echo "make compiled     compile core and hot path, where there is a C compiler, into a tree for tests"
 	@echo "make lint         the first three only"
 	@echo "make structure    print import circles, duplicate class names, and the size of each folder"
 	@echo "make test-bounds  run tests of both servers with the lowest and the newest versions of bounded dependencies"
