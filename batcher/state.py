@@ -441,7 +441,7 @@ class Batch:
     kind: str  # kind of the partition when the batch was dispatched
     entries: list[Entry]  # emptied once it has completed, so that no cycle is left to the garbage collector
     rows: int
-    median_ns: int  # ns that it is expected to take
+    expected_ns: int  # ns that it is expected to take
     dispatched_ns: int  # ns
     live: int  # entries whose requests have no outcome
     suspect: bool = False  # it was running when its worker was lost, and may be the cause

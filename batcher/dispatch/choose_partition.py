@@ -146,7 +146,7 @@ class PartitionChooser:
         is_near = place[0].partition.group is partition.group
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
         if not batches:
-            delays = estimate.median_ns(rows) > slack_ns(partition, queue.key, (), now_ns)[0]
+            delays = estimate.expected_ns(rows) > slack_ns(partition, queue.key, (), now_ns)[0]
             in_time = ready_ns + estimate.service_ns(rows) <= _due_ns(head)
             if is_near:
                 latest_ns = place[0].latest_ns - place[0].length_ns

@@ -55,7 +55,7 @@ class Closing:
             raise wrong_choice(model, problem)
         if model.by_deadline and choice.yields:
             if batches and self._brings_more_urgent(partition, queue):
-                return Choice(0, IDLE, now_ns + batches[0].median_ns, NO_WAITERS, after_idle_ns=0)
+                return Choice(0, IDLE, now_ns + batches[0].expected_ns, NO_WAITERS, after_idle_ns=0)
             if has_more_planned and (until_ns := _kept_until_ns(partition, queue, context)):
                 return Choice(0, DEADLINE, until_ns, NO_WAITERS, after_idle_ns=0)
         return choice
@@ -65,7 +65,7 @@ class Closing:
         batch = partition.batches[0]
         entry = batch.entries[0]
         request = entry.request
-        if request.settled or partition.hand_off_ns > self._gather_fraction * batch.median_ns:
+        if request.settled or partition.hand_off_ns > self._gather_fraction * batch.expected_ns:
             return False
         head = queue.head()
         before = planned_order(head)
@@ -101,7 +101,7 @@ def _kept_until_ns(partition: PartitionState, queue: Queue, context: BatchContex
     order = planned_order(head)
     place = head.place
     latest_end_ns = head.stage_deadline_ns if place is None or place[0].partition is partition else INFINITE_NS
-    took_ns = estimate.median_ns(min(queue.rows, worthwhile_rows(head, estimate)))
+    took_ns = estimate.expected_ns(min(queue.rows, worthwhile_rows(head, estimate)))
     end_ns = context.start_ns + took_ns
     before_ns = 0
     for planned in partition.planned:

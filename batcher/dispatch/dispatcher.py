@@ -264,9 +264,9 @@ class Dispatcher:
         if not partition.batches:
             partition.free_at_ns = now_ns
         elif was_running:
-            partition.free_at_ns = now_ns + sum(waiting.median_ns for waiting in partition.batches)
+            partition.free_at_ns = now_ns + sum(waiting.expected_ns for waiting in partition.batches)
         else:
-            partition.free_at_ns -= batch.median_ns
+            partition.free_at_ns -= batch.expected_ns
         model = self.models[batch.queue_key[0]]
         model.outstanding -= batch.rows
         if model.batches % REFRESH_BATCHES == 0:
@@ -445,7 +445,7 @@ class Dispatcher:
             return entries
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
-        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + model.estimates[partition.kind].median_ns(rows)
+        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + model.estimates[partition.kind].expected_ns(rows)
         late_ns = {
             entry.request: done_ns - entry.stage_deadline_ns
             for entry in entries
@@ -465,9 +465,9 @@ class Dispatcher:
     ) -> DispatchBatch:
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
-        median_ns = model.estimates[partition.kind].median_ns(rows)
+        expected_ns = model.estimates[partition.kind].expected_ns(rows)
         kind, identity = partition.kind, self._next_batch
-        batch = Batch(identity, queue.key, partition, kind, entries, rows, median_ns, now_ns, len(entries))
+        batch = Batch(identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries))
         if reason is RETRY:
             mark_copied(batch)
         self._next_batch += 1
@@ -476,7 +476,7 @@ class Dispatcher:
             entry.batch = batch
         self.places.started(partition, queue, entries, now_ns)
         # An idle partition starts now, even if it is throttled and `free_at_ns` is when it would be within its share.
-        partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + median_ns
+        partition.free_at_ns = (partition.start_ns(now_ns) if partition.batches else now_ns) + expected_ns
         partition.batches.append(batch)
         assert partition.group is not None, "a partition that takes a batch has a group"
         if self._stragglers.is_idle and (partition.group.only is None or len(model.groups) > 1):

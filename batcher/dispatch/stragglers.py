@@ -88,7 +88,9 @@ class Stragglers:
             return []
         rows = sum([entry.rows for entry in entries])
         estimates = self._model(batch).estimates
-        done_ns = min(host.start_ns(now_ns) + host.hand_off_ns + estimates[host.kind].median_ns(rows) for host in hosts)
+        done_ns = min(
+            host.start_ns(now_ns) + host.hand_off_ns + estimates[host.kind].expected_ns(rows) for host in hosts
+        )
         return [_copy(entry, now_ns) for entry in entries if done_ns <= entry.stage_deadline_ns]
 
     def _model(self, batch: Batch) -> ModelState:
@@ -98,7 +100,7 @@ class Stragglers:
         """When the running batch of a partition is overdue; it may be an earlier time that has not come yet."""
         batch = partition.batches[0]
         estimate = self._model(batch).estimates.get(batch.kind)
-        usual_ns = batch.median_ns if estimate is None else estimate.service_ns(batch.rows)
+        usual_ns = batch.expected_ns if estimate is None else estimate.service_ns(batch.rows)
         started_ns = max(batch.dispatched_ns, partition.idle_since_ns, self._since_ns)
         soonest_ns = started_ns + max(OVERDUE * usual_ns, LEAST_NS)
         if now_ns < soonest_ns:

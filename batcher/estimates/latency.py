@@ -125,12 +125,12 @@ class LatencyEstimate:
         """Latency that most batches of `rows` rows (1 to the maximum batch size) stay below."""
         return self.times_ns(rows)[1]
 
-    def median_ns(self, rows: int) -> int:
+    def expected_ns(self, rows: int) -> int:
         """Latency that is expected of a batch of `rows` rows: the median, or more where some batches pause."""
         return self.times_ns(rows)[0]
 
     def times_ns(self, rows: int) -> tuple[int, int]:
-        """`median_ns` and `service_ns` of a batch of `rows` rows."""
+        """`expected_ns` and `service_ns` of a batch of `rows` rows."""
         cell = self._cell_of[rows]
         profile_ns = self._profile_ns[cell]
         median_ns = profile_ns * self._medians[cell]
@@ -220,7 +220,7 @@ class LatencyEstimate:
         return self._enough
 
     def _compare_rates(self) -> None:
-        rates = [size / max(self.median_ns(size), 1) for size in self._sizes]
+        rates = [size / max(self.expected_ns(size), 1) for size in self._sizes]
         best = max(rates)
         self._efficient = next(
             size for size, rate in zip(self._sizes, rates, strict=True) if rate >= best * NEARLY_BEST
@@ -229,8 +229,8 @@ class LatencyEstimate:
 
     @property
     def table(self) -> LatencyTable:
-        """The medians as they are corrected now."""
-        return LatencyTable(tuple((size, max(self.median_ns(size), 1)) for size in self._sizes))
+        """The expected latencies as they are corrected now."""
+        return LatencyTable(tuple((size, max(self.expected_ns(size), 1)) for size in self._sizes))
 
     @property
     def sizes(self) -> tuple[int, ...]:

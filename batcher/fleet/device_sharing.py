@@ -54,7 +54,7 @@ class DeviceSharing:
     def ended(self, batch: Batch, now_ns: int) -> None:
         """Record the end of a batch."""
         if (account := self.accounts.get(batch.partition)) is not None:
-            account.ran(now_ns - batch.dispatched_ns, batch.median_ns, now_ns)
+            account.ran(now_ns - batch.dispatched_ns, batch.expected_ns, now_ns)
             self._settle(account.device, now_ns)
 
     def resized(self, partition: PartitionState, share: DeviceShare | None, now_ns: int) -> None:

@@ -122,4 +122,4 @@ def _apply_limit(model: ModelState, kind: str, limit: BatchLimit) -> None:
 
 
 def _update_quickest(model: ModelState) -> None:
-    model.quickest_ns = min([estimate.median_ns(1) for estimate in model.estimates.values()])
+    model.quickest_ns = min([estimate.expected_ns(1) for estimate in model.estimates.values()])

@@ -13,7 +13,7 @@ from sluice.models.units import NS_PER_S
 
 def stage_cost(model: ModelState, group: PartitionGroup, rows: int) -> float:
     """The cost of a stage of `rows` rows by itself."""
-    return group.price * model.estimates[group.kind].median_ns(rows) / NS_PER_S
+    return group.price * model.estimates[group.kind].expected_ns(rows) / NS_PER_S
 
 
 def cheapest_groups(event: RequestArrived, pipeline: PipelineState) -> tuple[list[Groups | None], float]:

@@ -200,10 +200,10 @@ class Places:
         if planned[-1] is not batch or grown > batch.full_rows or not is_usual:
             return None
         most = batch.room if batch.room > grown else grown
-        median_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
+        expected_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
         took_ns = batch.length_ns
         if grown > batch.room:
-            took_ns = median_ns + batch.gap_ns
+            took_ns = expected_ns + batch.gap_ns
             added_ns = took_ns - batch.length_ns
             if added_ns > model.quickest_ns:
                 start_ns = max(partition.free_at_ns, now_ns) + partition.planned_ns - batch.length_ns
@@ -212,7 +212,7 @@ class Places:
                 if self._shares.is_cheaper_alone(batch, rows, added_ns, come):
                     return None
         depth = sqrt(len(planned))
-        tail_ns = int(batch.caution * depth * (service_ns - median_ns))
+        tail_ns = int(batch.caution * depth * (service_ns - expected_ns))
         free_ns = partition.free_at_ns
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
         if partition.between_ns:
@@ -535,11 +535,11 @@ class Places:
         if rows == planned:
             return rows
         estimate = place[0].model.estimates[partition.kind]
-        planned_ns = estimate.median_ns(planned)
+        planned_ns = estimate.expected_ns(planned)
         left_ns, left_of_others_ns = slack_ns(partition, queue.key, batches, now_ns)
         whole = _whole_rows(queue, from_ns, rows)
         while rows > planned:
-            added_ns = estimate.median_ns(rows) - planned_ns
+            added_ns = estimate.expected_ns(rows) - planned_ns
             if added_ns <= left_ns or (rows <= whole and added_ns <= left_of_others_ns):
                 break
             rows -= 1

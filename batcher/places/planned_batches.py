@@ -1,6 +1,6 @@
 """Planned batches: what a partition is to run after its dispatched batches, in the order of deadlines.
 
-All that writes `PlannedBatch` and the planned part of `PartitionState` is here. Times are expected ones (medians); what
+All that writes `PlannedBatch` and the planned part of `PartitionState` is here. Times are the expected ones; what
 is kept for batches that take longer is in `latest_ns`, the latest expected end of a batch.
 """
 
@@ -37,15 +37,15 @@ def length_ns(estimate: LatencyEstimate, rows: float) -> int:
     More rows than a batch holds take as long as several batches.
     """
     if rows < 1:
-        return int(estimate.median_ns(1) * rows)
+        return int(estimate.expected_ns(1) * rows)
     whole, most = ceil(rows), estimate.sizes[-1]
     if whole <= most:
-        longest_ns = estimate.median_ns(whole)
+        longest_ns = estimate.expected_ns(whole)
         if whole == rows:
             return longest_ns
-        return longest_ns - int((whole - rows) * (longest_ns - estimate.median_ns(whole - 1)))
+        return longest_ns - int((whole - rows) * (longest_ns - estimate.expected_ns(whole - 1)))
     batches, rest = divmod(whole, most)
-    return batches * estimate.median_ns(most) + (estimate.median_ns(rest) if rest else 0)
+    return batches * estimate.expected_ns(most) + (estimate.expected_ns(rest) if rest else 0)
 
 
 def batch_ns(batch: PlannedBatch, rows: float) -> int:
@@ -73,7 +73,7 @@ def tail_ns(
 def slow_ns(estimate: LatencyEstimate, rows: float, caution: float) -> float:
     """By how much a batch may take longer than expected."""
     most = min(ceil(rows), estimate.sizes[-1]) or 1
-    return caution * (estimate.service_ns(most) - estimate.median_ns(most))
+    return caution * (estimate.service_ns(most) - estimate.expected_ns(most))
 
 
 def spread_ns(estimate: LatencyEstimate, rows: float, variance: float, most_rows: float) -> int:

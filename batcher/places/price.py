@@ -93,7 +93,7 @@ def _cost_ns(
         if is_opened:
             cost_ns += length_ns(estimate, min(rows * share, most)) + hand_off_ns
         else:
-            cost_ns += int(rows * share * (estimate.median_ns(most) - estimate.median_ns(1)) / max(most - 1, 1))
+            cost_ns += int(rows * share * (estimate.expected_ns(most) - estimate.expected_ns(1)) / max(most - 1, 1))
     return cost_ns
 
 

@@ -146,7 +146,7 @@ def test_the_largest_size_within_a_budget_is_the_largest(
 
 @given(estimate=estimates())
 def test_the_efficient_size_is_a_batch_size_and_no_smaller_one_is_as_good(estimate: LatencyEstimate) -> None:
-    rates = {rows: rows / max(estimate.median_ns(rows), 1) for rows in range(1, estimate.max_rows + 1)}
+    rates = {rows: rows / max(estimate.expected_ns(rows), 1) for rows in range(1, estimate.max_rows + 1)}
     efficient = estimate.efficient_rows
     assert 1 <= efficient <= estimate.max_rows
     assert rates[efficient] >= 0.99 * max(rates.values())
@@ -157,9 +157,9 @@ def test_the_efficient_size_is_a_batch_size_and_no_smaller_one_is_as_good(estima
 def test_corrections_stay_within_bounds_and_decay_to_the_table(estimate: LatencyEstimate, rows: int) -> None:
     rows = min(rows, estimate.max_rows)
     profile_ns = estimate.profile_ns(rows)
-    median_ns = estimate.median_ns(rows)
-    assert profile_ns // 8 - 1 <= median_ns <= profile_ns * 16 + 10**7
-    assert median_ns <= estimate.service_ns(rows) <= (median_ns + 1) * 16
+    expected_ns = estimate.expected_ns(rows)
+    assert profile_ns // 8 - 1 <= expected_ns <= profile_ns * 16 + 10**7
+    assert expected_ns <= estimate.service_ns(rows) <= (expected_ns + 1) * 16
     for _ in range(80):
         estimate.decay()
     assert estimate.service_ns(rows) == pytest.approx(profile_ns, abs=1)

@@ -178,8 +178,8 @@ class SchedulerMachine(DrainingMachine):
         for decision in reversed(decisions):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
-                free_ns[decision.partition] -= batch.median_ns
-                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + batch.median_ns
+                free_ns[decision.partition] -= batch.expected_ns
+                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + batch.expected_ns
                 if decision.reason is not ReleaseReason.RETRY:
                     for entry in batch.entries:
                         late_ns = ended_ns - entry.stage_deadline_ns

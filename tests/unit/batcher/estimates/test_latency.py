@@ -68,7 +68,7 @@ def test_a_batch_that_took_longer_raises_its_median_only_and_the_tail_of_all_siz
     estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)
     estimate.observe(3, 2 * MS)
     # The median rises by half of 0.4 %, the tail by 0.99 of 5 %.
-    assert [estimate.median_ns(rows) for rows in (1, 2, 3, 4, 8)] == [
+    assert [estimate.expected_ns(rows) for rows in (1, 2, 3, 4, 8)] == [
         1_000_000,
         1_100_000,
         1_202_400,
@@ -82,7 +82,7 @@ def test_a_batch_that_took_longer_raises_its_median_only_and_the_tail_of_all_siz
 def test_a_batch_that_took_as_long_as_expected_changes_nothing() -> None:
     estimate = LatencyEstimate(ONE, 1, HAND_OFF_NS)
     estimate.observe(1, 1 * MS)
-    assert (estimate.median_ns(1), estimate.service_ns(1)) == (MS, MS)
+    assert (estimate.expected_ns(1), estimate.service_ns(1)) == (MS, MS)
 
 
 @pytest.mark.parametrize("took_us", [1_001, 999])
@@ -90,7 +90,7 @@ def test_no_step_goes_beyond_what_was_seen(took_us: int) -> None:
     """A first step of the median is 0.2 % at most."""
     estimate = LatencyEstimate(ONE, 1, HAND_OFF_NS)
     estimate.observe(1, took_us * US)
-    assert estimate.median_ns(1) == pytest.approx(took_us * US, abs=1)
+    assert estimate.expected_ns(1) == pytest.approx(took_us * US, abs=1)
 
 
 def test_a_median_moves_faster_from_the_sixth_batch_on_the_same_side_on() -> None:
@@ -102,28 +102,28 @@ def test_a_median_moves_faster_from_the_sixth_batch_on_the_same_side_on() -> Non
     medians = []
     for rows in (1, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1):
         estimate.observe(rows, 1_099 * US if rows == 1 else 1_199 * US)
-        medians.append(estimate.median_ns(1))
+        medians.append(estimate.expected_ns(1))
     grown = [after / before for before, after in zip([MS, *medians], medians, strict=False)]
     steps = [1.002] * 5 + [1.004, 1.006, 1, 1.01, 1.012, 1.014, 1.016, 1.016]
     assert grown == pytest.approx(steps, abs=1e-5)
-    assert estimate.median_ns(2) == pytest.approx(1_108_800, abs=1), "the eighth had another size"
+    assert estimate.expected_ns(2) == pytest.approx(1_108_800, abs=1), "the eighth had another size"
     estimate.observe(1, 1 * MS)
-    assert estimate.median_ns(1) == pytest.approx(medians[-1] * 0.998, abs=1)
+    assert estimate.expected_ns(1) == pytest.approx(medians[-1] * 0.998, abs=1)
     estimate.observe(1, 1_099 * US)
-    assert estimate.median_ns(1) == pytest.approx(medians[-1] * 0.998 * 1.002, abs=2)
+    assert estimate.expected_ns(1) == pytest.approx(medians[-1] * 0.998 * 1.002, abs=2)
 
 
 def test_a_tail_falls_99_times_less_than_it_rises_and_never_below_the_median() -> None:
     estimate = LatencyEstimate(ONE, 1, HAND_OFF_NS)
     estimate.observe(1, 2 * MS)
-    assert estimate.median_ns(1) == pytest.approx(1_002_000, abs=1)
-    assert estimate.service_ns(1) - estimate.median_ns(1) == pytest.approx(49_500, abs=1)
+    assert estimate.expected_ns(1) == pytest.approx(1_002_000, abs=1)
+    assert estimate.service_ns(1) - estimate.expected_ns(1) == pytest.approx(49_500, abs=1)
     estimate.observe(1, 1 * MS)
-    assert estimate.median_ns(1) == MS
-    assert estimate.service_ns(1) / estimate.median_ns(1) == pytest.approx(1.0495 * 0.9995, abs=1e-5)
+    assert estimate.expected_ns(1) == MS
+    assert estimate.service_ns(1) / estimate.expected_ns(1) == pytest.approx(1.0495 * 0.9995, abs=1e-5)
     for _ in range(200):
         estimate.observe(1, 1 * MS)
-    assert estimate.service_ns(1) == estimate.median_ns(1) == MS
+    assert estimate.service_ns(1) == estimate.expected_ns(1) == MS
 
 
 def test_the_estimate_settles_where_99_of_100_batches_are_quicker_and_the_median_where_half_are() -> None:
@@ -132,7 +132,7 @@ def test_the_estimate_settles_where_99_of_100_batches_are_quicker_and_the_median
     medians, tails = [], []
     for _ in range(10_000):
         estimate.observe(1, int((1 + draw.random()) * MS))
-        medians.append(estimate.median_ns(1))
+        medians.append(estimate.expected_ns(1))
         tails.append(estimate.service_ns(1))
     assert fmean(medians[1_000:]) == pytest.approx(1_500_000, rel=0.02)
     assert fmean(tails[1_000:]) == pytest.approx(1_990_000, rel=0.08)
@@ -141,14 +141,14 @@ def test_the_estimate_settles_where_99_of_100_batches_are_quicker_and_the_median
 def test_two_batches_in_a_row_that_are_four_times_off_set_the_medians_of_all_sizes_at_once() -> None:
     estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)
     estimate.observe(1, 4 * MS)
-    assert [estimate.median_ns(rows) for rows in (1, 8)] == pytest.approx([1_002_000, 1_400_000], abs=1)
+    assert [estimate.expected_ns(rows) for rows in (1, 8)] == pytest.approx([1_002_000, 1_400_000], abs=1)
     estimate.observe(1, 4 * MS)
     # The median of a row was 0.2 % up already, so that it goes up by 2.998 ms, and so does that of eight.
-    assert [estimate.median_ns(rows) for rows in (1, 8)] == pytest.approx([4_000_000, 4_398_000], abs=1)
+    assert [estimate.expected_ns(rows) for rows in (1, 8)] == pytest.approx([4_000_000, 4_398_000], abs=1)
     assert estimate.service_ns(1) == pytest.approx(4_049_500, abs=2), "the tail is that of the first one"
     estimate.observe(8, 1_360 * US)
     estimate.observe(8, 1_360 * US)
-    assert estimate.median_ns(8) == pytest.approx(1_360_000, abs=1), "and back as soon"
+    assert estimate.expected_ns(8) == pytest.approx(1_360_000, abs=1), "and back as soon"
 
 
 @pytest.mark.parametrize("took_us", [(4_000, 1_000, 4_000), (4_000, 250, 4_000), (2_900, 2_900, 2_900)])
@@ -158,7 +158,7 @@ def test_what_is_not_twice_in_a_row_more_than_three_times_off_moves_the_median_b
     estimate = LatencyEstimate(ONE, 1, HAND_OFF_NS)
     for took in took_us:
         estimate.observe(1, took * US)
-    assert 1_000_000 < estimate.median_ns(1) <= 1_020_000, "three steps of 0.2 %, and a little for the mean"
+    assert 1_000_000 < estimate.expected_ns(1) <= 1_020_000, "three steps of 0.2 %, and a little for the mean"
 
 
 def test_corrections_are_bounded() -> None:
@@ -169,10 +169,10 @@ def test_corrections_are_bounded() -> None:
     estimate = LatencyEstimate(ONE, 1, HAND_OFF_NS)
     for _ in range(1_000):
         estimate.observe(1, 3600 * S)
-    assert estimate.median_ns(1) == estimate.service_ns(1) == pytest.approx(26 * MS - 1_600 * US, abs=MS // 10)
+    assert estimate.expected_ns(1) == estimate.service_ns(1) == pytest.approx(26 * MS - 1_600 * US, abs=MS // 10)
     for _ in range(20_000):
         estimate.observe(1, 1)
-    assert (estimate.median_ns(1), estimate.service_ns(1)) == (125 * US, 125 * US)
+    assert (estimate.expected_ns(1), estimate.service_ns(1)) == (125 * US, 125 * US)
 
 
 def test_a_tail_of_batches_that_take_very_long_is_bounded_as_well() -> None:
@@ -180,7 +180,7 @@ def test_a_tail_of_batches_that_take_very_long_is_bounded_as_well() -> None:
     for _ in range(1_000):
         estimate.observe(1, 3600 * S)
         estimate.observe(1, 1 * MS)
-    assert estimate.median_ns(1) == pytest.approx(1 * MS + 5 * MS, rel=0.05), "half of them pause, for 10 ms at most"
+    assert estimate.expected_ns(1) == pytest.approx(1 * MS + 5 * MS, rel=0.05), "half of them pause, for 10 ms at most"
     assert 15 * MS < estimate.service_ns(1) <= 16 * MS
 
 
@@ -189,9 +189,9 @@ def test_decay_lets_both_corrections_fall_back_half_way_once_no_batch_confirms_t
     estimate.observe(1, 2 * MS)
     estimate.decay()
     # The median is 0.2 % more, and the tail 4.95 % more than the median: a batch has just shown that.
-    assert (estimate.median_ns(1), estimate.service_ns(1)) == pytest.approx((1_002_000, 1_051_500), abs=1)
+    assert (estimate.expected_ns(1), estimate.service_ns(1)) == pytest.approx((1_002_000, 1_051_500), abs=1)
     estimate.decay()
-    assert (estimate.median_ns(1), estimate.service_ns(1)) == pytest.approx((1_001_000, 1_025_750), abs=1)
+    assert (estimate.expected_ns(1), estimate.service_ns(1)) == pytest.approx((1_001_000, 1_025_750), abs=1)
     for _ in range(60):
         estimate.decay()
     assert estimate.service_ns(1) == estimate.profile_ns(1) == MS
@@ -204,12 +204,12 @@ def test_only_sizes_that_no_batch_had_since_the_last_decay_fall_back_and_the_tai
     estimate.decay()
     estimate.observe(8, 1_402_800)  # as long as expected: only the tail falls, by 0.05 %
     estimate.decay()
-    assert [estimate.median_ns(rows) for rows in (1, 8)] == pytest.approx([1_001_000, 1_402_800], abs=1)
-    tail_ns = estimate.service_ns(8) - estimate.median_ns(8)
+    assert [estimate.expected_ns(rows) for rows in (1, 8)] == pytest.approx([1_001_000, 1_402_800], abs=1)
+    tail_ns = estimate.service_ns(8) - estimate.expected_ns(8)
     assert tail_ns == pytest.approx(((1_400_000 + 49_500) * 1.0495 - 1_400_000 + 1_402_800) * 0.9995 - 1_402_800, abs=2)
     estimate.decay()
-    assert [estimate.median_ns(rows) for rows in (1, 8)] == pytest.approx([1_000_500, 1_401_400], abs=1)
-    assert estimate.service_ns(8) - estimate.median_ns(8) == pytest.approx(tail_ns / 2, abs=2)
+    assert [estimate.expected_ns(rows) for rows in (1, 8)] == pytest.approx([1_000_500, 1_401_400], abs=1)
+    assert estimate.service_ns(8) - estimate.expected_ns(8) == pytest.approx(tail_ns / 2, abs=2)
 
 
 def test_a_pause_makes_large_batches_no_longer_than_small_ones_but_by_its_own_time() -> None:
@@ -227,7 +227,7 @@ def test_where_batches_pause_the_mean_is_expected_and_not_the_median() -> None:
     expected = []
     for number in range(2_000):
         estimate.observe(8, 5_400 * US if number % 4 == 0 else 1_400 * US)
-        expected.append(estimate.median_ns(8))
+        expected.append(estimate.expected_ns(8))
     assert fmean(expected[1_000:]) == pytest.approx(1_400_000 + 900_000, rel=0.02)
 
 

@@ -165,7 +165,7 @@ def test_a_promised_batch_on_a_throttled_partition_is_predicted_to_start_at_once
     (batch,) = scheduler.handle_wakeup(24_500 * US)
     assert isinstance(batch, DispatchBatch)
     assert batch.partition == "small"
-    assert batch.predicted_ns == small.free_at_ns == 24_500 * US + small.batches[0].median_ns
+    assert batch.predicted_ns == small.free_at_ns == 24_500 * US + small.batches[0].expected_ns
 
 
 def test_work_is_predicted_to_take_as_long_as_it_did_when_it_was_held_back() -> None:
