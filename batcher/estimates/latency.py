@@ -127,7 +127,8 @@ class LatencyEstimate:
 
     def expected_ns(self, rows: int) -> int:
         """Latency that is expected of a batch of `rows` rows: the median, or more where some batches pause."""
-        return self.times_ns(rows)[0]
+        cell = self._cell_of[rows]
+        return int(self._profile_ns[cell] * self._medians[cell] + self._paused_ns)
 
     def times_ns(self, rows: int) -> tuple[int, int]:
         """`expected_ns` and `service_ns` of a batch of `rows` rows."""
@@ -154,11 +155,15 @@ class LatencyEstimate:
             return
         self._surprise = surprise
         median_ns = profile_ns * median
+        above_ns = latency_ns - median_ns
         most_ns = min(latency_ns, profile_ns * CORRECTION_BOUNDS[1])
         self._tail = max(_step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN), 1.0)
         self._tail_ns = max(_step(median_ns + self._tail_ns, most_ns, QUANTILE, TAIL_GAIN) - median_ns, 0.0)
-        self._mean_above_ns += MEAN_GAIN * (min(latency_ns - median_ns, MAX_PAUSE_NS) - self._mean_above_ns)
-        self._paused_ns = max(self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0], 0.0)
+        if above_ns > MAX_PAUSE_NS:
+            above_ns = MAX_PAUSE_NS
+        self._mean_above_ns += MEAN_GAIN * (above_ns - self._mean_above_ns)
+        paused_ns = self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0]
+        self._paused_ns = paused_ns if paused_ns > 0 else 0.0
         side = 1 if surprise > 1 else -1
         self._run = self._run + side if self._run * side > 0 else side
         steps = min(max(abs(self._run) - ACCIDENTS, 1), MOST_STEPS)
