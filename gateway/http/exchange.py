@@ -147,6 +147,7 @@ class Exchange:
     """
 
     __slots__ = (
+        "_blobs",
         "_body",
         "_client",
         "_error",
@@ -172,6 +173,8 @@ class Exchange:
         self._client = client
         self.head = head
         self._body = body
+        self._blobs: memoryview | None = None
+        """The binary data of a body whose JSON alone is in `_body`."""
         self._error: Exception | None = None
         self._submission: Submitted | None = None
         self._kept: bytes | bytearray | memoryview = b""
@@ -198,18 +201,33 @@ class Exchange:
         if len(self._body) > self._route.unchecked_bytes:
             self._try_length(len(self._body), known=False)
 
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that were passed to `receive`."""
+        return len(self._body)
+
     def memory_for_rest(self) -> memoryview | None:
         """The memory for the rest of a body of which much is to come; None for others.
 
-        The system provides it as it is filled: a client that only announces a large body makes the server keep nothing.
+        Binary data gets memory in which workers can read it, if there is some. The system provides other memory as it
+        is filled: a client that only announces a large body makes the server keep nothing.
         """
-        read = len(self._body)
-        if self.ready or self.head.length - read < DIRECT_BYTES:
+        head, body = self.head, self._body
+        read = len(body)
+        if self.ready or head.length - read < DIRECT_BYTES:
             return None
-        body = np.empty(self.head.length, np.uint8).data  # a bytearray would be filled with zeros
-        body[:read] = self._body
-        self._body = body
-        return body[read:]
+        json_length = head.json_length
+        if json_length is not None and json_length <= read and not head.encoded:
+            blobs = self._route.dataplane.memory(head.length - json_length)
+            if blobs is not None:
+                begun = read - json_length
+                blobs[:begun] = memoryview(body)[json_length:]
+                self._body, self._blobs = body[:json_length], blobs
+                return blobs[begun:]
+        whole = np.empty(head.length, np.uint8).data  # a bytearray would be filled with zeros
+        whole[:read] = body
+        self._body = whole
+        return whole[read:]
 
     def _try_length(self, length: int, known: bool = True) -> None:
         """Refuse a body that has this length, or more if that is not `known`, if it is too long."""
@@ -264,6 +282,7 @@ class Exchange:
         """Submit the request, or answer its error."""
         self.started = True
         body, self._body = self._body, b""
+        blobs, self._blobs = self._blobs, None
         head, dataplane = self.head, self._route.dataplane
         if self._route.relay is not None:
             self._kept = body
@@ -275,15 +294,16 @@ class Exchange:
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
                 parsing = asyncio.get_running_loop().run_in_executor(
-                    self._route.threads, decode_large_request, body, head.json_length, signature
+                    self._route.threads, decode_large_request, body, head.json_length, signature, blobs
                 )
-                parsing.add_done_callback(partial(self._parsed, body, signature))
+                parsing.add_done_callback(partial(self._parsed, body, blobs, signature))
                 return
             template, inputs = self._client.template, None
-            if template is not None and template.matches(body, head.json_length, signature):
-                inputs = template.tensors(body)
+            if template is not None and template.matches(body, head.json_length, signature, blobs):
+                inputs = template.tensors(body, blobs)
             if template is None or inputs is None:
-                template, inputs = self._check(body, signature, *decode_request(body, head.json_length, signature))
+                decoded = decode_request(body, head.json_length, signature, blobs)
+                template, inputs = self._check(body, blobs, signature, *decoded)
                 self._client.template = template if template.repeatable else None
             self._submit(signature, template, inputs)
         except RelayNeeded:
@@ -294,6 +314,7 @@ class Exchange:
     def _parsed(
         self,
         body: Buffer,
+        blobs: memoryview | None,
         signature: Signature,
         parsing: asyncio.Future[tuple[InferRequest, tuple[bool, ...]]],
     ) -> None:
@@ -303,22 +324,28 @@ class Exchange:
         try:
             parsed = parsing.result()
             if self._route.dataplane.signature(self.head.name, self.head.version) is not signature:  # replaced since
-                self._body = body
+                self._body, self._blobs = body, blobs
                 self.run()
                 return
-            self._submit(signature, *self._check(body, signature, *parsed))
+            self._submit(signature, *self._check(body, blobs, signature, *parsed))
         except RelayNeeded:
             self._relay()
         except Exception as error:
             self._fail(error)
 
     def _check(
-        self, body: Buffer, signature: Signature, request: InferRequest, binary_flags: tuple[bool, ...]
+        self,
+        body: Buffer,
+        blobs: memoryview | None,
+        signature: Signature,
+        request: InferRequest,
+        binary_flags: tuple[bool, ...],
     ) -> tuple[Template, dict[str, Tensor]]:
         inputs, options = self._route.dataplane.check(signature, request)
         if self.head.json_length is None and not request.shared:
             return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
-        return RequestTemplate(body, self.head.json_length, signature, inputs, options, binary_flags), inputs
+        length = self.head.json_length
+        return RequestTemplate(body, length, signature, inputs, options, binary_flags, blobs), inputs
 
     def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor]) -> None:
         self._template = template
@@ -337,6 +364,7 @@ class Exchange:
         """Cancel the request: the client has closed the connection."""
         self.disconnected = True
         self._body = self._kept = b""
+        self._blobs = None
         if self._submission is not None:
             self._route.dataplane.cancel(self._submission)
         if self._relaying is not None:
@@ -344,7 +372,7 @@ class Exchange:
 
     def _refuse(self, error: RequestError) -> None:
         self._error = error
-        self._body = b""
+        self._body, self._blobs = b"", None
         self.ready = True
         # The client may send its body without `100 Continue` or not, so the connection cannot be reused.
         if self.head.expects_continue:

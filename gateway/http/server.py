@@ -23,7 +23,7 @@ from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
-from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_request
+from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_beginning, known_request
 from sluice.gateway.inference.request_template import Template
 
 BACKLOG = 4096
@@ -106,6 +106,10 @@ class Connection(HttpToolsProtocol):
         """True if the latest request is of HTTP/1.0, whose clients know no interim responses."""
         self._in_body = self._stopped = self._probed = self._only_health = self._is_direct = False
         self._known: KnownRequest | None = None
+        self._known_large: KnownRequest | None = None
+        self._large: LargeBody | None = None
+        self._parser_lags = False
+        """True if the parser has not seen the rest of the latest body."""
         self._begun = 0
         """The requests that began with the bytes that were read last."""
         self._parts = 0
@@ -176,7 +180,7 @@ class Connection(HttpToolsProtocol):
         if self._unparsed > SMALL_BYTES and not self._stopped:
             self._keep_unparsed()
         if self._in_body:
-            self._read_directly()
+            self._read_directly(data if is_between and self._begun == 1 else b"")
         elif is_between and self._begun == 1 and not self._unparsed and isinstance(self.cycle, Exchange):
             self._known = known_request(data, self.cycle.head)
         if self.budget.used > self.budget.mark:
@@ -193,29 +197,65 @@ class Connection(HttpToolsProtocol):
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
 
-    def _read_directly(self) -> None:
-        """Read the rest of a large body into its memory, past the parser."""
+    def _read_directly(self, data: bytes) -> None:
+        """Read the rest of a large body into its memory, past the parser.
+
+        `data` are the bytes that its request began with; b"" if they may hold more than that.
+        """
         cycle = cast(Any, self.cycle)
         if self._stopped or not isinstance(cycle, Exchange) or self.scheme == "https":
             return
+        size = len(data) - cycle.read_bytes
         rest = cycle.memory_for_rest()
-        if rest is not None:
+        if rest is None:
+            return
+        self._known_large = None
+        if size > 0 and not self._offers_upgrade:
+            self._known_large = known_beginning(data[:size], cycle.head)
+        self._parser_lags = True
+        if self._large is None:
+            self._large = LargeBody(self)
+        self._large.read_rest(rest)
+        if not self._is_direct:
             self._is_direct = True
-            self.transport.set_protocol(LargeBody(self, rest))
+            self.transport.set_protocol(self._large)
 
     def on_direct_bytes(self, size: int, complete: bool) -> None:
         """Take a part of a large body, which is in its memory already."""
         self._hold(self.cycle, size)
         if complete:
-            self._end_direct()
+            if self._parser_lags:
+                self._replace_parser()
             self.on_message_complete()
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
 
+    def on_next_bytes(self, data: bytes) -> None:
+        """Take the first bytes after a large body: those of another one need no parser if its head is the same."""
+        known = self._known_large
+        is_between = self._turn is None and not (self._in_body or self._unparsed or self._stopped)
+        if known is None or not is_between or not known.is_begun(data):
+            self._end_direct()
+            self.data_received(data)
+            return
+        self.since_s = 0.0
+        body = data[len(known.begin) :]
+        exchange = Exchange(self._route, self, known.head, body)
+        self._hold(exchange, len(body))
+        self._turn = self.cycle = exchange  # type: ignore[assignment]
+        self._in_body = True
+        rest = exchange.memory_for_rest()
+        assert self._large is not None
+        assert rest is not None, "the one before was as large"
+        self._large.read_rest(rest)
+
     def _end_direct(self) -> None:
-        """Parse what comes next; the parser before waits for the body that it has not seen."""
+        """Parse what comes next."""
         self._is_direct = False
-        self._replace_parser()
+        if self._large is not None:
+            self._large.read_rest(None)
+        if self._parser_lags:
+            self._replace_parser()
         self.transport.set_protocol(self)
 
     def _keep_unparsed(self) -> None:
@@ -239,6 +279,7 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join((*lines, b"", b""))
 
     def _replace_parser(self) -> None:
+        self._parser_lags = False
         self.parser = httptools.HttpRequestParser(self)
         with contextlib.suppress(AttributeError):  # httptools before 0.6.3
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)

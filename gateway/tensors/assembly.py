@@ -273,10 +273,10 @@ class Assembly:
             if ref.stage == REQUEST_STAGE and member.row_index is None:
                 sample = request_tensors.inputs[ref.tensor]
                 shape = sample.shape
-                if shared is None:
+                whole = None if shared is None else shared.located.get(ref.tensor)
+                if whole is None:
                     pieces.append(content(sample))
                     continue
-                whole = shared.located[ref.tensor]
                 pieces.append(Segment(whole.region, whole.offset, whole.nbytes))
             else:
                 tensor, located, spans = locate_rows(request_tensors, ref, member.row_index)

@@ -42,6 +42,7 @@ class InputSlots:
     def __init__(self, regions: SharedRegions, nbytes: int) -> None:
         self._regions = regions
         self._arena = Arena(nbytes)
+        self._parts = 0
         region = Region.create("sluice-inputs", nbytes)
         self._view = region.view
         self._number = regions.share_region(region)
@@ -50,7 +51,23 @@ class InputSlots:
     @property
     def used_bytes(self) -> int:
         """Bytes of the arena in use."""
-        return self._arena.used_bytes
+        return self._arena.used_bytes - self._parts
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the arena."""
+        return self._arena.nbytes
+
+    def take_part(self, nbytes: int) -> tuple[int, int, memoryview] | None:
+        """Take a part of the arena for good; returns the region, the offset in it and the memory, None without room.
+
+        What is used of it does not count in `used_bytes`.
+        """
+        offset = self._arena.allocate(nbytes)
+        if offset is None:
+            return None
+        self._parts += nbytes
+        return self._number, offset, self._view[offset : offset + nbytes]
 
     def join(self, models: int) -> None:
         """Keep a part for that many more models."""
