@@ -81,6 +81,10 @@ class RequestTemplate(_Template):
             and body[: len(self._head)] == self._head
         )
 
+    def begins(self, first: bytes) -> bool:
+        """True if a request with these first bytes may match."""
+        return first.startswith(self._head)
+
     def tensors(self, body: Buffer, blobs: memoryview | None = None) -> dict[str, Tensor]:
         """The tensors of a request that matches: views on its body."""
         if blobs is not None:
