@@ -9,6 +9,8 @@ import numpy as np
 from sluice.gateway.front_ends.messages import PlacedTensor
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.pending_answer import RelayNeeded
+from sluice.gateway.tensors.body_memory import LARGE_BYTES, ArenaPart, BodyMemory
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Arena, Region
@@ -51,13 +53,14 @@ class InputMemory:
         self._own_regions = 0
         self._share = share
         self._forget = forget
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _Block | BatchOutputs] = {}
+        self.bodies = BodyMemory(arena_bytes, self._take_part)
         self._small: list[_Block] = []
         self._numbers = itertools.count(ARENA + 1)
         share(ARENA, region)
 
     def write(self, request: int, inputs: Mapping[str, Tensor]) -> tuple[PlacedTensor, ...]:
-        """Copy the inputs of a request, which stay until `free`.
+        """Copy the inputs of a request, unless all lie in the memory for bodies; they stay until `free`.
 
         Raises RejectedError without memory, and RelayNeeded if it would lie in too many regions.
         """
@@ -66,6 +69,15 @@ class InputMemory:
         for tensor in inputs.values():
             starts.append(end)
             end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        shared = self.bodies.locate(inputs) if end >= LARGE_BYTES else None
+        if shared is not None and len(shared.located) == len(inputs):
+            self._blocks[request] = shared
+            return tuple(
+                [
+                    PlacedTensor(each.name, each.shape, each.region, each.offset, each.nbytes)
+                    for each in shared.located.values()
+                ]
+            )
         block, view = self._allocate(end)
         self._blocks[request] = block
         placed = []
@@ -84,6 +96,8 @@ class InputMemory:
     def free(self, request: int) -> None:
         """Free the inputs of a request."""
         block = self._blocks.pop(request)
+        if isinstance(block, BatchOutputs):
+            return
         if block.region != ARENA:
             self._own_regions -= 1
             self._spare_bytes += block.nbytes
@@ -92,6 +106,10 @@ class InputMemory:
             self._small.append(block)
         else:
             self._arena.free(block.offset)
+
+    def _take_part(self, nbytes: int) -> ArenaPart | None:
+        offset = self._arena.allocate(nbytes)
+        return None if offset is None else ArenaPart(ARENA, offset, self._view[offset : offset + nbytes])
 
     def _allocate(self, nbytes: int) -> tuple[_Block, memoryview]:
         if nbytes <= MIN_BLOCK_BYTES:

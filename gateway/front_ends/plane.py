@@ -106,6 +106,10 @@ class FrontEndDataPlane(DataPlane):
             signature = self._known[name, version] = _NamedSignature(pipeline, self._client_key, version)
         return signature
 
+    def memory(self, nbytes: int) -> memoryview | None:
+        """Memory to receive the tensors of a large request into, where workers can read them; None without such."""
+        return self._memory.bodies.allocate(nbytes)
+
     def submit(
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> PassedRequest:

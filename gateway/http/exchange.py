@@ -152,6 +152,7 @@ class Exchange:
         "_client",
         "_error",
         "_kept",
+        "_kept_blobs",
         "_relaying",
         "_route",
         "_submission",
@@ -179,6 +180,7 @@ class Exchange:
         self._submission: Submitted | None = None
         self._kept: bytes | bytearray | memoryview = b""
         """The body, which may have to be passed on until there is an answer."""
+        self._kept_blobs: memoryview | None = None
         self._relaying: asyncio.Task[RelayedAnswer] | None = None
         self.keep_alive = head.keep_alive
         self.held = 0
@@ -285,7 +287,7 @@ class Exchange:
         blobs, self._blobs = self._blobs, None
         head, dataplane = self.head, self._route.dataplane
         if self._route.relay is not None:
-            self._kept = body
+            self._kept, self._kept_blobs = body, blobs
         try:
             if self._error is not None:
                 raise self._error
@@ -364,7 +366,7 @@ class Exchange:
         """Cancel the request: the client has closed the connection."""
         self.disconnected = True
         self._body = self._kept = b""
-        self._blobs = None
+        self._blobs = self._kept_blobs = None
         if self._submission is not None:
             self._route.dataplane.cancel(self._submission)
         if self._relaying is not None:
@@ -381,9 +383,12 @@ class Exchange:
     def _relay(self) -> None:
         """Have the gateway's process answer the request, unless its client has gone."""
         body, self._kept = self._kept, b""
+        blobs, self._kept_blobs = self._kept_blobs, None
         self._submission = None
         if self.disconnected:
             return
+        if blobs is not None:
+            body = b"".join((body, blobs))
         relay, head = self._route.relay, self.head
         assert relay is not None, "only its data plane asks for it"
         version = f"/versions/{head.version}" if head.version else ""
@@ -480,7 +485,7 @@ class Exchange:
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
-        self._kept = b""
+        self._kept, self._kept_blobs = b"", None
         self.response_complete = True
         if client.transport.is_closing():
             return

@@ -3,12 +3,12 @@
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.mps.ipc.messages import OutputTensor
@@ -16,15 +16,23 @@ from sluice.mps.ipc.messages import OutputTensor
 LARGE_BYTES = 64 << 10
 """Smaller requests are not worth a place of their own: their rows are copied side by side."""
 PART = 2
-"""The part of the arena for inputs that bodies may take: the rest stays for the inputs of batches."""
+"""The part of an arena for inputs that bodies may take: the rest stays for the inputs of batches."""
 MOST_PART = 4
 """No body may take more than this part of the memory for all."""
 ALIGNMENT = 16
 """The largest element of a tensor has so many bytes."""
 
 
+class ArenaPart(NamedTuple):
+    """A part of an arena: `memory` at `offset` of the region of this number."""
+
+    region: int
+    offset: int
+    memory: memoryview
+
+
 class BodyMemory:
-    """Memory out of the arena of `slots`, taken when the first body comes.
+    """A part of an arena of `nbytes`, which `take` gives when the first body comes, or later if it has no room.
 
     A block is free again when the last array and the last view of it are gone, so that no reader finds it overwritten.
     Blocks lie in the order in which they were taken where there is room: the tensors of a batch are then mostly one
@@ -32,11 +40,11 @@ class BodyMemory:
     as what is in use above it, so that little of it is touched.
     """
 
-    def __init__(self, slots: InputSlots) -> None:
-        self._slots = slots
-        self._memory: memoryview | None = None
-        self._region = self._offset = self._address = 0
-        self._limit = 1 << (slots.nbytes // PART).bit_length() - 1
+    def __init__(self, nbytes: int, take: Callable[[int], ArenaPart | None]) -> None:
+        self._take = take
+        self._part: ArenaPart | None = None
+        self._address = 0
+        self._limit = 1 << (nbytes // PART).bit_length() - 1
         self._cursor = 0
         self._begins: list[int] = []
         """The blocks in use, ascending."""
@@ -54,8 +62,13 @@ class BodyMemory:
     def allocate(self, nbytes: int) -> memoryview | None:
         """Memory of that size; None if there is none. O(blocks in use)."""
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if not 0 < size <= self._limit // MOST_PART or not self._has_memory():
+        if not 0 < size <= self._limit // MOST_PART:
             return None
+        if self._part is None:
+            self._part = self._take(self._limit)
+            if self._part is None:
+                return None
+            self._address = _address(np.frombuffer(self._part.memory, np.uint8))
         self._collect()
         begin = self._find(size)
         if begin < 0:
@@ -64,35 +77,26 @@ class BodyMemory:
         self._begins.insert(position, begin)
         self._ends.insert(position, begin + size)
         self._cursor = begin + size
-        assert self._memory is not None
-        block = np.frombuffer(self._memory, np.uint8, nbytes, begin)
+        block = np.frombuffer(self._part.memory, np.uint8, nbytes, begin)
         freed = self._freed
         self._watched[begin] = weakref.ref(block, lambda _: freed.append(begin))
         return block.data
 
     def locate(self, inputs: Mapping[str, Tensor]) -> BatchOutputs | None:
         """The inputs of a request with the places of those that lie in this memory; None if none does."""
+        part = self._part
+        if part is None:
+            return None
         located: dict[str, OutputTensor] = {}
         for name, tensor in inputs.items():
             if not isinstance(tensor, np.ndarray):
                 continue
-            offset = tensor.__array_interface__["data"][0] - self._address
+            offset = _address(tensor) - self._address
             if 0 <= offset < self._limit and tensor.flags.aligned:
-                place = self._offset + offset
                 located[name] = OutputTensor(
-                    name, datatype_of(tensor.dtype), tensor.shape, self._region, place, tensor.nbytes
+                    name, datatype_of(tensor.dtype), tensor.shape, part.region, part.offset + offset, tensor.nbytes
                 )
         return BatchOutputs(inputs, located, no_release) if located else None
-
-    def _has_memory(self) -> bool:
-        """Take the memory, if that has not happened yet; returns False if the arena has no room for it now."""
-        if self._memory is None:
-            taken = self._slots.take_part(self._limit)
-            if taken is None:
-                return False
-            self._region, self._offset, self._memory = taken
-            self._address = np.frombuffer(self._memory, np.uint8).__array_interface__["data"][0]
-        return True
 
     def _collect(self) -> None:
         """Free the blocks that nothing refers to any more."""
@@ -115,3 +119,8 @@ class BodyMemory:
             if (begins[position] if position < len(begins) else self._limit) - begin >= size:
                 return begin
         return -1
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -3,6 +3,7 @@
 from typing import NamedTuple, Protocol
 
 from sluice.batcher.scheduler.memory_shares import MemoryShares
+from sluice.gateway.tensors.body_memory import ArenaPart
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.arena import Arena, Region
 
@@ -53,21 +54,13 @@ class InputSlots:
         """Bytes of the arena in use."""
         return self._arena.used_bytes - self._parts
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the arena."""
-        return self._arena.nbytes
-
-    def take_part(self, nbytes: int) -> tuple[int, int, memoryview] | None:
-        """Take a part of the arena for good; returns the region, the offset in it and the memory, None without room.
-
-        What is used of it does not count in `used_bytes`.
-        """
+    def take_part(self, nbytes: int) -> ArenaPart | None:
+        """Take a part of the arena for good; None without room. It does not count in `used_bytes`."""
         offset = self._arena.allocate(nbytes)
         if offset is None:
             return None
         self._parts += nbytes
-        return self._number, offset, self._view[offset : offset + nbytes]
+        return ArenaPart(self._number, offset, self._view[offset : offset + nbytes])
 
     def join(self, models: int) -> None:
         """Keep a part for that many more models."""

@@ -93,7 +93,7 @@ class WorkerExecutor:
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
-        self.bodies = BodyMemory(self._slots)
+        self.bodies = BodyMemory(input_bytes, self._slots.take_part)
         self._assembly = Assembly(wirings, models, self._slots, cache)
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, WorkerRecord] = {}

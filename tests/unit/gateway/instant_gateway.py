@@ -37,6 +37,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import BrokenEntry
@@ -87,6 +88,7 @@ class InstantRuntime:
                 "priority": options.priority,
                 "client": client,
                 "expires_ns": ARRIVED_NS + options.timeout_ns if options.timeout_ns else 0,
+                "shared": shared,
             }
         )
         self.arrived.set()
@@ -181,13 +183,16 @@ def instant_gateway(
     restrictions: Restrictions | None = None,
     access: AccessRules | None = None,
     resizing: object = None,
+    bodies: BodyMemory | None = None,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = LocalDataPlane(registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory)
+    dataplane = LocalDataPlane(
+        registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory, bodies=bodies
+    )
     control = ControlPlane(
         registry,
         RepositoryApi(registry),

@@ -1,6 +1,7 @@
 """Large bodies, which are read straight into the memory where they stay."""
 
 import asyncio
+import gc
 import json
 import resource
 from pathlib import Path
@@ -8,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.gateway.http.large_body import LargeBody
+from sluice.gateway.http.large_body import HEAD_BYTES, LargeBody
+from sluice.gateway.http.server import Phase
+from sluice.gateway.tensors.body_memory import BodyMemory
+from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.models.tensors.spec import DataType
+from tests.support.gateway.assembly_bench import LocalRegions
 from tests.unit.gateway.instant_gateway import (
     TIMEOUT_S,
     Client,
@@ -27,17 +32,30 @@ PART = 100_000
 """Bytes of a request that are sent first: less than a server reads at a time."""
 
 
+ARENA_BYTES = 64 << 20
+
+
+@pytest.fixture(params=["private", "shared"])
+def bodies(request: pytest.FixtureRequest) -> BodyMemory | None:
+    """The memory for bodies that workers can read, or none."""
+    return (
+        BodyMemory(ARENA_BYTES, InputSlots(LocalRegions(), ARENA_BYTES).take_part)
+        if request.param == "shared"
+        else None
+    )
+
+
 @pytest.fixture
-def served() -> InstantGateway:
+def served(bodies: BodyMemory | None) -> InstantGateway:
     pipelines = [identity(name, ("x", DataType.FP32, (width,))) for name, width in {"m": WIDTH, "s": 1}.items()]
-    return instant_gateway(*pipelines, max_body_bytes=2 << 20)
+    return instant_gateway(*pipelines, max_body_bytes=2 << 20, bodies=bodies)
 
 
-def request(values: np.ndarray) -> bytes:
+def request(values: np.ndarray, **headers: str) -> bytes:
     data = values.tobytes()
     tensor = {"name": "x", "shape": [1, WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return message("POST", PATH, head + data, headers={"Inference-Header-Content-Length": str(len(head))})
+    return message("POST", PATH, head + data, headers={"Inference-Header-Content-Length": str(len(head)), **headers})
 
 
 def small(number: int) -> bytes:
@@ -180,3 +198,113 @@ def test_a_large_body_with_wrong_lengths_is_refused_as_any_other(served: Instant
         assert (await client.reply()).status == 200
 
     talk(served, conversation)
+
+
+def answered(served: InstantGateway) -> list[np.ndarray]:
+    """The inputs of large requests that were submitted."""
+    inputs = [each["inputs"]["x"] for each in served.runtime.submitted]
+    return [each[0] for each in inputs if each.shape[1] == WIDTH]
+
+
+def test_requests_with_the_same_head_need_no_parser(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for seed in range(4):
+            sent = request(values(seed))
+            client.send(sent[:PART])
+            await is_direct(client)
+            client.send(sent[PART:])
+            assert (await client.reply()).body.endswith(values(seed).tobytes())
+            if not seed:
+                parser = client.connection.parser
+        assert client.connection.parser is parser
+        assert client.connection.budget.used == 0
+
+    talk(served, conversation)
+    assert all(map(np.array_equal, answered(served), map(values, range(4))))
+
+
+@pytest.mark.parametrize("first", [1, 40, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 1])
+def test_a_head_after_a_large_body_may_come_in_parts_and_be_another(served: InstantGateway, first: int) -> None:
+    async def conversation(client: Client) -> None:
+        client.send(request(values(0)))
+        await client.reply()
+        for seed, headers in enumerate(({}, {"X-More": "1"}, {"X-More": "1"}), 1):
+            sent = request(values(seed), **headers)
+            client.send(sent[:first])
+            await until(lambda: client.connection.read_bytes() > 0 or client.connection.phase() is Phase.HEAD)
+            client.send(sent[first:])
+            assert (await client.reply()).body.endswith(values(seed).tobytes())
+
+    talk(served, conversation)
+    assert all(map(np.array_equal, answered(served), map(values, range(4))))
+
+
+def test_large_and_small_requests_may_be_sent_at_once(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for _ in range(2):
+            client.send(request(values(0)) + request(values(1)) + small(5) + request(values(2)))
+            for seed in range(2):
+                assert (await client.reply()).body.endswith(values(seed).tobytes())
+            assert json.loads((await client.reply()).body)["id"] == "5"
+            assert (await client.reply()).body.endswith(values(2).tobytes())
+
+    talk(served, conversation)
+
+
+def test_a_small_request_of_several_reads_may_follow_a_large_body(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for _ in range(2):
+            client.send(request(values(0)))
+            await client.reply()
+            padded = {"id": "p" * 100, "parameters": {"filling": "f" * 3 * HEAD_BYTES}}
+            tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+            client.send(message("POST", "/v2/models/s/infer", json.dumps({**padded, "inputs": [tensor]}).encode()))
+            assert json.loads((await client.reply()).body)["id"] == "p" * 100
+
+    talk(served, conversation)
+
+
+def test_what_is_no_request_after_a_large_body_is_refused(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        client.send(request(values(0)))
+        await client.reply()
+        client.send(b"no request\r\n\r\n")
+        assert (await client.reply()).status == 400
+        assert await client.rest() == b""
+
+    talk(served, conversation)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_bodies_are_read_where_workers_read_them_and_their_memory_is_free_afterwards(repeated: bool) -> None:
+    bodies = BodyMemory(ARENA_BYTES, InputSlots(LocalRegions(), ARENA_BYTES).take_part)
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (WIDTH,))), max_body_bytes=2 << 20, bodies=bodies)
+
+    async def conversation(client: Client) -> None:
+        if repeated:
+            client.send(request(values(0)))
+            await client.reply()
+            served.runtime.submitted.clear()
+        sent = request(values(1))
+        client.send(sent[:PART])
+        await until(lambda: bodies.used_bytes == 4 * WIDTH)
+        client.send(sent[PART:])
+        await client.reply()
+        (submitted,) = served.runtime.submitted
+        assert submitted["shared"].located["x"].nbytes == 4 * WIDTH
+        assert bodies.used_bytes == 4 * WIDTH
+        del submitted
+        served.runtime.submitted.clear()
+        assert bodies.used_bytes == 0
+        client.send(sent[: 2 * PART])
+        await until(lambda: client.connection.read_bytes() > PART)
+        assert bodies.used_bytes == 4 * WIDTH
+        client.close()
+        await until(client.connection.transport.is_closing)
+        await until(lambda: bodies.used_bytes == 0)
+
+    gc.disable()
+    try:
+        talk(served, conversation)
+    finally:
+        gc.enable()
