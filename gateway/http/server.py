@@ -140,7 +140,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(turn, Exchange):
             turn.disconnect()
         # An exchange refers to its connection: break the cycle, which leaves nothing for the garbage collector.
-        self._turn = self.cycle = None  # type: ignore[assignment]
+        self._turn = self.cycle = self._large = None  # type: ignore[assignment]
         self._front_door.leave(self, self._address)
         if self._front_door.paused:
             self._front_door.relieve()
