@@ -208,6 +208,11 @@ class Exchange:
         """The bytes that were passed to `receive`."""
         return len(self._body)
 
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of the body that have not come; 0 or less if its length is unknown or it does not matter."""
+        return 0 if self.ready else self.head.length - len(self._body)
+
     def memory_for_rest(self) -> memoryview | None:
         """The memory for the rest of a body of which much is to come; None for others.
 

@@ -37,6 +37,10 @@ WAITING_BYTES = 2048
 """The least memory of a request that waits for its turn."""
 TURN_PARTS = 1000
 """A client leaves others a turn when that many parts of its body have been read at a time."""
+TURN_REQUESTS = 32
+"""The same for requests."""
+PIECE_BYTES = 8 << 10
+"""The most that is parsed without a look at these bounds, unless it is one part."""
 SWEEP_TICKS = 10
 """Ticks of uvicorn between two sweeps; there are ten a second."""
 LAST_REQUESTS_S = 0.3
@@ -116,6 +120,8 @@ class Connection(HttpToolsProtocol):
         """The parts of bodies in the bytes that were read last."""
         self._unread = 0
         self._head_held = 0
+        self._unparsed_rest = b""
+        """Bytes that were read and are parsed in a later turn."""
         self._phase = Phase.IDLE
         self._moved = 0
         self.since_s = 0.0
@@ -163,28 +169,77 @@ class Connection(HttpToolsProtocol):
             if self._unparsed > LINGER_BYTES:
                 self.transport.abort()
             return
+        if not self._parse(data):
+            return
+        if self._unparsed > SMALL_BYTES and not self._stopped:
+            self._keep_unparsed()
+        if self._in_body and not self._unparsed_rest:
+            self._read_directly(data if is_between and self._begun == 1 else b"")
+        elif is_between and self._begun == 1 and not self._unparsed and isinstance(self.cycle, Exchange):
+            self._known = known_request(data, self.cycle.head)
+        if self.budget.used > self.budget.mark:
+            self._front_door.press(self)
+
+    def _parse(self, data: bytes) -> bool:
+        """Parse bytes, but not more of them than a turn may have; returns False once the connection is stopped."""
+        position, end = 0, len(data)
+        while position < end:
+            stop = self._end_of_piece(data, position)
+            if not self._feed(data if stop - position == end else data[position:stop]):
+                return False
+            position = stop
+            if position < end and (self._parts >= TURN_PARTS or self._begun >= TURN_REQUESTS):
+                self._parse_later(data[position:])
+                break
+        return True
+
+    def _end_of_piece(self, data: bytes, position: int) -> int:
+        """The end of what is parsed next: a head, the rest of a body, or a piece that may have many parts."""
+        end = len(data)
+        if end - position <= PIECE_BYTES:
+            return end
+        cycle = cast(Any, self.cycle)
+        if self._in_body:
+            is_one_part = isinstance(cycle, Exchange) and cycle.missing_bytes >= end - position
+            return end if is_one_part else position + PIECE_BYTES
+        head = data.find(b"\r\n\r\n", position, position + PIECE_BYTES)
+        return position + PIECE_BYTES if head < 0 else head + 4
+
+    def _parse_later(self, rest: bytes) -> None:
+        """Let others have their turn before the rest of what was read is parsed; it counts until then."""
+        self._unparsed_rest = rest
+        self.budget.used += len(rest)
+        self.flow.pause_reading()
+        self.loop.call_soon(self._parse_rest)
+
+    def _parse_rest(self) -> None:
+        rest = self._take_rest()
+        if rest and not self.transport.is_closing():
+            self.data_received(rest)
+            self.regulate_reading()
+
+    def _take_rest(self) -> bytes:
+        rest, self._unparsed_rest = self._unparsed_rest, b""
+        self.budget.used -= len(rest)
+        return rest
+
+    def _feed(self, data: bytes) -> bool:
+        """Pass bytes to the parser; returns False once the connection is stopped."""
         pieces: list[bytes | memoryview] = [data]
         while pieces:
             try:
                 self.parser.feed_data(pieces[0])
             except httptools.HttpParserUpgrade as upgrade:
                 if self._stopped:
-                    return
+                    return False
                 pieces = [self._head_without_upgrade(), memoryview(pieces[0])[upgrade.args[0] :], *pieces[1:]]
                 continue
             except httptools.HttpParserError:
                 if not self._stopped:
                     self.refuse(400, "Invalid HTTP request received.", "malformed")
-                return
+                return False
             del pieces[0]
-        if self._unparsed > SMALL_BYTES and not self._stopped:
-            self._keep_unparsed()
-        if self._in_body:
-            self._read_directly(data if is_between and self._begun == 1 else b"")
-        elif is_between and self._begun == 1 and not self._unparsed and isinstance(self.cycle, Exchange):
-            self._known = known_request(data, self.cycle.head)
-        if self.budget.used > self.budget.mark:
-            self._front_door.press(self)
+        return True
 
     def _repeat(self, body: bytes, head: RequestHead) -> None:
         """Take a whole request with a known head."""
@@ -505,6 +560,7 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         self._unparsed = 0
         self._release_head()
+        self._take_rest()
         self._take(RefusedRequest(self, status, reason))
 
     def _withdraw(self) -> bool:
@@ -561,6 +617,7 @@ class Connection(HttpToolsProtocol):
         self.budget.used -= self._unread
         self._unread = 0
         self._release_head()
+        self._take_rest()
 
     def _release(self, request: Any) -> None:
         self.budget.used -= request.held
@@ -570,7 +627,7 @@ class Connection(HttpToolsProtocol):
         """Read on, or stop reading while earlier requests, the client or other connections are to make room."""
         if self.transport.is_closing():
             return
-        if self.pipeline or self.flow.write_paused or self in self._front_door.paused:
+        if self.pipeline or self._unparsed_rest or self.flow.write_paused or self in self._front_door.paused:
             self.flow.pause_reading()
         else:
             self.flow.resume_reading()

@@ -250,7 +250,7 @@ SECTIONS = (
             "max_connections": "Connections over HTTP. It is lowered to what the limit of open files allows.",
             "max_connections_per_address": "Connections from one address over HTTP, and as many over gRPC; `0` sets no "
             "limit.",
-            "head_bytes": "Size of the head of a request: its target and its headers, or the headers of a gRPC call.",
+            "head_bytes": "Size of the head of a request: its target and its headers.",
             "head_lines": "Headers of a request.",
             "json_bytes": "Size of the JSON of an inference request, without binary tensors.",
             "id_bytes": "Size of the id of an inference request.",
@@ -261,6 +261,7 @@ SECTIONS = (
             "checked.",
             "min_bytes_per_s": "The least progress, in bytes a second; with `0`, any progress is enough.",
             "grpc_connections": "Connections over gRPC. It is lowered to what the limit of open files allows.",
+            "grpc_head_bytes": "Size of the headers of a gRPC call.",
             "grpc_streams": "Open calls on one gRPC connection; clients keep others back.",
             "grpc_idle_s": "Seconds after which a gRPC connection without calls is closed.",
             "grpc_age_s": "Seconds after which a gRPC connection takes no more calls. Its open calls end normally.",

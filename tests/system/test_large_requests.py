@@ -127,7 +127,7 @@ class GrpcClient:
         self._client.close()
 
 
-CLIENT = {"http": HttpClient, "grpc": GrpcClient}
+CLIENT: dict[str, type[HttpClient] | type[GrpcClient]] = {"http": HttpClient, "grpc": GrpcClient}
 
 
 def work(server: GatewayServer, kind: str, number: int, model: str = "same") -> None:

@@ -54,7 +54,7 @@ CONNECTION_WINDOW = 4 << 20
 STREAM_WINDOW = 1 << 20
 TURN_FRAMES = 1000
 """The most frames that are taken at a time, so that a client with many small ones leaves the others their turns."""
-TURN_HEADER_BYTES = 64
+TURN_HEADER_BYTES = 16
 """As many bytes of headers count as a frame, since Python decodes them."""
 CREDIT_BYTES = 256 << 10
 """Windows grow again by this much or more at a time."""
@@ -89,7 +89,7 @@ class ConnectionLimits(NamedTuple):
     """The bounds of one connection. `ping_s` are the seconds between two pings of the client."""
 
     streams: int = 1024
-    header_bytes: int = 64 << 10
+    header_bytes: int = 16 << 10
     header_fields: int = 100
     ping_s: float = 10
 

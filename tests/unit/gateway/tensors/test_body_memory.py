@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.decisions import Member
+from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.body_memory import MOST_PART, PART, BodyMemory
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.models.tensors.arrays import WireBytes
@@ -110,7 +111,7 @@ def test_bodies_have_no_memory_while_batches_fill_the_arena(bench: Bench) -> Non
 
 def test_only_aligned_numbers_in_the_memory_are_read_there(bench: Bench) -> None:
     memory = bench.take(64)
-    inputs = {
+    inputs: dict[str, Tensor] = {
         "floats": np.ndarray((2, 3), np.float32, memory, 8),
         "unaligned": np.ndarray((2, 2), np.float32, memory, 34),
         "bytes": np.ndarray((2, 1), np.uint8, memory, 33),

@@ -66,7 +66,7 @@ class PlayedTransport:
             if isinstance(reader, asyncio.Protocol):
                 reader.data_received(data)
                 return
-            memory = memoryview(reader.get_buffer(-1))  # type: ignore[arg-type]
+            memory = memoryview(reader.get_buffer(-1))
             size = min(len(memory), len(data))
             memory[:size] = data[:size]
             data = data[size:]
