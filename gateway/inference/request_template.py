@@ -89,7 +89,7 @@ class RequestTemplate(_Template):
         """The tensors of a request that matches: views on its body."""
         if blobs is not None:
             begin = len(self._head)
-            return {name: np.ndarray(shape, dtype, blobs, offset - begin) for name, shape, dtype, offset in self._layout}
+            return {name: np.ndarray(shape, dtype, blobs, at - begin) for name, shape, dtype, at in self._layout}
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
 

@@ -866,9 +866,7 @@ def test_frames_of_large_messages_may_take_turns() -> None:
         client.send(sent[:300_000])
         assert isinstance(client.transport.get_protocol(), LargeFrames)
         client.send(sent[300_000:])
-        for stream_id in (1, 3):
-            client.send(b"")
-            await client.until(lambda found: len(taken.messages) == 2)
+        await client.until(lambda found: len(taken.messages) == 2)
         for stream_id in range(5, 105, 2):
             client.send(client.call(stream_id, bytes(100)))
         await client.until(lambda found: len(taken.messages) == 52)
