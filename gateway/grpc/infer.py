@@ -28,6 +28,7 @@ from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
+from sluice.models.tensors.arrays import Buffer
 from sluice.models.units import NS_PER_S
 
 MAX_TEMPLATES = 64
@@ -75,9 +76,9 @@ class ResponseEncoder:
                 self._head, self._shapes = message.SerializeToString(), shapes
                 self._frames = [_frame(_RAW_OUTPUTS, array.nbytes) for array in arrays]
             return encoded
-        parts = [self._head]
+        parts: list[Buffer] = [self._head]
         for frame, array in zip(self._frames, arrays, strict=True):
-            parts += (frame, array.tobytes())
+            parts += (frame, array.data if array.flags.c_contiguous else array.tobytes())
         return b"".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
@@ -43,6 +44,8 @@ from sluice.models.tensors.arrays import Buffer
 
 LARGE_JSON_BYTES = 256 << 10
 """Larger JSON is parsed in a thread."""
+LARGE_BYTES = 64 << 10
+"""Smaller responses are joined: a system call of their own would cost more than the copy."""
 THREADS = 2
 
 _PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
@@ -69,6 +72,10 @@ class ClientConnection(Protocol):
 
     def common_headers(self) -> bytes:
         """The header lines that every response has."""
+        ...
+
+    def write_now(self, parts: Sequence[Buffer]) -> bytes:
+        """Write as much of a response as the socket takes at once, which is not copied; returns the rest, to write."""
         ...
 
     def on_response_complete(self) -> None:
@@ -430,7 +437,8 @@ class Exchange:
                 return
             json, blobs, length = encoded
             head = _BINARY_HEAD % (len(json), length) if blobs else _JSON_HEAD % length
-            response = b"".join((head, self._last_headers(), json, *blobs))
+            parts = (head, self._last_headers(), json, *blobs)
+            response = b"".join(parts) if length < LARGE_BYTES else self._client.write_now(parts)
         except Exception as error:
             response = self._error_response(error)
         finally:
@@ -494,7 +502,8 @@ class Exchange:
         self.response_complete = True
         if client.transport.is_closing():
             return
-        client.transport.write(response)
+        if response:
+            client.transport.write(response)
         if not self.keep_alive:
             client.transport.close()
         client.on_response_complete()

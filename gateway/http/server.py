@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import enum
+import os
 import re
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from sluice.gateway.http.large_body import LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
 from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_beginning, known_request
 from sluice.gateway.inference.request_template import Template
+from sluice.models.tensors.arrays import Buffer
 
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it lowers the number to its own limit."""
@@ -537,6 +539,21 @@ class Connection(HttpToolsProtocol):
         self._unread = 0
         self.regulate_reading()
         self._run()
+
+    def write_now(self, parts: Sequence[Buffer]) -> bytes:
+        """Write as much of a response as the socket takes at once, which is not copied; returns the rest, to write."""
+        transport = self.transport
+        sent = 0
+        if self.scheme == "http" and not (transport.is_closing() or transport.get_write_buffer_size()):
+            with contextlib.suppress(OSError):  # it is full, or the transport finds the same error
+                sent = os.writev(transport.get_extra_info("socket").fileno(), parts)
+        rest: list[memoryview] = []
+        for part in parts:
+            size = memoryview(part).nbytes
+            if sent < size:
+                rest.append(memoryview(part).cast("B")[sent:])
+            sent = max(sent - size, 0)
+        return b"".join(rest)
 
     def common_headers(self) -> bytes:
         """The header lines that every response has; uvicorn renews them once a second."""

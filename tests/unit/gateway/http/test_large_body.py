@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.http.large_body import HEAD_BYTES, LargeBody
 from sluice.gateway.http.server import Phase
+from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.models.tensors.spec import DataType
@@ -21,6 +23,7 @@ from tests.unit.gateway.instant_gateway import (
     InstantGateway,
     identity,
     instant_gateway,
+    iterations,
     message,
     talk,
     until,
@@ -308,3 +311,46 @@ def test_bodies_are_read_where_workers_read_them_and_their_memory_is_free_afterw
         talk(served, conversation)
     finally:
         gc.enable()
+
+
+def test_a_large_answer_is_whole_though_its_client_reads_slowly(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        client.pause_reading()
+        for seed in range(6):
+            client.send(request(values(seed)))
+        await until(lambda: client.connection.flow.write_paused)
+        await iterations(100)
+        client.resume_reading()
+        for seed in range(6):
+            assert (await client.reply()).body.endswith(values(seed).tobytes())
+        assert client.connection.budget.used == 0
+
+    talk(served, conversation)
+    assert served.runtime.released == 6
+
+
+def test_large_outputs_of_any_kind_are_sent_whole() -> None:
+    pipeline = identity(
+        "k", ("x", DataType.FP32, (-1,)), ("bits", DataType.BOOL, (-1, 3)), ("none", DataType.FP64, (0,))
+    )
+    served = instant_gateway(pipeline, max_body_bytes=2 << 20)
+    arrays = {
+        "x": np.arange(30_000, dtype=np.float32).reshape(1, -1),
+        "bits": np.arange(60_000).reshape(1, -1, 3) % 2 == 0,
+        "none": np.zeros((1, 0)),
+    }
+    served.runtime.answer = Answer(Outcome.COMPLETED, outputs=arrays)
+    tensors = [
+        {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]},
+        {"name": "bits", "shape": [1, 1, 3], "datatype": "BOOL", "data": [True, False, True]},
+        {"name": "none", "shape": [1, 0], "datatype": "FP64", "data": []},
+    ]
+    asked = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+
+    async def conversation(client: Client) -> None:
+        client.send(message("POST", "/v2/models/k/infer", asked))
+        answer = await client.reply()
+        assert answer.status == 200, answer.body
+        assert answer.body.endswith(b"".join(each.tobytes() for each in arrays.values()))
+
+    talk(served, conversation)
