@@ -20,7 +20,7 @@ PART = 2
 MOST_PART = 4
 """No body may take more than this part of the memory for all."""
 ALIGNMENT = 16
-"""The largest element of a tensor has so many bytes."""
+"""More than the largest element of a tensor."""
 
 
 class ArenaPart(NamedTuple):

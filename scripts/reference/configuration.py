@@ -187,7 +187,7 @@ SECTIONS = (
             "memory_mb": "Tensors of all open requests, in MiB; requests beyond it are refused. Half of it is kept for "
             "the pipelines and models in equal parts, so that none of them can take everything.",
             "hand_off_us": "Least time of a batch on its way to a worker and back, in microseconds.",
-            "input_arena_mb": "Shared memory for the inputs of batches, in MiB.",
+            "input_arena_mb": "Shared memory for inputs of batches, in MiB. Half of it receives large requests.",
             "output_arena_mb": "Shared memory for the outputs of each worker, in MiB.",
         },
     ),
