@@ -145,9 +145,11 @@ class Places:
         if shares.bound or now_ns >= shares.renew_ns or pipeline.clients:
             share_ns = shares.start_ns(event, pipeline, now_ns)
         if pipeline.single and share_ns == now_ns and event.max_cost is None:
-            joined = self._join_last(event, pipeline, now_ns, kept_ns)
-            if joined is not None:
-                return joined
+            quick = self._join_last(event, pipeline, now_ns, kept_ns)
+            if quick is None:
+                quick = self._open_idle(event, pipeline, now_ns, kept_ns)
+            if quick is not None:
+                return quick
         if kept_ns:
             event = msgspec.structs.replace(event, deadline_ns=event.deadline_ns - kept_ns)
         if share_ns > now_ns:
@@ -209,6 +211,33 @@ class Places:
             return None
         planned_batches.grow(batch, rows, deadline_ns, limit_ns, took_ns, tail_ns, depth)
         return Offer([(batch, rows)], end_ns, 0 if end_ns - took_ns <= now_ns else end_ns - now_ns)
+
+    def _open_idle(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | None:
+        """Open a batch on an idle partition, as a lone request of one stage does; O(partitions)."""
+        stage, rows = pipeline.stages[0], event.rows
+        model = stage.model
+        if model is None or not model.by_deadline or stage.is_keyed or model.open_batch is not None:
+            return None
+        if len(model.groups) != 1 or self._shares.bound:
+            return None
+        group = model.groups[0]
+        estimate = model.estimates[group.kind]
+        full_rows = model.full_rows(estimate)
+        idle = next((each for each in group.partitions.values() if _is_free(each, now_ns)), None)
+        if idle is None or rows > full_rows:
+            return None
+        took_ns, service_ns = estimate.times_ns(rows)
+        end_ns = now_ns + took_ns
+        due_ns = event.deadline_ns - kept_ns - stage.remaining_path_ns
+        limit_ns, tail_ns = due_ns - idle.hand_off_ns, int(pipeline.caution * (service_ns - took_ns))
+        if end_ns > limit_ns - tail_ns:
+            return None
+        key = (model.config.key, "")
+        batch = PlannedBatch(idle, model, key, due_ns, pipeline.caution, depth=1.0, full_rows=full_rows)
+        planned_batches.insert(batch)
+        planned_batches.join(batch, rows, 1.0, due_ns, limit_ns, 0, (took_ns, tail_ns))
+        self._open[key] = model.open_batch = batch
+        return Offer([(batch, rows)], end_ns, 0)
 
     def _search(
         self,
@@ -546,3 +575,9 @@ def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[E
             others.remove(other)
             mine, its = entry.request.places, other.request.places
             mine[entry.stage], its[other.stage] = its[other.stage], mine[entry.stage]
+
+
+def _is_free(partition: PartitionState, now_ns: int) -> bool:
+    """True if a batch can start on a partition at once, and nothing is planned for it."""
+    is_idle = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
+    return is_idle and partition.slowdown == 1.0

@@ -95,6 +95,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_batch_size: int = 64
     models: dict[str, ModelSettings] = {}
     default_slo_ms: float = 10_000
+    network_ms: float = 0
     late: Late = Late.SERVE
     percentile: float = PERCENTILE
     residency: ResidencySettings = ResidencySettings()
@@ -106,6 +107,9 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError(f"max_batch_size: expected at least 1, got {self.max_batch_size}")
         if not 0 < self.default_slo_ms < math.inf:
             raise ValueError(f"default_slo_ms: expected a finite number above 0, got {self.default_slo_ms:g}")
+        if not 0 <= self.network_ms < self.default_slo_ms:
+            expected = f"at least 0 and less than default_slo_ms ({self.default_slo_ms:g})"
+            raise ValueError(f"network_ms: expected {expected}, got {self.network_ms:g}")
         _check_percentile(self.percentile)
 
     def batch_sizes(self) -> dict[str, int]:
@@ -113,7 +117,10 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return {name: size for name, each in self.models.items() if (size := each.max_batch_size) is not None}
 
     def with_defaults(self, pipelines: Iterable[Pipeline]) -> list[Pipeline]:
-        """The pipelines, with the settings that they leave open: those of their model, else those of the server."""
+        """The pipelines, with the settings that they leave open: those of their model, else those of the server.
+
+        Their objectives are without the time that the network takes of them.
+        """
         completed = []
         for pipeline in pipelines:
             alone = self.models.get(pipeline.name, ModelSettings())
@@ -121,7 +128,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             percentile = next(
                 each for each in (pipeline.percentile, alone.percentile, self.percentile) if each is not None
             )
-            completed.append(msgspec.structs.replace(pipeline, late=late, percentile=percentile))
+            slo_ms = None if pipeline.slo_ms is None else max(pipeline.slo_ms - self.network_ms, 0)
+            completed.append(msgspec.structs.replace(pipeline, late=late, percentile=percentile, slo_ms=slo_ms))
         return completed
 
     def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:

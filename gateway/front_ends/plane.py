@@ -76,6 +76,7 @@ class FrontEndDataPlane(DataPlane):
         super().__init__(
             served,
             config.default_slo_ms,
+            config.network_ms,
             _RelayedMemory(config.allow_client_shm, 0),
             config.statuses,
             config.client_key,

@@ -19,7 +19,7 @@ from sluice.gateway.protocol.status import outcome_error
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.slo import deadline_ns
-from sluice.models.units import INFINITE_NS, NS_PER_US
+from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
 EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
 """The protocol extensions that inference requests may use."""
@@ -78,14 +78,16 @@ class ServedPipelines(Protocol):
 class DataPlane(ABC):
     """Inference for both protocols: all that transports know of it.
 
-    `served` are the pipelines. `statuses` are for `build_response`. `client_key` names the header that tells clients
-    apart, for pipelines without one of their own. Ids of requests have at most `max_id_bytes`.
+    `served` are the pipelines. `network_ms` is left of each objective for the way to the client. `statuses` are for
+    `build_response`. `client_key` names the header that tells clients apart, for pipelines without one of their own.
+    Ids of requests have at most `max_id_bytes`.
     """
 
     def __init__(
         self,
         served: ServedPipelines,
         default_slo_ms: float,
+        network_ms: float,
         shared_memory: SharedMemory,
         statuses: StatusSettings = TRITON_STATUSES,
         client_key: str | None = None,
@@ -95,6 +97,7 @@ class DataPlane(ABC):
         self.statuses = statuses
         self._served = served
         self._default_slo_ms = default_slo_ms
+        self._network_ns = ms_to_ns(network_ms)
         self._client_key = client_key
         self._max_id_bytes = max_id_bytes
         self._signatures: dict[tuple[str, int], Signature] = {}
@@ -143,7 +146,7 @@ class DataPlane(ABC):
             rows,
             batch_key,
             memory_bytes,
-            budget_ns,
+            budget_ns - self._network_ns,
             request.id,
             max_cost,
             explain,

@@ -29,6 +29,7 @@ class LocalDataPlane(DataPlane):
         served: ServedPipelines,
         runtime: Runtime,
         default_slo_ms: float,
+        network_ms: float,
         clock: Callable[[], int],
         shared_memory: SharedMemory,
         cache: ResponseCache | None = None,
@@ -37,7 +38,7 @@ class LocalDataPlane(DataPlane):
         max_id_bytes: int = FrontDoorSettings().id_bytes,
         bodies: BodyMemory | None = None,
     ) -> None:
-        super().__init__(served, default_slo_ms, shared_memory, statuses, client_key, max_id_bytes)
+        super().__init__(served, default_slo_ms, network_ms, shared_memory, statuses, client_key, max_id_bytes)
         self._runtime = runtime
         self._clock = clock
         self._cache = cache

@@ -173,6 +173,7 @@ def build_gateway(
         state.registry,
         execution.runtime,
         config.default_slo_ms,
+        config.network_ms,
         surroundings.clock,
         SharedMemory(config.allow_client_shm, core.begin.spec.limits.memory_bytes, config.shm_prefix),
         execution.cache,

@@ -42,7 +42,7 @@ from sluice.models.pipelines.memory import output_memory
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.slo import deadline_ns
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.units import NS_PER_S, NS_PER_US
+from sluice.models.units import NS_PER_S, NS_PER_US, ms_to_ns
 from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
@@ -143,7 +143,7 @@ class SimulatedTarget:
         sizes = {sample: self._size(samples, sample) for sample in np.unique(schedule.sample).tolist()}
         budget_ns = deadline_ns(0, slo_ms, self.pipeline.slo_ms, None, self._file.default_slo_ms)
         # A live server sets the deadline when it has read the request.
-        budget_ns += self._host.send_ns + self._host.receive_ns
+        budget_ns += self._host.send_ns + self._host.receive_ns - ms_to_ns(self._file.network_ms)
         variable = (tensor.name for tensor in self.pipeline.inputs if not tensor.fixed)
         shapes = batch_key((name, samples.inputs[name].shape[1:]) for name in variable)
         for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):

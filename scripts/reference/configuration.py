@@ -73,6 +73,9 @@ SERVER = Section(
         "max_batch_size": "Largest batch in rows, for models with a batch dimension.",
         "models": "Settings of single models. See [below](#models).",
         "default_slo_ms": "Deadline of a request when neither the request nor its pipeline has one.",
+        "network_ms": "Time of each objective that is left for the way between client and server and back. A server's "
+        "clock starts once it has the request, so what the network and the client take makes requests late for clients "
+        "that are in time for the server.",
         "late": "What happens to an admitted request that turns out late, for pipelines and models that do not say: "
         "`serve` answers it late, `evict` gives it up ([pipelines](../start/pipelines.md#late-requests)).",
         "percentile": "Which share of the admitted requests is to be in time, in percent, for pipelines and models "
@@ -512,6 +515,7 @@ models:
     max_batch_size: 16
     policy: {name: timeout, preferred: [8, 16], max_delay_ms: 2}
 default_slo_ms: 500
+network_ms: 1
 late: evict                   # rather no answer than a late one
 percentile: 99.9              # of the admitted requests are to be in time
 client_key: x-tenant          # the header that tells clients apart

@@ -184,6 +184,7 @@ def instant_gateway(
     access: AccessRules | None = None,
     resizing: object = None,
     bodies: BodyMemory | None = None,
+    network_ms: float = 0,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
@@ -191,7 +192,7 @@ def instant_gateway(
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
     dataplane = LocalDataPlane(
-        registry, cast(Runtime, runtime), 1000.0, lambda: ARRIVED_NS, shared_memory, bodies=bodies
+        registry, cast(Runtime, runtime), 1000.0, network_ms, lambda: ARRIVED_NS, shared_memory, bodies=bodies
     )
     control = ControlPlane(
         registry,

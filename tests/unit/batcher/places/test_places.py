@@ -87,6 +87,13 @@ def test_a_request_joins_the_open_batch_as_long_as_all_its_members_are_in_time()
     assert planned(scheduler) == {"cpu0": [("m:1", 2.0, 1100)]}
 
 
+@pytest.mark.parametrize(("deadline_us", "fits"), [(1150, True), (1149, False)])
+def test_a_lone_request_has_its_place_on_an_idle_partition_up_to_the_last_moment(deadline_us: int, fits: bool) -> None:
+    scheduler = serving(spec_of([model("m:1")]), GAINING)
+    scheduler.handle(arrival(1, deadline_us * US), 0)
+    assert planned(scheduler) == {"cpu0": [("m:1", 1, 1000)] if fits else []}
+
+
 def test_a_request_that_would_make_a_member_late_opens_the_next_batch() -> None:
     scheduler = serving(spec_of([model("m:1")]), GAINING)
     step(scheduler, 0, arrival(1, S))

@@ -78,6 +78,16 @@ def test_a_pipeline_has_its_own_late_and_percentile_or_those_of_its_model_or_of_
     ]
 
 
+def test_a_pipeline_is_planned_for_its_objective_without_the_time_of_the_network() -> None:
+    settings = ServingSettings(network_ms=2.5)
+    served = [
+        msgspec.structs.replace(pipeline(name, stage("only", "small:1", x="request.x")), slo_ms=slo_ms)
+        for name, slo_ms in (("none", None), ("long", 20.0), ("short", 2.0))
+    ]
+    spec = build_spec([SMALL], settings.with_defaults(served), [CPU0])
+    assert [each.slo_ns for each in spec.pipelines] == [0, 17_500_000, 1]
+
+
 def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
     served = pipeline(
         "digits",

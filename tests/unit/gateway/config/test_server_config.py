@@ -145,7 +145,7 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "max_body_bytes, front_door, "
             "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
             "allowed_hosts, cors, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, "
-            "default_slo_ms, late, percentile, residency, prices",
+            "default_slo_ms, network_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -288,6 +288,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("limits: {output_arena_mb: 0}", "limits: output_arena_mb: expected at least 1, got 0"),
         ("http_port: 70000", "http_port: expected a port from 0 (any free one) to 65535, got 70000"),
         ("default_slo_ms: .nan", "default_slo_ms: expected a finite number above 0, got nan"),
+        ("network_ms: -1", "network_ms: expected at least 0 and less than default_slo_ms (10000), got -1"),
+        ("network_ms: 10000", "network_ms: expected at least 0 and less than default_slo_ms (10000), got 10000"),
         ("default_slo_ms: 0", "default_slo_ms: expected a finite number above 0, got 0"),
         (
             "percentile: 100",

@@ -85,6 +85,14 @@ def test_the_runtime_gets_views_rows_and_deadline() -> None:
     assert served.runtime.released == 1
 
 
+def test_the_time_of_the_network_is_taken_off_the_objective_and_off_the_client_s_own_deadline() -> None:
+    served = instant_gateway(FIXED, network_ms=2.5)
+    body = np.arange(2, dtype=np.float32).tobytes()
+    for budget_ns in (None, 40 * MS):
+        asyncio.run(run(served, "m", InferRequest([x((1, 2), memoryview(body))]), budget_ns))
+    assert [given["deadline_ns"] - ARRIVED_NS for given in served.runtime.submitted] == [997.5 * MS, 37.5 * MS]
+
+
 def test_variable_items_make_the_batch_key() -> None:
     served = instant_gateway(VARIABLE)
     strings = WireTensor("s", "BYTES", (2, 2), ["a", "b", "c", "dd"])

@@ -125,6 +125,13 @@ def test_the_settings_of_a_server_mean_the_same(tmp_path: Path) -> None:
     assert (large.record.done_ns - large.record.due_ns).tolist() == [20_000_000] * 5
 
 
+@pytest.mark.parametrize(("network_ms", "status"), [(20, Status.OK), (40.1, Status.SHED)])
+def test_the_time_of_the_network_is_taken_off_the_objective(tmp_path: Path, network_ms: float, status: Status) -> None:
+    target = write_simulation(tmp_path, network_ms=network_ms)
+    result = run_server_scenario(config(target, "small", rate=10, slo_ms=50, queries=5))
+    assert result.record.status.tolist() == [Status.OK, *[status] * 4]  # The first one tries it.
+
+
 def test_a_model_may_have_smaller_batches_than_others(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, policy={"name": "deadline"}, models={"small": {"max_batch_size": 2}})
     result = run_server_scenario(config(target, "small", rate=180))
