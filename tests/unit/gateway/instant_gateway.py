@@ -56,6 +56,7 @@ class InstantRuntime:
 
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
+        self.shared: list[BatchOutputs | None] = []
         self.cancelled: list[int] = []
         self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
@@ -88,9 +89,9 @@ class InstantRuntime:
                 "priority": options.priority,
                 "client": client,
                 "expires_ns": ARRIVED_NS + options.timeout_ns if options.timeout_ns else 0,
-                "shared": shared,
             }
         )
+        self.shared.append(shared)
         self.arrived.set()
         answer = self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released)
         arrival = RequestArrived(

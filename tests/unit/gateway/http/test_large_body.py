@@ -288,16 +288,19 @@ def test_bodies_are_read_where_workers_read_them_and_their_memory_is_free_afterw
             client.send(request(values(0)))
             await client.reply()
             served.runtime.submitted.clear()
+            served.runtime.shared.clear()
         sent = request(values(1))
         client.send(sent[:PART])
         await until(lambda: bodies.used_bytes == 4 * WIDTH)
         client.send(sent[PART:])
         await client.reply()
-        (submitted,) = served.runtime.submitted
-        assert submitted["shared"].located["x"].nbytes == 4 * WIDTH
+        (shared,) = served.runtime.shared
+        assert shared is not None
+        assert shared.located["x"].nbytes == 4 * WIDTH
         assert bodies.used_bytes == 4 * WIDTH
-        del submitted
+        del shared
         served.runtime.submitted.clear()
+        served.runtime.shared.clear()
         assert bodies.used_bytes == 0
         client.send(sent[: 2 * PART])
         await until(lambda: client.connection.read_bytes() > PART)
