@@ -221,27 +221,34 @@ class Exchange:
         return 0 if self.ready else self.head.length - len(self._body)
 
     def memory_for_rest(self) -> memoryview | None:
-        """The memory for the rest of a body of which much is to come; None for others.
+        """The memory for the next part of a body of which much is to come; None for others, and after the last part.
 
-        Binary data gets memory in which workers can read it, if there is some. The system provides other memory as it
-        is filled: a client that only announces a large body makes the server keep nothing.
+        Binary data gets memory in which workers can read it, if there is some; what is missing of the JSON before it is
+        a part of its own. The system provides other memory as it is filled: a client that only announces a large body
+        makes the server keep nothing.
         """
-        head, body = self.head, self._body
-        read = len(body)
-        if self.ready or head.length - read < DIRECT_BYTES:
+        head, read = self.head, len(self._body)
+        if self.ready or self._blobs is not None or head.length - read < DIRECT_BYTES:
             return None
-        json_length = head.json_length
-        if json_length is not None and json_length <= read and not head.encoded:
+        json_length = head.length if head.json_length is None or head.encoded else head.json_length
+        if head.length - json_length >= DIRECT_BYTES:
+            if read < json_length:
+                return self._grow(json_length)
             blobs = self._route.dataplane.memory(head.length - json_length)
             if blobs is not None:
-                begun = read - json_length
-                blobs[:begun] = memoryview(body)[json_length:]
-                self._body, self._blobs = body[:json_length], blobs
+                body, begun = memoryview(self._body), read - json_length
+                blobs[:begun] = body[json_length:]
+                self._body, self._blobs = bytes(body[:json_length]), blobs
                 return blobs[begun:]
-        whole = np.empty(head.length, np.uint8).data  # a bytearray would be filled with zeros
-        whole[:read] = body
-        self._body = whole
-        return whole[read:]
+        return self._grow(head.length)
+
+    def _grow(self, size: int) -> memoryview:
+        """Make the memory of the body as large as that; returns what is missing."""
+        read = len(self._body)
+        body = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros
+        body[:read] = self._body
+        self._body = body
+        return body[read:]
 
     def _try_length(self, length: int, known: bool = True) -> None:
         """Refuse a body that has this length, or more if that is not `known`, if it is too long."""

@@ -16,7 +16,10 @@ class BodyReceiver(Protocol):
     """The connection that a body is for, which handles all else that happens to the transport."""
 
     def on_direct_bytes(self, size: int, complete: bool) -> None:
-        """Called when `size` more bytes of the body are in its memory; with the last ones it is `complete`."""
+        """Called when `size` more bytes of the body are in its memory, which may be `complete` then.
+
+        Another part may follow: the receiver calls `read_rest` for that.
+        """
         ...
 
     def on_next_bytes(self, data: bytes) -> None:

@@ -22,7 +22,7 @@ from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
-from sluice.gateway.http.large_body import LargeBody
+from sluice.gateway.http.large_body import DIRECT_BYTES, LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
 from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_beginning, known_request
 from sluice.gateway.inference.request_template import Template
@@ -278,12 +278,18 @@ class Connection(HttpToolsProtocol):
             self.transport.set_protocol(self._large)
 
     def on_direct_bytes(self, size: int, complete: bool) -> None:
-        """Take a part of a large body, which is in its memory already."""
-        self._hold(self.cycle, size)
+        """Take a part of a large body, which is in its memory already; with the last bytes of a part it is complete."""
+        exchange = cast(Any, self.cycle)
+        self._hold(exchange, size)
         if complete:
-            if self._parser_lags:
-                self._replace_parser()
-            self.on_message_complete()
+            rest = exchange.memory_for_rest()
+            if rest is not None:
+                assert self._large is not None
+                self._large.read_rest(rest)
+            else:
+                if self._parser_lags:
+                    self._replace_parser()
+                self.on_message_complete()
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
 
@@ -291,7 +297,7 @@ class Connection(HttpToolsProtocol):
         """Take the first bytes after a large body: those of another one need no parser if its head is the same."""
         known = self._known_large
         is_between = self._turn is None and not (self._in_body or self._unparsed or self._stopped)
-        if known is None or not is_between or not known.is_begun(data):
+        if known is None or not is_between or not known.is_begun(data) or known.size - len(data) < DIRECT_BYTES:
             self._end_direct()
             self.data_received(data)
             return

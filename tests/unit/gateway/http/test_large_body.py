@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.http.large_body import HEAD_BYTES, LargeBody
+from sluice.gateway.http.large_body import DIRECT_BYTES, HEAD_BYTES, LargeBody
 from sluice.gateway.http.server import Phase
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.tensors.body_memory import BodyMemory
@@ -355,5 +355,45 @@ def test_large_outputs_of_any_kind_are_sent_whole() -> None:
         answer = await client.reply()
         assert answer.status == 200, answer.body
         assert answer.body.endswith(b"".join(each.tobytes() for each in arrays.values()))
+
+    talk(served, conversation)
+
+
+@pytest.mark.parametrize("cut", ["head", "within the JSON", "JSON"])
+@pytest.mark.parametrize("kind", ["private", "shared"])
+def test_the_json_before_large_data_may_come_in_any_parts(kind: str, cut: str) -> None:
+    bodies = BodyMemory(ARENA_BYTES, InputSlots(LocalRegions(), ARENA_BYTES).take_part) if kind == "shared" else None
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (WIDTH,))), max_body_bytes=2 << 20, bodies=bodies)
+
+    async def conversation(client: Client) -> None:
+        for seed in range(3):
+            sent = request(values(seed))
+            head = sent.index(b"\r\n\r\n") + 4
+            first = {"head": head, "within the JSON": head + 20, "JSON": len(sent) - 4 * WIDTH}[cut]
+            client.send(sent[:first])
+            await until(lambda: client.connection.phase() is Phase.BODY)
+            await iterations(3)
+            client.send(sent[first:])
+            assert (await client.reply()).body.endswith(values(seed).tobytes())
+        assert client.connection.budget.used == 0
+
+    talk(served, conversation)
+    if kind == "shared":
+        assert [None if each is None else list(each.located) for each in served.runtime.shared] == 3 * [["x"]]
+
+
+def test_a_body_that_is_hardly_large_may_follow_one_of_the_same_head() -> None:
+    width = (DIRECT_BYTES + 500) // 4
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (width,))))
+    data = np.arange(width, dtype=np.float32).tobytes()
+
+    async def conversation(client: Client) -> None:
+        sent = message("POST", PATH, data, headers={"Inference-Header-Content-Length": "0"})
+        begin = len(sent) - len(data) + 10
+        for first in (begin, len(sent), begin, begin + 1000):
+            client.send(sent[:first])
+            await iterations(10)
+            client.send(sent[first:])
+            assert (await client.reply()).body.endswith(data)
 
     talk(served, conversation)
