@@ -208,7 +208,9 @@ class WorkerExecutor:
         worker = self._workers.get(batch.partition)
         if worker is None:
             raise PartitionError(f"partition {batch.partition} has no worker")
-        inputs = self._assembly.begin(batch)
+        # Confidences come by row, and the core knows the rows in their order.
+        ordered = bool(self._files[batch.partition][batch.model].confidences)
+        inputs = self._assembly.begin(batch, keeps_order=ordered)
         try:
             worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed)))
         except BaseException:

@@ -5,14 +5,14 @@ import threading
 import numpy as np
 import pytest
 
-from sluice.batcher.interface.decisions import Member
+from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.gateway.protocol.answer import Tensor
-from sluice.gateway.tensors.body_memory import MOST_PART, PART, BodyMemory
+from sluice.gateway.tensors.body_memory import LARGE_BYTES, MOST_PART, PART, BodyMemory
 from sluice.gateway.tensors.input_slots import InputSlots
-from sluice.models.tensors.arrays import WireBytes
+from sluice.models.tensors.arrays import Array, WireBytes
 from sluice.mps.ipc.messages import Segment
 from tests.support.gateway.assembly_bench import Bench as AssemblyBench
-from tests.support.gateway.assembly_bench import LocalRegions, rows
+from tests.support.gateway.assembly_bench import LocalRegions, rows, take
 
 ARENA = 1 << 20
 BODIES = ARENA // PART
@@ -212,3 +212,49 @@ def test_a_batch_that_is_tried_again_reads_the_bodies_again() -> None:
     _, release = large.bench.assembly.take_outputs(1)
     release()
     assert large.memory.used_bytes == 0
+
+
+def admit_large(large: LargeRequests, order: str) -> list[Segment]:
+    """Admit requests of a row in the order of these digits, whose rows lie in the order of the digits' values."""
+    width = LARGE_BYTES // 4
+    memories = [large.memory.allocate(4 * width) for _ in order]
+    places = []
+    for digit in map(int, order):
+        memory = memories[digit]
+        assert memory is not None
+        x: Array = np.ndarray((1, width), np.float32, memory)
+        x[:] = digit
+        shared = large.memory.locate({"x": x})
+        assert shared is not None
+        large.bench.assembly.admit(digit, "small:1", {"x": x}, 1, x.nbytes, shared)
+        place = shared.located["x"]
+        places.append(Segment(place.region, place.offset, place.nbytes))
+    return places
+
+
+def test_members_change_places_for_large_inputs_to_be_one_piece_and_get_their_own_outputs() -> None:
+    large = LargeRequests()
+    places = admit_large(large, "2013")
+    members = [Member(request, 0, 1) for request in (2, 0, 1, 3)]
+    batch = DispatchBatch(10, "cpu0", "small:1", 4, tuple(members), ReleaseReason.IDLE)
+    (tensor,) = large.bench.assembly.begin(batch, keeps_order=False)
+    assert tensor.segments == (Segment(places[0].region, places[1].offset, 4 * LARGE_BYTES),)
+    large.bench.complete(10, "probs", rows(0, 1, 2, 3))
+    for request in range(4):
+        np.testing.assert_array_equal(take(large.bench, request)[0], rows(request))
+
+
+@pytest.mark.parametrize(("batch", "keeps_order"), [((2, 0, 1, 3), True), ((2, 0, 3), False)])
+def test_members_keep_their_places_if_they_must_or_others_lie_between_them(
+    batch: tuple[int, ...], keeps_order: bool
+) -> None:
+    large = LargeRequests()
+    places = dict(zip((2, 0, 1, 3), admit_large(large, "2013"), strict=True))
+    members = tuple(Member(request, 0, 1) for request in batch)
+    order = DispatchBatch(10, "cpu0", "small:1", len(batch), members, ReleaseReason.IDLE)
+    (tensor,) = large.bench.assembly.begin(order, keeps_order=keeps_order)
+    read = [segment.offset for segment in tensor.segments]
+    assert read[:2] == [places[2].offset, places[0].offset]
+    large.bench.complete(10, "probs", rows(*batch))
+    for request in batch:
+        np.testing.assert_array_equal(take(large.bench, request)[0], rows(request))
