@@ -30,8 +30,8 @@ class SplitMessage(NamedTuple):
 Message: TypeAlias = bytes | SplitMessage
 
 MessageMemory: TypeAlias = Callable[[int, bytes], tuple[int, memoryview] | None]
-"""memory(size, first): the size of the head, and memory for the rest, of a message of that size whose first bytes are
-these; None if it is to be one piece."""
+"""memory(size, first): the size of the head, and memory for the rest, of a message of that size that begins with these
+bytes, in which the whole head must be; None if the message is to be one piece."""
 
 
 class Aborted(Exception):

@@ -97,6 +97,7 @@ class MessageReader:
             placed = self._memory(self._length, first)
             if placed is not None:
                 size, self._blobs = placed
+                assert size <= len(first), "the head has come"
                 self._head, self.missing = first[:size], self._blobs
                 self._size = size
                 first = first[size:]

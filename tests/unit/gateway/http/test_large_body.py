@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import json
+import random
 import resource
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -397,3 +399,33 @@ def test_a_body_that_is_hardly_large_may_follow_one_of_the_same_head() -> None:
             assert (await client.reply()).body.endswith(data)
 
     talk(served, conversation)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_requests_cut_anywhere_get_their_answers_in_order(seed: int) -> None:
+    bodies = BodyMemory(ARENA_BYTES, InputSlots(LocalRegions(), ARENA_BYTES).take_part)
+    pipelines = [identity(name, ("x", DataType.FP32, (width,))) for name, width in {"m": WIDTH, "s": 1}.items()]
+    served = instant_gateway(*pipelines, max_body_bytes=2 << 20, bodies=bodies)
+    source = random.Random(seed)
+    numbers = [source.choice((0, 1, 2, 3, -1, -2)) for _ in range(8)]
+    kinds = [small(-each) if each < 0 else request(values(each), **{"X-Kind": str(each % 2)}) for each in numbers]
+    sent = b"".join(kinds)
+    cuts = sorted(source.randrange(len(sent)) for _ in range(source.choice((0, 3, 30))))
+
+    async def conversation(client: Client) -> None:
+        for begin, end in pairwise([0, *cuts, len(sent)]):
+            client.send(sent[begin:end])
+            await iterations(source.randrange(6))
+        for each in numbers:
+            answer = await client.reply()
+            assert answer.status == 200
+            if each < 0:
+                assert answer.json["id"] == str(-each)
+            else:
+                assert answer.body.endswith(values(each).tobytes())
+        await until(lambda: client.connection.budget.used == 0)
+
+    talk(served, conversation)
+    served.runtime.submitted.clear()
+    served.runtime.shared.clear()
+    assert bodies.used_bytes == 0

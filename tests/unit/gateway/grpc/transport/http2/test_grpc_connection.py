@@ -3,8 +3,10 @@
 import asyncio
 import gzip
 import logging
+import random
 import zlib
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -822,7 +824,7 @@ class Taken:
 
     @staticmethod
     def memory(size: int, first: bytes) -> tuple[int, memoryview] | None:
-        return 50, memoryview(bytearray(size - 50))
+        return (50, memoryview(bytearray(size - 50))) if len(first) >= 50 else None
 
 
 def large_call(client: Client, stream_id: int, message: bytes = LARGE) -> list[bytes]:
@@ -915,3 +917,34 @@ def test_a_call_that_ends_within_a_large_message_leaves_the_connection_alone(end
 
     serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
     assert taken.messages == ([] if ends == "lost" else [LARGE])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_of_any_size_in_any_frames_cut_anywhere_arrive_whole(seed: int) -> None:
+    source = random.Random(seed)
+    taken = Taken()
+    messages = [source.randbytes(source.choice((0, 40, 5000, 70_000, 300_000))) for _ in range(6)]
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(*(client.headers(2 * number + 1) for number in range(len(messages))))
+        left = {2 * number + 1: prefixed(message) for number, message in enumerate(messages)}
+        sent = b""
+        while left:
+            stream_id = source.choice(list(left))
+            size = source.choice((1, 7, 100, 16_384, 100_000, 250_000))
+            part, left[stream_id] = left[stream_id][:size], left[stream_id][size:]
+            is_last = not left[stream_id]
+            padding = source.choice((0, 0, 0, 9))
+            payload = bytes((padding,)) + part + bytes(padding) if padding else part
+            flags = (END_STREAM if is_last else 0) | (0x8 if padding else 0)
+            sent += frame(DATA, flags, stream_id, payload)
+            if is_last:
+                del left[stream_id]
+        cuts = sorted(source.randrange(len(sent)) for _ in range(source.choice((0, 5, 100))))
+        for begin, end in pairwise([0, *cuts, len(sent)]):
+            client.send(sent[begin:end])
+        await client.until(lambda found: len(taken.messages) == len(messages))
+
+    serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
+    assert sorted(taken.messages) == sorted(messages)
