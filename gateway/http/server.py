@@ -43,13 +43,15 @@ TURN_REQUESTS = 32
 """The same for requests."""
 PIECE_BYTES = 8 << 10
 """The most that is parsed without a look at these bounds, unless it is one part."""
+UPLOAD_PIECE_BYTES = 32 << 10
+"""The same for bodies that are not in chunks, of whose length only the parser knows how much is left."""
 SWEEP_TICKS = 10
 """Ticks of uvicorn between two sweeps; there are ten a second."""
 LAST_REQUESTS_S = 0.3
 """The time in which a stopping server still answers requests on open connections."""
 
 
-_NOTICED = frozenset((b"expect", b"host", b"upgrade"))
+_NOTICED = frozenset((b"expect", b"host", b"transfer-encoding", b"upgrade"))
 _HEALTH = re.compile(rb"/(v2/health/(live|ready)|metrics)(\?|$)")
 _TCP_CLOSE = 7
 
@@ -104,6 +106,8 @@ class Connection(HttpToolsProtocol):
         self._common_headers = b""
         self._hosts = 0
         self._offers_upgrade = False
+        self._in_chunks = False
+        """True if the body of the latest request comes in chunks, which may be small."""
         self._unparsed = 0
         """At least the bytes that were read since the last body part, or since the last complete head."""
         self.half_closed = False
@@ -202,8 +206,9 @@ class Connection(HttpToolsProtocol):
             return end
         cycle = cast(Any, self.cycle)
         if self._in_body:
-            is_one_part = isinstance(cycle, Exchange) and cycle.missing_bytes >= end - position
-            return end if is_one_part else position + PIECE_BYTES
+            if isinstance(cycle, Exchange) and cycle.missing_bytes >= end - position:
+                return end
+            return min(position + (PIECE_BYTES if self._in_chunks else UPLOAD_PIECE_BYTES), end)
         head = data.find(b"\r\n\r\n", position, position + PIECE_BYTES)
         return position + PIECE_BYTES if head < 0 else head + 4
 
@@ -350,7 +355,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request; unlike the base class, without a scope, which only the application needs."""
         self.url = b""
-        self.expect_100_continue = self._offers_upgrade = False
+        self.expect_100_continue = self._offers_upgrade = self._in_chunks = False
         self.headers = []
         self._hosts = 0
         self._begun += 1
@@ -366,6 +371,8 @@ class Connection(HttpToolsProtocol):
                 self._hosts += 1
             elif name == b"upgrade":
                 self._offers_upgrade = True
+            elif name == b"transfer-encoding":
+                self._in_chunks = True
             elif value.lower() == b"100-continue":
                 self.expect_100_continue = True
         self.headers.append((name, value))
