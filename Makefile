@@ -107,7 +107,7 @@ HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http infer
 	$(addprefix --ignore=tests/unit/gateway/grpc/transport/http2/test_,connection.py fuzz.py h2spec.py) \
 	tests/unit/mps/ipc tests/unit/mps/worker \
 	$(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py trouble.py) \
-	$(addprefix tests/system/test_,ensembles.py front_ends.py tritonclient.py worker_faults.py)
+	$(addprefix tests/system/test_,ensembles.py front_ends.py large_requests.py tritonclient.py worker_faults.py)
 
 test-compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \

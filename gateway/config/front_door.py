@@ -17,6 +17,7 @@ _COUNTS = {
     "id_bytes": 1,
     "min_bytes_per_s": 0,
     "grpc_connections": 1,
+    "grpc_head_bytes": 1024,
     "grpc_streams": 1,
 }
 """The least value of each setting that is a whole number."""
@@ -58,6 +59,7 @@ class FrontDoorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     progress_s: float = 10
     min_bytes_per_s: int = 1024
     grpc_connections: int = 1024
+    grpc_head_bytes: int = 16 << 10
     grpc_streams: int = 1024
     grpc_idle_s: float = 300
     grpc_age_s: float = 3600

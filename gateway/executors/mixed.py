@@ -10,6 +10,7 @@ from sluice.gateway.executors.triton.partition import TritonPartition
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import TritonStatistics
 from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.models.spec import ModelSpec
 from sluice.mps.supervisor.supervisor import Supervisor
 
@@ -54,6 +55,11 @@ class MixedExecutor:
     def regions(self) -> Supervisor:
         """The memory that this process and the workers share."""
         return self._workers.regions
+
+    @property
+    def bodies(self) -> BodyMemory:
+        """The memory that large requests are received into."""
+        return self._workers.bodies
 
     @property
     def arena_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """The inputs of requests in a front end: written once, into memory that workers read."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +9,12 @@ import numpy as np
 from sluice.gateway.front_ends.templates import aligned
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.pending_answer import RelayNeeded
+from sluice.gateway.tensors.body_memory import LARGE_BYTES, ArenaPart, BodyMemory
+from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Arena, Region
+from sluice.mps.ipc.messages import OutputTensor
 
 SMALL_BLOCKS = 1024
 """Free blocks of the smallest size that are kept for the next requests, most of which need no more."""
@@ -24,11 +27,15 @@ _COPIED_BYTES = 4096
 
 
 class Written(NamedTuple):
-    """Inputs that lie one after the other, from `offset` of a region on; `row_offsets` are those of BYTES."""
+    """Inputs that lie one after the other, from `offset` of a region on; `row_offsets` are those of BYTES.
+
+    If they lie otherwise, `starts` says how far from there each of them does.
+    """
 
     region: int
     offset: int
-    row_offsets: tuple[tuple[int, ...], ...]
+    row_offsets: tuple[tuple[int, ...], ...] = ()
+    starts: tuple[int, ...] = ()
 
 
 class _Block(NamedTuple):
@@ -60,7 +67,10 @@ class InputMemory:
         self._own_regions = 0
         self._share = share
         self._forget = forget
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _Block | BatchOutputs] = {}
+        self.bodies = BodyMemory(arena_bytes, self._take_part)
+        self._parts = 0
+        """Bytes of the arena that are the memory for bodies."""
         self._small: list[_Block] = []
         self._numbers = itertools.count(ARENA + 1)
         share(ARENA, region)
@@ -69,10 +79,11 @@ class InputMemory:
     def used_bytes(self) -> int:
         """Bytes in use, in the arena and in other regions."""
         kept = len(self._small) * MIN_BLOCK_BYTES
-        return self._arena.used_bytes - kept + self._most_spare_bytes - self._spare_bytes
+        written = self._arena.used_bytes - self._parts - kept + self._most_spare_bytes - self._spare_bytes
+        return written + self.bodies.used_bytes
 
     def write(self, request: int, inputs: Mapping[str, Tensor]) -> Written:
-        """Copy the inputs of a request, which stay until `free`.
+        """Copy the inputs of a request, unless all lie in the memory for bodies; they stay until `free`.
 
         Raises RejectedError without memory, and RelayNeeded if it would lie in too many regions.
         """
@@ -80,6 +91,10 @@ class InputMemory:
         for tensor in inputs.values():
             end = start + tensor.nbytes
             start = aligned(end)
+        shared = self.bodies.locate(inputs) if end >= LARGE_BYTES else None
+        if shared is not None and len(shared.located) == len(inputs):
+            self._blocks[request] = shared
+            return _written(list(shared.located.values()))
         block, view = self._allocate(end)
         self._blocks[request] = block
         begin = block.offset
@@ -100,6 +115,8 @@ class InputMemory:
     def free(self, request: int) -> None:
         """Free the inputs of a request."""
         block = self._blocks.pop(request)
+        if isinstance(block, BatchOutputs):
+            return
         if block.region != ARENA:
             self._own_regions -= 1
             self._spare_bytes += block.nbytes
@@ -108,6 +125,13 @@ class InputMemory:
             self._small.append(block)
         else:
             self._arena.free(block.offset)
+
+    def _take_part(self, nbytes: int) -> ArenaPart | None:
+        offset = self._arena.allocate(nbytes)
+        if offset is None:
+            return None
+        self._parts += nbytes
+        return ArenaPart(ARENA, offset, self._view[offset : offset + nbytes])
 
     def _allocate(self, nbytes: int) -> tuple[_Block, memoryview]:
         if nbytes <= MIN_BLOCK_BYTES:
@@ -132,3 +156,16 @@ class InputMemory:
         number, view = next(self._numbers), region.view
         self._share(number, region)
         return _Block(number, 0, nbytes), view
+
+
+def _written(places: Sequence[OutputTensor]) -> Written:
+    """Inputs that lie in the memory for bodies: that of several in one body begins where that of the last one ends."""
+    first = places[0]
+    starts: list[int] = []
+    usual: list[int] = []
+    start = 0
+    for place in places:
+        starts.append(place.offset - first.offset)
+        usual.append(start)
+        start = aligned(start + place.nbytes)
+    return Written(first.region, first.offset, (), () if starts == usual else tuple(starts))

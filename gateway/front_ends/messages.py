@@ -27,7 +27,8 @@ TEMPLATES = 1024
 ARRIVALS_A_MESSAGE = 128
 """The most arrivals in a message. They are fewer than templates, so one that a message uses is not replaced in it."""
 ALIGNMENT = 64
-"""The inputs of a request lie one after the other, each at a multiple of this from the first one."""
+"""The inputs of a request lie one after the other, each at a multiple of this from the first one. Those that were
+received where they lie may be closer together (see `Particulars.starts`)."""
 OUTPUT_ALIGNMENT = 8
 """The outputs of an answer lie in the same way in `Answers.data`."""
 ARRIVAL = struct.Struct("=7q")
@@ -114,14 +115,16 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Particulars(msgspec.Struct, frozen=True, array_like=True):
-    """The parts that only some requests have: an id, the key of a client, and BYTES.
+    """The parts that only some requests have: an id, the key of a client, BYTES, and inputs that were not written.
 
-    `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one.
+    `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one. `starts` has
+    one for each input of numbers if they do not lie one after the other: how far it is from the offset of the arrival.
     """
 
     id: str
     client: str
     row_offsets: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...] = ()
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):

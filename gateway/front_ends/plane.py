@@ -111,6 +111,10 @@ class FrontEndDataPlane(DataPlane):
             signature = self._known[name, version] = _NamedSignature(pipeline, self._client_key, version)
         return signature
 
+    def memory(self, nbytes: int) -> memoryview | None:
+        """Memory to receive the tensors of a large request into, where workers can read them; None without such."""
+        return self._memory.bodies.allocate(nbytes)
+
     def submit(
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> PassedRequest:
@@ -120,10 +124,10 @@ class FrontEndDataPlane(DataPlane):
         if link.waiting or not link.arrivals:  # arrivals that wait came in earlier turns
             self._received_ns = self._clock()
         request = self._next = self._next + 1
-        region, offset, row_offsets = self._memory.write(request, inputs)
+        region, offset, row_offsets, starts = self._memory.write(request, inputs)
         particulars = None
-        if options.id or client or row_offsets:
-            particulars = Particulars(options.id, client, row_offsets)
+        if options.id or client or row_offsets or starts:
+            particulars = Particulars(options.id, client, row_offsets, starts)
         template = self._templates.find(signature, signature.asked, inputs, options)
         arrival = Arrival(request, template, region, offset, options.budget_ns, self._received_ns, particulars)
         passed = self._open[request] = PassedRequest(request, self._loop, signature)

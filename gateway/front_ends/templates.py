@@ -187,6 +187,8 @@ class TakenTemplate:
 
         Raises PartitionError for places that are not in the region.
         """
+        if particulars.starts:
+            return self._locate_apart(region, memory, offset, particulars.starts)
         if self._varies:
             return self._locate_bytes(region, memory, offset, particulars)
         if offset < 0 or offset + self._nbytes > memory.nbytes:
@@ -195,6 +197,22 @@ class TakenTemplate:
         tensors: dict[str, Tensor] = {}
         for name, datatype, dtype, shape, start, nbytes in self._inputs:
             begin = offset + start
+            located[name] = OutputTensor(name, datatype, shape, region, begin, nbytes)
+            tensors[name] = np.ndarray(shape, dtype, memory, begin)
+        return located, tensors
+
+    def _locate_apart(
+        self, region: int, memory: memoryview, offset: int, starts: tuple[int, ...]
+    ) -> tuple[dict[str, OutputTensor], dict[str, Tensor]]:
+        """As `locate`, for inputs that do not lie one after the other, but begin at these distances from the offset."""
+        if self._varies or len(starts) != len(self._inputs):
+            raise PartitionError(f"inputs of {self.template.key} cannot begin at {len(starts)} places")
+        located: dict[str, OutputTensor] = {}
+        tensors: dict[str, Tensor] = {}
+        for (name, datatype, dtype, shape, _, nbytes), start in zip(self._inputs, starts, strict=True):
+            begin = offset + start
+            if not 0 <= begin <= begin + nbytes <= memory.nbytes:
+                raise PartitionError(f"inputs of {self.template.key} are not within their region")
             located[name] = OutputTensor(name, datatype, shape, region, begin, nbytes)
             tensors[name] = np.ndarray(shape, dtype, memory, begin)
         return located, tensors

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from sluice.gateway.grpc.codec import decode_request, encode_response
 from sluice.gateway.grpc.errors import PassedStatus, ResponseMetadata, call_status, parse_version
 from sluice.gateway.grpc.relayed import CallRelay, Ended
-from sluice.gateway.grpc.transport.call import ServerCall
+from sluice.gateway.grpc.transport.call import Message, ServerCall, SplitMessage
 from sluice.gateway.grpc.transport.fields import LARGE_BYTES, check_fields
 from sluice.gateway.inference.dataplane import (
     EXPLAIN_HEADER,
@@ -28,6 +28,7 @@ from sluice.gateway.protocol.request import InferResponse
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import RequestError
+from sluice.models.tensors.arrays import Buffer
 from sluice.models.units import NS_PER_S
 
 MAX_TEMPLATES = 64
@@ -75,9 +76,9 @@ class ResponseEncoder:
                 self._head, self._shapes = message.SerializeToString(), shapes
                 self._frames = [_frame(_RAW_OUTPUTS, array.nbytes) for array in arrays]
             return encoded
-        parts = [self._head]
+        parts: list[Buffer] = [self._head]
         for frame, array in zip(self._frames, arrays, strict=True):
-            parts += (frame, array.tobytes())
+            parts += (frame, array.data if array.flags.c_contiguous else array.tobytes())
         return b"".join(parts)
 
 
@@ -111,7 +112,15 @@ class InferHandler:
         self._max_parsed_bytes = max_parsed_bytes
         self._templates: dict[tuple[int, bytes], KnownTemplate] = {}
 
-    def begin(self, body: bytes, call: ServerCall) -> None:
+    def memory(self, size: int, first: bytes) -> tuple[int, memoryview] | None:
+        """Memory for the tensor of a large message that begins like an earlier one; the head comes before it."""
+        known = self._templates.get((size, first[:_KEY_BYTES]))
+        if known is None or not known.template.begins(first):
+            return None
+        tensor = self._dataplane.memory(size - known.head_bytes)
+        return None if tensor is None else (known.head_bytes, tensor)
+
+    def begin(self, body: Message, call: ServerCall) -> None:
         """Start the call whose message is a ModelInferRequest of these bytes."""
         try:
             explain = _explain(call)
@@ -126,12 +135,12 @@ class InferHandler:
         relayed = None if self._relay is None else partial(self._pass_on, call, body)
         submission.then(partial(self._answered, call, submission, encoder, explain), relayed)
 
-    def _pass_on(self, call: ServerCall, body: bytes) -> None:
+    def _pass_on(self, call: ServerCall, body: Message) -> None:
         """Have the gateway's process answer a call."""
         if call.cancelled:
             return
         assert self._relay is not None, "only its data plane asks for it"
-        asking = asyncio.get_running_loop().create_task(self._relay.ask(call, body))
+        asking = asyncio.get_running_loop().create_task(self._relay.ask(call, _joined(body)))
         call.on_cancelled = asking.cancel
         asking.add_done_callback(partial(self._passed_on, call))
 
@@ -204,17 +213,22 @@ class InferHandler:
         finally:
             answer.release()
 
-    def _ask(self, body: bytes, call: ServerCall, explain: bool) -> tuple[Submitted, ResponseEncoder]:
+    def _ask(self, message: Message, call: ServerCall, explain: bool) -> tuple[Submitted, ResponseEncoder]:
         """Submit a request. A request that matches a template is not parsed again."""
         budget_ns = _budget_ns(call)
-        key = len(body), body[:_KEY_BYTES]
+        body, tensor = message if isinstance(message, SplitMessage) else (message, None)
+        if tensor is None:
+            key = len(body), body[:_KEY_BYTES]
+        else:
+            key = len(body) + len(tensor), (body + tensor[:_KEY_BYTES])[:_KEY_BYTES]
         known = self._templates.get(key)
-        if known is not None and known.template.matches(body, known.head_bytes, known.template.signature):
+        if known is not None and known.template.matches(body, known.head_bytes, known.template.signature, tensor):
             signature = self._dataplane.signature(known.model, known.version)
             if signature is known.template.signature:
-                inputs, client = known.template.tensors(body), _client(signature, call)
+                inputs, client = known.template.tensors(body, tensor), _client(signature, call)
                 options = _explained(explain, _within(budget_ns, known.template.options))
                 return self._dataplane.submit(signature, inputs, options, client), known.encoder
+        body = _joined(message)
         request = self.parse(body)
         signature, inputs, encoder = self._check(request, None)
         raw = request.raw_input_contents
@@ -235,6 +249,10 @@ class InferHandler:
         signature = self._dataplane.signature(request.model_name, parse_version(request.model_version))
         inputs, options = self._dataplane.check(signature, decode_request(request), budget_ns)
         return signature, inputs, ResponseEncoder(signature, options, marks_final)
+
+
+def _joined(message: Message) -> bytes:
+    return message.joined() if isinstance(message, SplitMessage) else message
 
 
 def _budget_ns(context: Any) -> int | None:

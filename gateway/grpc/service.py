@@ -75,15 +75,16 @@ class InferenceCalls:
         self._budget = budget
         self._inference = InferHandler(dataplane, max_parsed_bytes, relay)
 
-    def handlers(self) -> dict[str, Any]:
-        """The handlers of both methods, by name."""
+    def add_to(self, server: GrpcServer) -> None:
+        """Add both methods to a server."""
         infer = grpc.unary_unary_rpc_method_handler(self._inference.begin)
         stream = grpc.stream_stream_rpc_method_handler(
             self._stream,
             request_deserializer=self._inference.parse,
             response_serializer=service_pb2.ModelStreamInferResponse.SerializeToString,
         )
-        return {"ModelInfer": infer, "ModelStreamInfer": stream}
+        server.add_registered_method_handlers(_SERVICE, {"ModelInfer": infer, "ModelStreamInfer": stream})
+        server.receive_into(f"/{_SERVICE}/ModelInfer", self._inference.memory)
 
     async def _stream(self, request_iterator: Any, context: Any) -> None:
         error_ends_stream = any(
@@ -213,8 +214,7 @@ def grpc_server(
 def add_services(server: GrpcServer, dataplane: DataPlane, control: ControlPlane, front_door: FrontDoor) -> None:
     """Add all services to a server."""
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(InferenceService(control), server)
-    inference = InferenceCalls(dataplane, front_door.budget, front_door.settings.json_bytes)
-    server.add_registered_method_handlers(_SERVICE, inference.handlers())
+    InferenceCalls(dataplane, front_door.budget, front_door.settings.json_bytes).add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(HealthService(control.registry, (_SERVICE, _HEALTH)), server)
     _add_reflection(server)
 
@@ -235,8 +235,7 @@ def front_end_server(
     passed_on = grpc.unary_unary_rpc_method_handler(relay.answer)
     names = [method.name for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods]
     server.add_registered_method_handlers(_SERVICE, dict.fromkeys(names, passed_on))
-    inference = InferenceCalls(dataplane, front_door.budget, front_door.settings.json_bytes, relay)
-    server.add_registered_method_handlers(_SERVICE, inference.handlers())
+    InferenceCalls(dataplane, front_door.budget, front_door.settings.json_bytes, relay).add_to(server)
     watch = grpc.unary_stream_rpc_method_handler(unsupported_watch)
     server.add_registered_method_handlers(_HEALTH, {"Check": passed_on, "Watch": watch})
     _add_reflection(server)

@@ -94,19 +94,22 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_request(
-    body: Buffer, json_length: int | None, signature: Signature
+    body: Buffer, json_length: int | None, signature: Signature, blobs: memoryview | None = None
 ) -> tuple[InferRequest, tuple[bool, ...]]:
     """Decode a body. Returns the request and a flag for binary for each of its outputs (all if it names none).
 
     `json_length` is the length of the JSON part: None if the whole body is JSON, 0 if the body is the data of the
-    only input. Binary tensors are views on `body`. Raises RequestError.
+    only input. The binary data follows the JSON in `body`, or is in `blobs`; tensors are views on it. Raises
+    RequestError.
     """
     if json_length == 0:
-        return InferRequest([signature.raw_input(memoryview(body))]), (True,) * len(signature.outputs)
+        whole = memoryview(body) if blobs is None else blobs
+        return InferRequest([signature.raw_input(whole)]), (True,) * len(signature.outputs)
     if json_length is not None and json_length > len(body):
         raise RequestError(f"Inference-Header-Content-Length is {json_length}, but the body has only {len(body)} bytes")
     message = _parse(body if json_length is None else memoryview(body)[:json_length])
-    position = len(body) if json_length is None else json_length
+    binary = memoryview(body)[len(body) if json_length is None else json_length :] if blobs is None else blobs
+    position = 0
     inputs: list[WireTensor] = []
     shared = False
     for tensor in message.inputs:
@@ -121,32 +124,32 @@ def decode_request(
                     f"input '{tensor.name}' has binary_data_size, but no Inference-Header-Content-Length says where "
                     "the binary data begins"
                 )
-            data = memoryview(body)[position : position + size]
+            data = binary[position : position + size]
             if len(data) != size:
                 raise BadTensor(
                     f"input '{tensor.name}' has binary_data_size {size}, but the body has only {len(data)} bytes left"
                 )
             position += size
         inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, data))
-    if position != len(body):
-        raise RequestError(f"the body has {len(body) - position} bytes more than its tensors take")
+    if position != len(binary):
+        raise RequestError(f"the body has {len(binary) - position} bytes more than its tensors take")
     parameters = message.parameters
-    binary = bool(parameters) and parameters.pop("binary_data_output", False)
-    if not isinstance(binary, bool):
-        raise RequestError(f"parameter 'binary_data_output' must be true or false, got {binary!r:.80}")
-    binary_flags, deliveries = _output_options(message.outputs, binary, signature)
+    wants_binary = bool(parameters) and parameters.pop("binary_data_output", False)
+    if not isinstance(wants_binary, bool):
+        raise RequestError(f"parameter 'binary_data_output' must be true or false, got {wants_binary!r:.80}")
+    binary_flags, deliveries = _output_options(message.outputs, wants_binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
     return InferRequest(inputs, names, message.id, parameters, shared, deliveries), binary_flags
 
 
 def decode_large_request(
-    body: Buffer, json_length: int | None, signature: Signature
+    body: Buffer, json_length: int | None, signature: Signature, blobs: memoryview | None = None
 ) -> tuple[InferRequest, tuple[bool, ...]]:
     """As `decode_request`, for a thread, without the collector, which would look again and again at the many lists."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        return decode_request(body, json_length, signature)
+        return decode_request(body, json_length, signature, blobs)
     finally:
         if collects:
             gc.enable()

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from http import HTTPStatus
@@ -38,6 +39,8 @@ from sluice.models.tensors.arrays import Buffer
 
 LARGE_JSON_BYTES = 256 << 10
 """Larger JSON is parsed in a thread."""
+LARGE_BYTES = 64 << 10
+"""Smaller responses are joined: a system call of their own would cost more than the copy."""
 THREADS = 2
 
 _PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
@@ -74,6 +77,10 @@ class Client(ABC):
     @abstractmethod
     def common_headers(self) -> bytes:
         """The header lines that every response has."""
+
+    @abstractmethod
+    def write_now(self, parts: Sequence[Buffer]) -> bytes:
+        """Write as much of a response as the socket takes at once, which is not copied; returns the rest, to write."""
 
     @abstractmethod
     def on_response_complete(self) -> None:
@@ -151,10 +158,12 @@ class Exchange:
     """
 
     __slots__ = (
+        "_blobs",
         "_body",
         "_client",
         "_error",
         "_kept",
+        "_kept_blobs",
         "_relaying",
         "_route",
         "_submission",
@@ -176,10 +185,13 @@ class Exchange:
         self._client = client
         self.head = head
         self._body = body
+        self._blobs: memoryview | None = None
+        """The binary data of a body whose JSON alone is in `_body`."""
         self._error: Exception | None = None
         self._submission: Submitted | None = None
         self._kept: bytes | bytearray | memoryview = b""
         """The body, which may have to be passed on until there is an answer."""
+        self._kept_blobs: memoryview | None = None
         self._relaying: asyncio.Task[RelayedAnswer] | None = None
         self.keep_alive = head.keep_alive
         self.held = 0
@@ -202,15 +214,42 @@ class Exchange:
         if len(self._body) > self._route.unchecked_bytes:
             self._try_length(len(self._body), known=False)
 
-    def memory_for_rest(self) -> memoryview | None:
-        """The memory for the rest of a body of which much is to come; None for others.
+    @property
+    def read_bytes(self) -> int:
+        """The bytes that were passed to `receive`."""
+        return len(self._body)
 
-        The system provides it as it is filled: a client that only announces a large body makes the server keep nothing.
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes of the body that have not come; 0 or less if its length is unknown or it does not matter."""
+        return 0 if self.ready else self.head.length - len(self._body)
+
+    def memory_for_rest(self) -> memoryview | None:
+        """The memory for the next part of a body of which much is to come; None for others, and after the last part.
+
+        Binary data gets memory in which workers can read it, if there is some; what is missing of the JSON before it is
+        a part of its own. The system provides other memory as it is filled: a client that only announces a large body
+        makes the server keep nothing.
         """
-        read = len(self._body)
-        if self.ready or self.head.length - read < DIRECT_BYTES:
+        head, read = self.head, len(self._body)
+        if self.ready or self._blobs is not None or head.length - read < DIRECT_BYTES:
             return None
-        body = np.empty(self.head.length, np.uint8).data  # a bytearray would be filled with zeros
+        json_length = head.length if head.json_length is None or head.encoded else head.json_length
+        if head.length - json_length >= DIRECT_BYTES:
+            if read < json_length:
+                return self._grow(json_length)
+            blobs = self._route.dataplane.memory(head.length - json_length)
+            if blobs is not None:
+                body, begun = memoryview(self._body), read - json_length
+                blobs[:begun] = body[json_length:]
+                self._body, self._blobs = bytes(body[:json_length]), blobs
+                return blobs[begun:]
+        return self._grow(head.length)
+
+    def _grow(self, size: int) -> memoryview:
+        """Make the memory of the body as large as that; returns what is missing."""
+        read = len(self._body)
+        body = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros
         body[:read] = self._body
         self._body = body
         return body[read:]
@@ -268,9 +307,10 @@ class Exchange:
         """Submit the request, or answer its error."""
         self.started = True
         body, self._body = self._body, b""
+        blobs, self._blobs = self._blobs, None
         head, dataplane = self.head, self._route.dataplane
         if self._route.relay is not None:
-            self._kept = body
+            self._kept, self._kept_blobs = body, blobs
         try:
             if self._error is not None:
                 raise self._error
@@ -279,15 +319,16 @@ class Exchange:
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
                 parsing = asyncio.get_running_loop().run_in_executor(
-                    self._route.threads, decode_large_request, body, head.json_length, signature
+                    self._route.threads, decode_large_request, body, head.json_length, signature, blobs
                 )
-                parsing.add_done_callback(partial(self._parsed, body, signature))
+                parsing.add_done_callback(partial(self._parsed, body, blobs, signature))
                 return
             template, inputs = self._client.template, None
-            if template is not None and template.matches(body, head.json_length, signature):
-                inputs = template.tensors(body)
+            if template is not None and template.matches(body, head.json_length, signature, blobs):
+                inputs = template.tensors(body, blobs)
             if template is None or inputs is None:
-                template, inputs = self._check(body, signature, *decode_request(body, head.json_length, signature))
+                decoded = decode_request(body, head.json_length, signature, blobs)
+                template, inputs = self._check(body, blobs, signature, *decoded)
                 self._client.template = template if template.repeatable else None
             self._submit(signature, template, inputs)
         except RelayNeeded:
@@ -298,6 +339,7 @@ class Exchange:
     def _parsed(
         self,
         body: Buffer,
+        blobs: memoryview | None,
         signature: Signature,
         parsing: asyncio.Future[tuple[InferRequest, tuple[bool, ...]]],
     ) -> None:
@@ -307,22 +349,28 @@ class Exchange:
         try:
             parsed = parsing.result()
             if self._route.dataplane.signature(self.head.name, self.head.version) is not signature:  # replaced since
-                self._body = body
+                self._body, self._blobs = body, blobs
                 self.run()
                 return
-            self._submit(signature, *self._check(body, signature, *parsed))
+            self._submit(signature, *self._check(body, blobs, signature, *parsed))
         except RelayNeeded:
             self._relay()
         except Exception as error:
             self._fail(error)
 
     def _check(
-        self, body: Buffer, signature: Signature, request: InferRequest, binary_flags: tuple[bool, ...]
+        self,
+        body: Buffer,
+        blobs: memoryview | None,
+        signature: Signature,
+        request: InferRequest,
+        binary_flags: tuple[bool, ...],
     ) -> tuple[Template, dict[str, Tensor]]:
         inputs, options = self._route.dataplane.check(signature, request)
         if self.head.json_length is None and not request.shared:
             return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
-        return RequestTemplate(body, self.head.json_length, signature, inputs, options, binary_flags), inputs
+        length = self.head.json_length
+        return RequestTemplate(body, length, signature, inputs, options, binary_flags, blobs), inputs
 
     def _submit(self, signature: Signature, template: Template, inputs: dict[str, Tensor]) -> None:
         self._template = template
@@ -341,6 +389,7 @@ class Exchange:
         """Cancel the request: the client has closed the connection."""
         self.disconnected = True
         self._body = self._kept = b""
+        self._blobs = self._kept_blobs = None
         if self._submission is not None:
             self._route.dataplane.cancel(self._submission)
         if self._relaying is not None:
@@ -348,7 +397,7 @@ class Exchange:
 
     def _refuse(self, error: RequestError) -> None:
         self._error = error
-        self._body = b""
+        self._body, self._blobs = b"", None
         self.ready = True
         # The client may send its body without `100 Continue` or not, so the connection cannot be reused.
         if self.head.expects_continue:
@@ -357,9 +406,12 @@ class Exchange:
     def _relay(self) -> None:
         """Have the gateway's process answer the request, unless its client has gone."""
         body, self._kept = self._kept, b""
+        blobs, self._kept_blobs = self._kept_blobs, None
         self._submission = None
         if self.disconnected:
             return
+        if blobs is not None:
+            body = b"".join((body, blobs))
         relay, head = self._route.relay, self.head
         assert relay is not None, "only its data plane asks for it"
         version = f"/versions/{head.version}" if head.version else ""
@@ -395,7 +447,8 @@ class Exchange:
                 return
             json, blobs = encoded.head, encoded.blobs
             head = _BINARY_HEAD % (len(json), encoded.length) if blobs else _JSON_HEAD % encoded.length
-            response = b"".join((head, self._last_headers(), json, *blobs))
+            parts = (head, self._last_headers(), json, *blobs)
+            response = b"".join(parts) if encoded.length < LARGE_BYTES else self._client.write_now(parts)
         except Exception as error:
             response = self._error_response(error)
         finally:
@@ -455,11 +508,12 @@ class Exchange:
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None
-        self._kept = b""
+        self._kept, self._kept_blobs = b"", None
         self.response_complete = True
         if client.transport.is_closing():
             return
-        client.transport.write(response)
+        if response:
+            client.transport.write(response)
         if not self.keep_alive:
             client.transport.close()
         client.on_response_complete()

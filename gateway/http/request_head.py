@@ -95,6 +95,10 @@ class KnownRequest:
         """True if these bytes are a whole request with the same head."""
         return len(data) == self.size and data.startswith(self.begin)
 
+    def is_begun(self, data: bytes) -> bool:
+        """True if these bytes are the beginning of a request with the same head."""
+        return data.startswith(self.begin)
+
 
 def known_request(data: bytes, head: RequestHead) -> KnownRequest | None:
     """The request in `data`, which has all of it and nothing else; None if another must not be taken for the same.
@@ -102,9 +106,15 @@ def known_request(data: bytes, head: RequestHead) -> KnownRequest | None:
     The parser also passes over empty lines before and after a request: data with these is not remembered.
     """
     begin = data.find(_HEAD_END, 0, MAX_KNOWN_BYTES) + len(_HEAD_END)
-    if begin + head.length != len(data) or not head.length or head.expects_continue or not head.keep_alive:
+    return known_beginning(data[:begin], head) if begin + head.length == len(data) else None
+
+
+def known_beginning(begin: bytes, head: RequestHead) -> KnownRequest | None:
+    """The request that begins with the bytes of its head; None if another must not be taken for the same."""
+    if len(begin) > MAX_KNOWN_BYTES or not head.length or head.expects_continue or not head.keep_alive:
         return None
-    return KnownRequest(data[:begin], len(data), head) if head.error is None and not head.encoded else None
+    size = len(begin) + head.length
+    return KnownRequest(begin, size, head) if head.error is None and not head.encoded else None
 
 
 def _parse_json_length(value: bytes) -> int:

@@ -21,9 +21,9 @@ from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.exchange import Exchange, InferRoute
-from sluice.gateway.http.large_body import LargeBody
+from sluice.gateway.http.large_body import DIRECT_BYTES, LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
-from sluice.gateway.http.request_head import RequestHead, known_request
+from sluice.gateway.http.request_head import KnownRequest, RequestHead, known_beginning, known_request
 from sluice.gateway.http.turns import Turns
 
 BACKLOG = 4096
@@ -37,13 +37,19 @@ WAITING_BYTES = 2048
 """The least memory of a request that waits for its turn."""
 TURN_PARTS = 1000
 """A client leaves others a turn when that many parts of its body have been read at a time."""
+TURN_REQUESTS = 32
+"""The same for requests."""
+PIECE_BYTES = 8 << 10
+"""The most that is parsed without a look at these bounds, unless it is one part."""
+UPLOAD_PIECE_BYTES = 32 << 10
+"""The same for bodies that are not in chunks, of whose length only the parser knows how much is left."""
 SWEEP_TICKS = 10
 """Ticks of uvicorn between two sweeps; there are ten a second."""
 LAST_REQUESTS_S = 0.3
 """The time in which a stopping server still answers requests on open connections."""
 
 
-_NOTICED = frozenset((b"expect", b"host", b"upgrade"))
+_NOTICED = frozenset((b"expect", b"host", b"transfer-encoding", b"upgrade"))
 _HEALTH = re.compile(rb"/(v2/health/(live|ready)|metrics)(\?|$)")
 _TCP_CLOSE = 7
 
@@ -96,9 +102,15 @@ class Connection(HttpToolsProtocol):
         self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
         self._hosts = 0
         self._offers_upgrade = False
+        self._in_chunks = False
+        """True if the body of the latest request comes in chunks, which may be small."""
         self._is_http_1_0 = False
         """True if the latest request is of HTTP/1.0, whose clients know no interim responses."""
         self._probed = self._only_health = self._is_direct = False
+        self._known_large: KnownRequest | None = None
+        self._large: LargeBody | None = None
+        self._parser_lags = False
+        """True if the parser has not seen the rest of the latest body."""
         self._begun = 0
         """The requests that began with the bytes that were read last."""
         self._parts = 0
@@ -129,6 +141,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(turn, Exchange):
             turn.disconnect()
         self.turns.end()
+        self._large = None  # it refers to the connection, too
         self._front_door.leave(self, self._address)
         if self._front_door.paused:
             self._front_door.relieve()
@@ -167,52 +180,144 @@ class Connection(HttpToolsProtocol):
             if self.turns.unparsed > LINGER_BYTES:
                 self.transport.abort()
             return
+        if not self._parse(data):
+            return
+        if self.turns.unparsed > SMALL_BYTES and not self.turns.stopped:
+            self._keep_unparsed()
+        if self.turns.in_body and not self.turns.unparsed_rest:
+            self._read_directly(data if is_between and self._begun == 1 else b"")
+        elif is_between and self._begun == 1 and not self.turns.unparsed and isinstance(self.cycle, Exchange):
+            self.turns.known = known_request(data, self.cycle.head)
+        if self.budget.used > self.budget.mark:
+            self._front_door.press(self)
+
+    def _parse(self, data: bytes) -> bool:
+        """Parse bytes, but not more of them than a turn may have; returns False once the connection is stopped."""
+        position, end = 0, len(data)
+        while position < end:
+            stop = self._end_of_piece(data, position)
+            if not self._feed(data if stop - position == end else data[position:stop]):
+                return False
+            position = stop
+            if position < end and (self._parts >= TURN_PARTS or self._begun >= TURN_REQUESTS):
+                self._parse_later(data[position:])
+                break
+        return True
+
+    def _end_of_piece(self, data: bytes, position: int) -> int:
+        """The end of what is parsed next: a head, the rest of a body, or a piece that may have many parts."""
+        end = len(data)
+        if end - position <= PIECE_BYTES:
+            return end
+        cycle = self.cycle
+        if self.turns.in_body:
+            if isinstance(cycle, Exchange) and cycle.missing_bytes >= end - position:
+                return end
+            return min(position + (PIECE_BYTES if self._in_chunks else UPLOAD_PIECE_BYTES), end)
+        head = data.find(b"\r\n\r\n", position, position + PIECE_BYTES)
+        return position + PIECE_BYTES if head < 0 else head + 4
+
+    def _parse_later(self, rest: bytes) -> None:
+        """Let others have their turn before the rest of what was read is parsed; it counts until then."""
+        self.turns.unparsed_rest = rest
+        self.budget.used += len(rest)
+        self.flow.pause_reading()
+        self.loop.call_soon(self._parse_rest)
+
+    def _parse_rest(self) -> None:
+        rest = self._take_rest()
+        if rest and not self.transport.is_closing():
+            self.data_received(rest)
+            self.regulate_reading()
+
+    def _take_rest(self) -> bytes:
+        rest, self.turns.unparsed_rest = self.turns.unparsed_rest, b""
+        self.budget.used -= len(rest)
+        return rest
+
+    def _feed(self, data: bytes) -> bool:
+        """Pass bytes to the parser; returns False once the connection is stopped."""
         pieces: list[bytes | memoryview] = [data]
         while pieces:
             try:
                 self.parser.feed_data(pieces[0])
             except httptools.HttpParserUpgrade as upgrade:
                 if self.turns.stopped:
-                    return
+                    return False
                 pieces = [self._head_without_upgrade(), memoryview(pieces[0])[upgrade.args[0] :], *pieces[1:]]
                 continue
             except httptools.HttpParserError:
                 if not self.turns.stopped:
                     self.refuse(400, "Invalid HTTP request received.", "malformed")
-                return
+                return False
             del pieces[0]
-        if self.turns.unparsed > SMALL_BYTES and not self.turns.stopped:
-            self._keep_unparsed()
-        if self.turns.in_body:
-            self._read_directly()
-        elif is_between and self._begun == 1 and not self.turns.unparsed and isinstance(self.cycle, Exchange):
-            self.turns.known = known_request(data, self.cycle.head)
-        if self.budget.used > self.budget.mark:
-            self._front_door.press(self)
+        return True
 
-    def _read_directly(self) -> None:
-        """Read the rest of a large body into its memory, past the parser."""
+    def _read_directly(self, data: bytes) -> None:
+        """Read the rest of a large body into its memory, past the parser.
+
+        `data` are the bytes that its request began with; b"" if they may hold more than that.
+        """
         cycle = self.cycle
         if self.turns.stopped or not isinstance(cycle, Exchange) or self.scheme == "https":
             return
+        size = len(data) - cycle.read_bytes
         rest = cycle.memory_for_rest()
-        if rest is not None:
+        if rest is None:
+            return
+        self._known_large = None
+        if size > 0 and not self._offers_upgrade:
+            self._known_large = known_beginning(data[:size], cycle.head)
+        self._parser_lags = True
+        if self._large is None:
+            self._large = LargeBody(self)
+        self._large.read_rest(rest)
+        if not self._is_direct:
             self._is_direct = True
-            self.transport.set_protocol(LargeBody(self, rest))
+            self.transport.set_protocol(self._large)
 
     def on_direct_bytes(self, size: int, complete: bool) -> None:
-        """Take a part of a large body, which is in its memory already."""
-        self.turns.hold(self.cycle, size)
+        """Take a part of a large body, which is in its memory already; with the last bytes of a part it is complete."""
+        exchange = self.cycle
+        self.turns.hold(exchange, size)
         if complete:
-            self._end_direct()
-            self.on_message_complete()
+            rest = exchange.memory_for_rest()
+            if rest is not None:
+                assert self._large is not None
+                self._large.read_rest(rest)
+            else:
+                if self._parser_lags:
+                    self._replace_parser()
+                self.on_message_complete()
         if self.budget.used > self.budget.mark:
             self._front_door.press(self)
 
+    def on_next_bytes(self, data: bytes) -> None:
+        """Take the first bytes after a large body: those of another one need no parser if its head is the same."""
+        known = self._known_large
+        begins = known is not None and self.turns.is_between() and known.is_begun(data)
+        if known is None or not begins or known.size - len(data) < DIRECT_BYTES:
+            self._end_direct()
+            self.data_received(data)
+            return
+        self.turns.since_s = 0.0
+        body = data[len(known.begin) :]
+        exchange = Exchange(self._route, self.turns, known.head, body)
+        self.turns.hold(exchange, len(body))
+        self.turns.turn = self.cycle = exchange
+        self.turns.in_body = True
+        rest = exchange.memory_for_rest()
+        assert self._large is not None
+        assert rest is not None, "the one before was as large"
+        self._large.read_rest(rest)
+
     def _end_direct(self) -> None:
-        """Parse what comes next; the parser before waits for the body that it has not seen."""
+        """Parse what comes next."""
         self._is_direct = False
-        self._replace_parser()
+        if self._large is not None:
+            self._large.read_rest(None)
+        if self._parser_lags:
+            self._replace_parser()
         self.transport.set_protocol(self)
 
     def _keep_unparsed(self) -> None:
@@ -236,6 +341,7 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join((*lines, b"", b""))
 
     def _replace_parser(self) -> None:
+        self._parser_lags = False
         self.parser = httptools.HttpRequestParser(self)
         with contextlib.suppress(AttributeError):  # httptools before 0.6.3
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -243,7 +349,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request; unlike the base class, without a scope, which only the application needs."""
         self.url = b""
-        self.expect_100_continue = self._offers_upgrade = False
+        self.expect_100_continue = self._offers_upgrade = self._in_chunks = False
         self.headers = []
         self._hosts = 0
         self._begun += 1
@@ -259,6 +365,8 @@ class Connection(HttpToolsProtocol):
                 self._hosts += 1
             elif name == b"upgrade":
                 self._offers_upgrade = True
+            elif name == b"transfer-encoding":
+                self._in_chunks = True
             elif value.lower() == b"100-continue":
                 self.expect_100_continue = True
         self.headers.append((name, value))
@@ -433,6 +541,7 @@ class Connection(HttpToolsProtocol):
         self.turns.in_body = False
         self.turns.unparsed = 0
         self._release_head()
+        self._take_rest()
         self._take(RefusedRequest(self, status, reason))
 
     def _withdraw(self) -> bool:
@@ -485,6 +594,7 @@ class Connection(HttpToolsProtocol):
         self.budget.used -= self._unread
         self._unread = 0
         self._release_head()
+        self._take_rest()
 
     def regulate_reading(self) -> None:
         """Read on, or stop reading."""

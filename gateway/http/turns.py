@@ -1,12 +1,16 @@
 """The turns of the requests of a connection, and the short way of those whose head is known."""
 
+import contextlib
+import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.http.exchange import Address, Client, Exchange, InferRoute
 from sluice.gateway.http.refusal import RefusedRequest
 from sluice.gateway.http.request_head import KnownRequest
+from sluice.models.tensors.arrays import Buffer
 
 
 class Turns(Client):
@@ -26,6 +30,8 @@ class Turns(Client):
         self.in_body = False
         self.unparsed = 0
         """At least the bytes that were read since the last body part, or since the last complete head."""
+        self.unparsed_rest = b""
+        """Bytes that were read and are parsed in a later turn of the loop."""
         self.stopped = False
         """True if nothing more is read than what the client has sent already."""
         self.half_closed = False
@@ -126,7 +132,7 @@ class Turns(Client):
         if self.transport.is_closing():
             return
         flow, paused = self._flow, self._front_door.paused
-        if self._pipeline or flow.write_paused or (paused and self._connection in paused):
+        if self._pipeline or self.unparsed_rest or flow.write_paused or (paused and self._connection in paused):
             flow.pause_reading()
         elif flow.read_paused:
             flow.resume_reading()
@@ -138,3 +144,18 @@ class Turns(Client):
             self._default_headers = headers
             self._common_headers = b"".join([b"%s: %s\r\n" % header for header in headers])
         return self._common_headers
+
+    def write_now(self, parts: Sequence[Buffer]) -> bytes:
+        """Write as much of a response as the socket takes at once, which is not copied; returns the rest, to write."""
+        transport = self.transport
+        sent = 0
+        if not (transport.is_closing() or transport.get_write_buffer_size()) and self._connection.scheme == "http":
+            with contextlib.suppress(OSError):  # it is full, or the transport finds the same error
+                sent = os.writev(transport.get_extra_info("socket").fileno(), parts)
+        rest: list[memoryview] = []
+        for part in parts:
+            size = memoryview(part).nbytes
+            if sent < size:
+                rest.append(memoryview(part).cast("B")[sent:])
+            sent = max(sent - size, 0)
+        return b"".join(rest)

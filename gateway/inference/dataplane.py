@@ -180,6 +180,11 @@ class DataPlane(ABC):
     def cancel(self, submission: Submitted) -> None:
         """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""
 
+    def memory(self, nbytes: int) -> memoryview | None:
+        """Memory to receive the tensors of a large request into, where workers can read them; None without such."""
+        del nbytes
+        return None
+
     async def answer(self, submission: Submitted) -> Answer:
         """Wait for the answer to a request, which must be released. Cancelling the caller cancels the request."""
         try:

@@ -12,6 +12,7 @@ from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.body_memory import LARGE_BYTES, BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
 
@@ -45,7 +46,8 @@ class RequestRuntime(Protocol):
 class LocalDataPlane(DataPlane):
     """Submits requests to the runtime; `clock` gives the nanoseconds of the clock of all deadlines.
 
-    `cache` is the response cache, None without one.
+    `cache` is the response cache, None without one. Large requests are received into `bodies`, None if workers cannot
+    read them there.
     """
 
     def __init__(
@@ -60,11 +62,17 @@ class LocalDataPlane(DataPlane):
         statuses: StatusSettings = TRITON_STATUSES,
         client_key: str | None = None,
         max_id_bytes: int = FrontDoorSettings().id_bytes,
+        bodies: BodyMemory | None = None,
     ) -> None:
         super().__init__(served, default_slo_ms, network_ms, shared_memory, statuses, client_key, max_id_bytes)
         self._runtime = runtime
         self._clock = clock
         self._cache = cache
+        self._bodies = bodies
+
+    def memory(self, nbytes: int) -> memoryview | None:
+        """Memory to receive the tensors of a large request into, where workers can read them; None without such."""
+        return None if self._bodies is None else self._bodies.allocate(nbytes)
 
     def submit(
         self,
@@ -80,6 +88,8 @@ class LocalDataPlane(DataPlane):
         A front end that read the request passes the time by which it had come, and the inputs as they lie in shared
         memory; otherwise it has come now.
         """
+        if shared is None and options.memory_bytes >= LARGE_BYTES and self._bodies is not None:
+            shared = self._bodies.locate(inputs)
         if self._cache is not None and signature.pipeline.response_cache and not self._served.draining:
             return self._cached(self._cache, signature, inputs, options, client, received_ns, shared)
         return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)

@@ -39,7 +39,7 @@ class RequestTemplate(_Template):
     """A checked request with binary tensors. A request with the same JSON and length differs only in tensor contents.
 
     That holds for a `repeatable` template: all tensors are binary, none of them are BYTES, and the response carries all
-    outputs as they are.
+    outputs as they are. The binary data follows the JSON in `body`, or is in `blobs`.
     """
 
     __slots__ = ("_head", "_layout", "_length")
@@ -52,9 +52,10 @@ class RequestTemplate(_Template):
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
         binary_flags: tuple[bool, ...],
+        blobs: memoryview | None = None,
     ) -> None:
         super().__init__(signature, options, binary_flags)
-        self._length = len(body)
+        self._length = len(body) if blobs is None else len(body) + len(blobs)
         self._head = b"" if json_length is None else bytes(body[:json_length])
         offset = len(self._head)
         self._layout: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
@@ -65,21 +66,30 @@ class RequestTemplate(_Template):
         self.repeatable = (
             0 < len(self._head) <= MAX_HEAD_BYTES
             and len(self._layout) == len(inputs)
-            and offset == len(body)
+            and offset == self._length
             and options.deliveries is None
         )
 
-    def matches(self, body: Buffer, json_length: int | None, signature: Signature) -> bool:
+    def matches(
+        self, body: Buffer, json_length: int | None, signature: Signature, blobs: memoryview | None = None
+    ) -> bool:
         """True if a request to this revision of a pipeline has this template."""
         return (
             signature is self.signature
-            and len(body) == self._length
+            and (len(body) if blobs is None else len(body) + len(blobs)) == self._length
             and json_length == len(self._head)
             and body[: len(self._head)] == self._head
         )
 
-    def tensors(self, body: Buffer) -> dict[str, Tensor]:
+    def begins(self, first: bytes) -> bool:
+        """True if a request with these first bytes may match."""
+        return first.startswith(self._head)
+
+    def tensors(self, body: Buffer, blobs: memoryview | None = None) -> dict[str, Tensor]:
         """The tensors of a request that matches: views on its body."""
+        if blobs is not None:
+            begin = len(self._head)
+            return {name: np.ndarray(shape, dtype, blobs, at - begin) for name, shape, dtype, at in self._layout}
         return {name: np.ndarray(shape, dtype, body, offset) for name, shape, dtype, offset in self._layout}
 
 
@@ -109,7 +119,9 @@ class JsonTemplate(_Template):
             self.repeatable = True
             self._input = name, signature.input_datatypes[name], tensor.shape, tensor.size
 
-    def matches(self, body: Buffer, json_length: int | None, signature: Signature) -> bool:
+    def matches(
+        self, body: Buffer, json_length: int | None, signature: Signature, blobs: memoryview | None = None
+    ) -> bool:
         """True if a request to this revision of a pipeline has this template, apart from its data."""
         return (
             signature is self.signature
@@ -118,7 +130,7 @@ class JsonTemplate(_Template):
             and body[-len(self._tail) :] == self._tail
         )
 
-    def tensors(self, body: Buffer) -> dict[str, Tensor] | None:
+    def tensors(self, body: Buffer, blobs: memoryview | None = None) -> dict[str, Tensor] | None:
         """The tensor of a request that matches; None if its data is not as expected."""
         name, datatype, shape, count = self._input
         try:

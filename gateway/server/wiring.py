@@ -180,6 +180,7 @@ def build_gateway(
         config.statuses,
         config.client_key,
         config.front_door.id_bytes,
+        execution.executor.bodies,
     )
     return Gateway(
         state.registry,

@@ -5,13 +5,15 @@ earlier stages are passed on where they lie, as segments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from sluice.batcher.interface.decisions import DispatchBatch, Member
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.tensors.body_memory import LARGE_BYTES
 from sluice.gateway.tensors.combiner import Combined, combine
 from sluice.gateway.tensors.input_slots import InputSlot, InputSlots
 from sluice.gateway.tensors.layout import InputLayout
@@ -115,11 +117,14 @@ class Assembly:
             shared.references += 1
         return wiring.memory.output_bytes(rows, input_bytes)
 
-    def begin(self, batch: DispatchBatch) -> tuple[InputTensor, ...]:
+    def begin(self, batch: DispatchBatch, *, keeps_order: bool = True) -> tuple[InputTensor, ...]:
         """Lay out the inputs of a batch, which holds its memory until `complete` or `abandon`.
 
-        Raises PartitionError if there is no memory for them.
+        Unless it `keeps_order`, its members may change places, so that large inputs need not be gathered. Raises
+        PartitionError if there is no memory for them.
         """
+        if not keeps_order and len(batch.members) > 1:
+            batch = self._ordered_by_place(batch)
         reads: list[BatchOutputs] = []
         spec = self._models[batch.model]
         given = self._given(batch, spec) if batch.model in self._partial else spec.inputs
@@ -286,6 +291,26 @@ class Assembly:
                 request_tensors.shared.release_reference()
             drop_references(request_tensors.stage_outputs)
 
+    def _ordered_by_place(self, batch: DispatchBatch) -> DispatchBatch:
+        """The batch with its members in another order, if their large inputs are one piece of memory in that."""
+        places: list[tuple[int, int, int, Member]] = []
+        for member in batch.members:
+            request_tensors = self._requests[member.request]
+            refs = request_tensors.wiring.stages[member.stage].inputs
+            shared = request_tensors.shared
+            if shared is None or member.row_index is not None or len(refs) != 1:
+                return batch
+            (ref,) = refs.values()
+            place = shared.located.get(ref.tensor) if ref.stage == REQUEST_STAGE else None
+            if place is None or place.nbytes < LARGE_BYTES:
+                return batch
+            places.append((place.region, place.offset, place.nbytes, member))
+        places.sort(key=_by_place)
+        for before, after in pairwise(places):
+            if before[:2] != (after[0], after[1] - before[2]):
+                return batch
+        return msgspec.structs.replace(batch, members=tuple([place[3] for place in places]))
+
     def _end(self, batch: int) -> _Running:
         running = self._running.pop(batch)
         if running.slot is not None:
@@ -331,10 +356,10 @@ class Assembly:
             if ref.stage == REQUEST_STAGE and member.row_index is None:
                 sample = request_tensors.inputs[ref.tensor]
                 shape = sample.shape
-                if shared is None:
+                whole = None if shared is None else shared.located.get(ref.tensor)
+                if whole is None:
                     pieces.append(content(sample))
                     continue
-                whole = shared.located[ref.tensor]
                 pieces.append(Segment(whole.region, whole.offset, whole.nbytes))
             else:
                 tensor, located, spans = locate_rows(request_tensors, ref, member.row_index)
@@ -363,6 +388,10 @@ class Assembly:
                 tensor, _, spans = locate_rows(request_tensors, ref, member.row_index)
                 pieces += [content(row_slice(tensor, first, end)) for first, end in spans]
         return pieces, tensor.shape
+
+
+def _by_place(place: tuple[int, int, int, Member]) -> tuple[int, int]:
+    return place[:2]
 
 
 def _segment(located: OutputTensor, first: int, end: int) -> Segment:

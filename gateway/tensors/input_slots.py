@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from sluice.batcher.scheduler.memory_shares import MemoryShares
+from sluice.gateway.tensors.body_memory import ArenaPart
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.arena import Arena, Region
 
@@ -45,6 +46,7 @@ class InputSlots:
     def __init__(self, regions: SharedRegions, nbytes: int) -> None:
         self._regions = regions
         self._arena = Arena(nbytes)
+        self._parts = 0
         region = Region.create("sluice-inputs", nbytes)
         self._view = region.view
         self._number = regions.share_region(region)
@@ -53,7 +55,15 @@ class InputSlots:
     @property
     def used_bytes(self) -> int:
         """Bytes of the arena in use."""
-        return self._arena.used_bytes
+        return self._arena.used_bytes - self._parts
+
+    def take_part(self, nbytes: int) -> ArenaPart | None:
+        """Take a part of the arena for good; None without room. It does not count in `used_bytes`."""
+        offset = self._arena.allocate(nbytes)
+        if offset is None:
+            return None
+        self._parts += nbytes
+        return ArenaPart(self._number, offset, self._view[offset : offset + nbytes])
 
     def join(self, models: int) -> None:
         """Keep a part for that many more models."""

@@ -98,7 +98,7 @@ def locate_rows(
     if ref.stage == REQUEST_STAGE:
         wanted = range(request_tensors.rows) if row_index is None else row_index
         shared = request_tensors.shared
-        located = None if shared is None else shared.located[ref.tensor]
+        located = None if shared is None else shared.located.get(ref.tensor)
         return request_tensors.inputs[ref.tensor], located, list(contiguous_runs(wanted))
     source = request_tensors.stage_outputs[ref.stage]
     assert source is not None, "a stage runs after its sources"

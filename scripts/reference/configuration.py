@@ -190,7 +190,7 @@ SECTIONS = (
             "memory_mb": "Tensors of all open requests, in MiB; requests beyond it are refused. Half of it is kept for "
             "the pipelines and models in equal parts, so that none of them can take everything.",
             "hand_off_us": "Least time of a batch on its way to a worker and back, in microseconds.",
-            "input_arena_mb": "Shared memory for the inputs of batches, in MiB.",
+            "input_arena_mb": "Shared memory for inputs of batches, in MiB. Half of it receives large requests.",
             "output_arena_mb": "Shared memory for the outputs of each worker, in MiB.",
         },
     ),
@@ -253,7 +253,7 @@ SECTIONS = (
             "max_connections": "Connections over HTTP. It is lowered to what the limit of open files allows.",
             "max_connections_per_address": "Connections from one address over HTTP, and as many over gRPC; `0` sets no "
             "limit.",
-            "head_bytes": "Size of the head of a request: its target and its headers, or the headers of a gRPC call.",
+            "head_bytes": "Size of the head of a request: its target and its headers.",
             "head_lines": "Headers of a request.",
             "json_bytes": "Size of the JSON of an inference request, without binary tensors.",
             "id_bytes": "Size of the id of an inference request.",
@@ -264,6 +264,7 @@ SECTIONS = (
             "checked.",
             "min_bytes_per_s": "The least progress, in bytes a second; with `0`, any progress is enough.",
             "grpc_connections": "Connections over gRPC. It is lowered to what the limit of open files allows.",
+            "grpc_head_bytes": "Size of the headers of a gRPC call.",
             "grpc_streams": "Open calls on one gRPC connection; clients keep others back.",
             "grpc_idle_s": "Seconds after which a gRPC connection without calls is closed.",
             "grpc_age_s": "Seconds after which a gRPC connection takes no more calls. Its open calls end normally.",

@@ -28,6 +28,7 @@ from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
@@ -92,6 +93,7 @@ class WorkerExecutor:
         self.recovery = self._supervisor.recovery
         self._files = {spec.partition.name: {file.key: file for file in spec.models} for spec in workers}
         self._slots = InputSlots(self._supervisor, input_bytes)
+        self.bodies = BodyMemory(input_bytes, self._slots.take_part)
         self._assembly = Assembly(wirings, models, self._slots, cache)
         self._batch_timeout_s = batch_timeout_s
         self._workers: dict[str, WorkerRecord] = {}
@@ -184,7 +186,7 @@ class WorkerExecutor:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the input arena in use."""
-        return self._slots.used_bytes
+        return self._slots.used_bytes + self.bodies.used_bytes
 
     def start(self, report: EventSink) -> None:
         """Start the workers."""
@@ -206,7 +208,9 @@ class WorkerExecutor:
         worker = self._workers.get(batch.partition)
         if worker is None:
             raise PartitionError(f"partition {batch.partition} has no worker")
-        inputs = self._assembly.begin(batch)
+        # Confidences come by row, and the core knows the rows in their order.
+        ordered = bool(self._files[batch.partition][batch.model].confidences)
+        inputs = self._assembly.begin(batch, keeps_order=ordered)
         try:
             worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed)))
         except BaseException:

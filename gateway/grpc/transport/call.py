@@ -1,7 +1,7 @@
 """A call as handlers see it: the part of the context of grpc.aio that they use."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import grpc
 
@@ -9,6 +9,29 @@ from sluice.gateway.grpc.transport.fields import check_fields
 from sluice.models.errors import RequestError
 
 Metadata = Iterable[tuple[str, str]]
+
+
+class SplitMessage(NamedTuple):
+    """A large message: its first bytes, and the others in memory that its receiver has provided."""
+
+    head: bytes
+    rest: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the message."""
+        return len(self.head) + len(self.rest)
+
+    def joined(self) -> bytes:
+        """The whole message, as a copy."""
+        return b"".join((self.head, self.rest))
+
+
+Message: TypeAlias = bytes | SplitMessage
+
+MessageMemory: TypeAlias = Callable[[int, bytes], tuple[int, memoryview] | None]
+"""memory(size, first): the size of the head, and memory for the rest, of a message of that size that begins with these
+bytes, in which the whole head must be; None if the message is to be one piece."""
 
 
 class Aborted(Exception):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from sluice.gateway.grpc.transport.call import Aborted, Metadata, ServerCall, parsed
+from sluice.gateway.grpc.transport.call import Aborted, MessageMemory, Metadata, ServerCall, parsed
 from sluice.models.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -30,10 +30,14 @@ Refusal = Callable[[str, Metadata], str]
 
 
 class Method(NamedTuple):
-    """A method of a service. `begin` starts its calls if they need no task: it gets the message and the call."""
+    """A method of a service. `begin` starts its calls if they need no task: it gets the message and the call.
+
+    Large messages are received into `memory`, if there is one and the server can do that.
+    """
 
     handler: Any
-    begin: Callable[[bytes, Any], None] | None
+    begin: Callable[[Any, Any], None] | None
+    memory: MessageMemory | None = None
 
 
 class GrpcServer(ABC):
@@ -60,6 +64,10 @@ class GrpcServer(ABC):
         for name, handler in method_handlers.items():
             plain = handler.unary_unary is not None and not inspect.iscoroutinefunction(handler.unary_unary)
             self.methods[f"/{service_name}/{name}"] = Method(handler, handler.unary_unary if plain else None)
+
+    def receive_into(self, method: str, memory: MessageMemory) -> None:
+        """Receive the large messages of a unary method, whose path this is, into memory that it provides."""
+        self.methods[method] = self.methods[method]._replace(memory=memory)
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:  # noqa: B027
         """Does nothing: generated code calls it for methods that are registered already."""

@@ -38,6 +38,7 @@ from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.runtime.submission import Submission
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import BrokenEntry
@@ -56,6 +57,7 @@ class InstantRuntime:
 
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
+        self.shared: list[BatchOutputs | None] = []
         self.cancelled: list[int] = []
         self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
@@ -90,6 +92,7 @@ class InstantRuntime:
                 "expires_ns": ARRIVED_NS + options.timeout_ns if options.timeout_ns else 0,
             }
         )
+        self.shared.append(shared)
         self.arrived.set()
         answer = self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released)
         arrival = RequestArrived(
@@ -182,6 +185,7 @@ def instant_gateway(
     restrictions: Restrictions | None = None,
     access: AccessRules | None = None,
     resizing: object = None,
+    bodies: BodyMemory | None = None,
     network_ms: float = 0,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
@@ -189,7 +193,9 @@ def instant_gateway(
     inventory.partition_ready("cpu0", [f"{pipeline.name}:{pipeline.version}" for pipeline in pipelines], {})
     runtime = InstantRuntime()
     shared_memory = SharedMemory(allow_client_shm, 1 << 20)
-    dataplane = LocalDataPlane(registry, cast(Runtime, runtime), 1000.0, network_ms, lambda: ARRIVED_NS, shared_memory)
+    dataplane = LocalDataPlane(
+        registry, cast(Runtime, runtime), 1000.0, network_ms, lambda: ARRIVED_NS, shared_memory, bodies=bodies
+    )
     control = ControlPlane(
         registry,
         RepositoryApi(registry),

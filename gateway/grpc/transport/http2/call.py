@@ -12,7 +12,7 @@ import grpc
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import DecompressedTooLarge, decompress
 from sluice.gateway.front_door.front_door import FrontDoor
-from sluice.gateway.grpc.transport.call import Aborted, Metadata, parsed
+from sluice.gateway.grpc.transport.call import Aborted, Message, Metadata, parsed
 from sluice.gateway.grpc.transport.http2.call_head import CallHead, http_block, metadata_block, status_block
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, Http2Connection
 from sluice.gateway.grpc.transport.http2.messages import MessageFault, MessageReader, too_large
@@ -105,7 +105,7 @@ class Http2Call(Stream):
         connection.kept += OPEN_BYTES
         self._held = 0
         self._reader: MessageReader | None = None
-        self._unread: deque[tuple[bool, bytes]] | tuple[()] = ()
+        self._unread: deque[tuple[bool, Message]] | tuple[()] = ()
         self._awaited: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._trailing: Metadata = ()
@@ -239,22 +239,38 @@ class Http2Call(Stream):
 
     def _receive_part(self, data: bytes, ended: bool) -> None:
         """Take data that need not be one message."""
-        reader, unread = self._reader, self._unread
-        if reader is None or isinstance(unread, tuple):
-            reader = self._reader = MessageReader(self._server.max_message_bytes)
-            unread = self._unread = deque()
+        if self._reader is None:
+            self._reader = MessageReader(self._server.max_message_bytes, self._method.memory)
+            self._unread = deque()
         try:
-            messages = reader.feed(data)
+            messages = self._reader.feed(data)
         except MessageFault as fault:
             self.give_up(fault.code, fault.details)
             return
-        self._keep(len(data) + MESSAGE_BYTES * len(messages))
+        self._take_messages(messages, len(data), ended)
+
+    def memory(self) -> memoryview | None:
+        """Memory for the data of a large message; None if it is taken as bytes."""
+        return None if self._reader is None or self.trailers is not None else self._reader.missing
+
+    def receive_direct(self, size: int, ended: bool) -> None:
+        """Take data that is in that memory."""
+        assert self._reader is not None, "it has given its memory"
+        self._take_messages(self._reader.feed_missing(size), size, ended)
+
+    def _take_messages(self, messages: list[tuple[bool, Message]], size: int, ended: bool) -> None:
+        """Take the messages that are complete with `size` more bytes."""
+        reader, unread = self._reader, self._unread
+        assert reader is not None
+        assert isinstance(unread, deque)
+        self._keep(size + MESSAGE_BYTES * len(messages))
         unread.extend(messages)
         if self._method.handler.request_streaming:
             self._wake()
         elif ended and len(unread) == 1 and not reader.is_within_message:
             compressed, message = unread[0]
             if compressed:
+                assert isinstance(message, bytes), "only plain ones are split"
                 task = self._server.loop.create_task(self._start_decompressed(message))
                 self.on_cancelled = task.cancel
             else:
@@ -262,13 +278,13 @@ class Http2Call(Stream):
         elif ended or len(unread) > 1:
             self.end(grpc.StatusCode.UNIMPLEMENTED, f"{self.method} requires exactly one request message")
 
-    def _start(self, message: bytes) -> None:
+    def _start(self, message: Message) -> None:
         """Start the handler of a unary call."""
         self._started = True
         server, connection = self._server, self.connection
         connection.kept -= self._kept
         self._kept = 0
-        self._held = len(message)
+        self._held = len(message) if isinstance(message, bytes) else message.nbytes
         connection.held += self._held
         self._unread = ()
         budget = server.budget
@@ -332,6 +348,7 @@ class Http2Call(Stream):
                 continue
             self._taken += 1
             compressed, message = unread.popleft()
+            assert isinstance(message, bytes), "streams have no memory for large ones"
             self._keep(-len(message) - PREFIX_BYTES - MESSAGE_BYTES)
             if not unread:
                 self.connection.credit(self)

@@ -55,7 +55,7 @@ CONNECTION_WINDOW = 4 << 20
 STREAM_WINDOW = 1 << 20
 TURN_FRAMES = 1000
 """The most frames that are taken at a time, so that a client with many small ones leaves the others their turns."""
-TURN_HEADER_BYTES = 64
+TURN_HEADER_BYTES = 16
 """As many bytes of headers count as a frame, since Python decodes them."""
 CREDIT_BYTES = 256 << 10
 """Windows grow again by this much or more at a time."""
@@ -71,6 +71,8 @@ LARGE_HEADERS_FRAMES = 50
 """As many such frames count for headers that are too large, since it takes long to decode them."""
 STREAMS_PER_FRAME = 32
 """The open streams whose windows change together for the price of one such frame."""
+DIRECT_BYTES = 32 << 10
+"""Frames of which less is to come are read with what follows: a read of their own would cost more than the copies."""
 SMALL_DATA_BYTES = 1024
 """Smaller frames with data for a stream that the server has reset are such frames."""
 RESETS_PER_STREAM = 4
@@ -96,7 +98,7 @@ class ConnectionLimits(NamedTuple):
     """The bounds of one connection. `ping_s` are the seconds between two pings of the client."""
 
     streams: int = 1024
-    header_bytes: int = 64 << 10
+    header_bytes: int = 16 << 10
     header_fields: int = 100
     ping_s: float = 10
 
@@ -240,6 +242,31 @@ class Http2Connection(Outgoing, Generic[T]):
             return
         try:
             self._receive(self._rest + data if self._rest else data)
+        except ConnectionFault as fault:
+            self.fault = fault
+            self.end_with(fault.code, fault.reason)
+
+    def direct_memory(self) -> memoryview | None:
+        """Memory for the rest of a large DATA frame, of which a part has come; None if it is to be received as bytes.
+
+        `receive_direct` follows once bytes are in it.
+        """
+        left, stream = self._part_left, self._part_stream
+        if left < DIRECT_BYTES or stream is None or stream.ended or self.over:
+            return None
+        memory = stream.memory()
+        return None if memory is None else memory[:left]
+
+    def receive_direct(self, size: int) -> None:
+        """Take bytes of the client, which are in the memory of `direct_memory`."""
+        stream = self._part_stream
+        assert stream is not None, "it has given its memory"
+        self._part_left -= size
+        if not self._part_left:
+            self._part_stream = None
+            self._turns += 1
+        try:
+            self._give(stream, b"", self._part_ends and not self._part_left, size)
         except ConnectionFault as fault:
             self.fault = fault
             self.end_with(fault.code, fault.reason)
@@ -433,16 +460,19 @@ class Http2Connection(Outgoing, Generic[T]):
         if stream is not None:
             self._give(stream, payload, bool(flags & END_STREAM))
 
-    def _give(self, stream: Stream, chunk: bytes, ends: bool) -> None:
-        """Pass data to its stream."""
+    def _give(self, stream: Stream, chunk: bytes, ends: bool, direct: int = 0) -> None:
+        """Pass data to its stream, which may have `direct` bytes already."""
         try:
             if stream.declared_bytes >= 0:
-                stream.declared_bytes -= len(chunk)
+                stream.declared_bytes -= len(chunk) + direct
                 if stream.declared_bytes < 0 or (ends and stream.declared_bytes):
                     raise StreamFault(ErrorCode.PROTOCOL_ERROR, "expected as much data as content-length says")
             if ends:
                 stream.remote_ended = True
-            stream.receive(chunk, ends)
+            if direct:
+                stream.receive_direct(direct, ends)
+            else:
+                stream.receive(chunk, ends)
             if not stream.remote_ended and stream.uncredited >= CREDIT_BYTES:
                 self.credit(stream)
         except StreamFault as fault:

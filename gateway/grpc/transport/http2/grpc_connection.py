@@ -10,6 +10,7 @@ from sluice.gateway.grpc.transport.http2.call import Http2Call
 from sluice.gateway.grpc.transport.http2.call_head import CallHead
 from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
 from sluice.gateway.grpc.transport.http2.frames import ErrorCode, go_away, settings_frame
+from sluice.gateway.grpc.transport.http2.large_frames import NEXT_BYTES, LargeFrames
 from sluice.gateway.grpc.transport.http2.streams import Stream
 from sluice.gateway.grpc.transport.server import NO_MEMORY, SLOW
 
@@ -77,6 +78,9 @@ class GrpcConnection:
         self._write_paused = self._ending = self._lost = False
         self._reading = True
         self._lingering_bytes = 0
+        self._large: LargeFrames | None = None
+        self._is_direct = False
+        """True while `_large` reads."""
 
     # -- transport
 
@@ -113,14 +117,45 @@ class GrpcConnection:
             return
         self._reads += 1
         self._take(data)
+        if self.http2.direct_memory() is not None and not self._is_direct and self._server.tls is None:
+            self._large = self._large or LargeFrames(self)
+            self._is_direct = True
+            self.transport.set_protocol(self._large)
+
+    def direct_memory(self) -> memoryview | None:
+        """Memory for the rest of a large frame; None if none is being received."""
+        return None if self._ending else self.http2.direct_memory()
+
+    def on_direct_bytes(self, size: int) -> None:
+        """Take a part of a large frame, which is in its memory already."""
+        self._reads += 1
+        try:
+            self.http2.receive_direct(size)
+        except Exception:
+            self._fail()
+        self._after()
+
+    def on_next_bytes(self, data: bytes) -> None:
+        """Take what comes between large frames; much of it means that there are no more of them."""
+        self.data_received(data)
+        if len(data) == NEXT_BYTES and self.http2.direct_memory() is None:
+            self._is_direct = False
+            self.transport.set_protocol(self)
 
     def _take(self, data: bytes) -> None:
         """Take what has been read. Other connections have their turn before what is too much for one."""
         try:
             self.http2.receive(data)
         except Exception:
-            logger.exception("the data of a gRPC connection could not be handled")
-            self.http2.end_with(ErrorCode.INTERNAL_ERROR, "internal error")
+            self._fail()
+        self._after()
+
+    def _fail(self) -> None:
+        logger.exception("the data of a gRPC connection could not be handled")
+        self.http2.end_with(ErrorCode.INTERNAL_ERROR, "internal error")
+
+    def _after(self) -> None:
+        """Write what is to be written, and read on or not."""
         self.flush()
         if self.http2.is_behind or not self._reading:
             self.regulate_reading()

@@ -2,11 +2,14 @@
 
 import grpc
 
+from sluice.gateway.grpc.transport.call import Message, MessageMemory, SplitMessage
 from sluice.gateway.grpc.transport.http2.outgoing import PREFIX_BYTES
 
 MANY_PARTS = 8
 PART_BYTES = 1024
 """Parts that are smaller on average are joined, so that a part takes little more memory than its bytes."""
+LARGE_BYTES = 64 << 10
+"""Messages of which less is to come are not worth memory of their own."""
 
 
 class MessageFault(Exception):
@@ -19,12 +22,29 @@ class MessageFault(Exception):
 
 
 class MessageReader:
-    """Splits the data of a stream into messages."""
+    """Splits the data of a stream into messages. Large ones are received into `memory`, if it has some."""
 
-    __slots__ = ("_compressed", "_fragment", "_length", "_max_bytes", "_parts", "_size")
+    __slots__ = (
+        "_blobs",
+        "_compressed",
+        "_fragment",
+        "_head",
+        "_length",
+        "_max_bytes",
+        "_memory",
+        "_parts",
+        "_size",
+        "missing",
+    )
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, memory: MessageMemory | None = None) -> None:
         self._max_bytes = max_bytes
+        self._memory = memory
+        self._head = b""
+        self._blobs: memoryview | None = None
+        """The memory of the message after its head; None for a message that is one piece."""
+        self.missing: memoryview | None = None
+        """The part of it that has not come."""
         self._fragment = b""
         """The beginning of a prefix."""
         self._length = -1
@@ -38,17 +58,16 @@ class MessageReader:
         """True if a message has begun and is not complete."""
         return self._length >= 0 or bool(self._fragment)
 
-    def feed(self, data: bytes) -> list[tuple[bool, bytes]]:
+    def feed(self, data: bytes) -> list[tuple[bool, Message]]:
         """The messages that are complete with this data, and whether they are compressed. Raises MessageFault."""
-        messages: list[tuple[bool, bytes]] = []
+        messages: list[tuple[bool, Message]] = []
         position = 0
         if self._length >= 0:
             position = min(self._length - self._size, len(data))
             self._add(data[:position])
             if self._size < self._length:
                 return messages
-            messages.append((self._compressed, b"".join(self._parts)))
-            self._length = -1
+            messages.append((self._compressed, self._complete()))
         elif self._fragment:
             data = self._fragment + data
         end = len(data)
@@ -57,7 +76,7 @@ class MessageReader:
             compressed, length = self._prefix(data[position:begin])
             if begin + length > end:
                 self._compressed, self._length, self._parts, self._size = compressed, length, [], 0
-                self._add(data[begin:])
+                self._begin(data[begin:])
                 position = end
                 break
             position = begin + length
@@ -65,9 +84,38 @@ class MessageReader:
         self._fragment = data[position:]
         return messages
 
+    def feed_missing(self, size: int) -> list[tuple[bool, Message]]:
+        """Count `size` bytes that are in the memory `missing`; returns as `feed`."""
+        assert self.missing is not None
+        self.missing = self.missing[size:]
+        self._size += size
+        return [] if self._size < self._length else [(self._compressed, self._complete())]
+
+    def _begin(self, first: bytes) -> None:
+        """Take the first part of a message."""
+        if self._memory is not None and not self._compressed and self._length - len(first) >= LARGE_BYTES:
+            placed = self._memory(self._length, first)
+            if placed is not None:
+                size, self._blobs = placed
+                assert size <= len(first), "the head has come"
+                self._head, self.missing = first[:size], self._blobs
+                self._size = size
+                first = first[size:]
+        self._add(first)
+
+    def _complete(self) -> Message:
+        """The message that is complete."""
+        self._length = -1
+        blobs, self._blobs, self.missing = self._blobs, None, None
+        return b"".join(self._parts) if blobs is None else SplitMessage(self._head, blobs)
+
     def _add(self, part: bytes) -> None:
-        self._parts.append(part)
         self._size += len(part)
+        if self.missing is not None:
+            self.missing[: len(part)] = part
+            self.missing = self.missing[len(part) :]
+            return
+        self._parts.append(part)
         if len(self._parts) > MANY_PARTS + self._size // PART_BYTES:
             self._parts = [b"".join(self._parts)]
 

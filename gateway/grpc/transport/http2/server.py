@@ -55,7 +55,7 @@ class Http2Server(GrpcServer):
         self.serving = False
         settings = front_door.settings
         self.limits = ConnectionLimits(
-            settings.grpc_streams, settings.head_bytes, settings.head_lines, settings.grpc_ping_s
+            settings.grpc_streams, settings.grpc_head_bytes, settings.head_lines, settings.grpc_ping_s
         )
         self._listener = listener
         self._refusal = refusal

@@ -44,6 +44,14 @@ class Stream(ABC):
     def receive(self, data: bytes, ended: bool) -> None:
         """Take data. It is the last if the client has `ended` the stream. Raises StreamFault."""
 
+    def memory(self) -> memoryview | None:
+        """Memory for the data that comes next; None if the stream takes it as bytes."""
+        return None
+
+    def receive_direct(self, size: int, ended: bool) -> None:
+        """Take `size` bytes of data, which are in that memory; otherwise as `receive`."""
+        raise NotImplementedError
+
     @abstractmethod
     def cancel(self) -> None:
         """The client has reset the stream, or the connection is lost."""

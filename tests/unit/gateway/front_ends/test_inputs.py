@@ -6,6 +6,7 @@ import pytest
 from sluice.gateway.front_ends.inputs import ARENA, OWN_REGIONS, InputMemory
 from sluice.gateway.front_ends.messages import ALIGNMENT
 from sluice.gateway.protocol.pending_answer import RelayNeeded
+from sluice.gateway.tensors.body_memory import LARGE_BYTES
 from sluice.models.errors import RejectedError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.mps.ipc.arena import MIN_BLOCK_BYTES, Region
@@ -16,9 +17,9 @@ ARENA_BYTES = 1 << 16
 class Memory:
     """An input memory, and the regions that it has shared."""
 
-    def __init__(self, spare_bytes: int = 1 << 20) -> None:
+    def __init__(self, spare_bytes: int = 1 << 20, arena_bytes: int = ARENA_BYTES) -> None:
         self.regions: dict[int, Region] = {}
-        self.memory = InputMemory(ARENA_BYTES, spare_bytes, self.regions.__setitem__, self.regions.__delitem__)
+        self.memory = InputMemory(arena_bytes, spare_bytes, self.regions.__setitem__, self.regions.__delitem__)
 
     def read(self, region: int, offset: int, nbytes: int) -> bytes:
         return bytes(self.regions[region].view[offset : offset + nbytes])
@@ -92,6 +93,55 @@ def test_regions_beside_the_arena_are_not_too_many() -> None:
         bench.memory.write(OWN_REGIONS + 1, small)
     bench.memory.free(1)
     bench.memory.write(OWN_REGIONS + 2, small)
+
+
+def test_inputs_that_were_received_into_the_memory_for_bodies_are_not_copied() -> None:
+    bench = Memory(arena_bytes=4 << 20)
+    body = bench.memory.bodies.allocate(LARGE_BYTES)
+    assert body is not None
+    received = np.frombuffer(body, np.float32)
+    received[:] = np.arange(received.size)
+    taken = bench.memory.used_bytes
+    assert taken == LARGE_BYTES
+    written = bench.memory.write(1, {"x": received.reshape(2, -1)})
+    assert bench.read(written.region, written.offset, LARGE_BYTES) == received.tobytes()
+    assert (written.row_offsets, written.starts) == ((), ())
+    assert bench.memory.used_bytes == taken
+    del body, received
+    assert bench.memory.used_bytes == taken, "the request still needs it"
+    bench.memory.free(1)
+    assert bench.memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_several_inputs_of_one_body_are_found_where_they_lie(in_order: bool) -> None:
+    bench = Memory(arena_bytes=4 << 20)
+    body = bench.memory.bodies.allocate(LARGE_BYTES + 12)
+    assert body is not None
+    data = np.frombuffer(body, np.uint8)
+    data[:] = np.arange(data.size) % 251
+    parts: dict[str, np.ndarray] = {"b": data[:12].reshape(1, -1), "f": data[12:].view(np.float32).reshape(1, -1)}
+    inputs = parts if in_order else {name: parts[name] for name in ("f", "b")}
+    written = bench.memory.write(1, inputs)
+    assert bench.memory.used_bytes == -(-(LARGE_BYTES + 12) // 16) * 16
+    for start, tensor in zip(written.starts, inputs.values(), strict=True):
+        assert bench.read(written.region, written.offset + start, tensor.nbytes) == tensor.tobytes()
+
+
+@pytest.mark.parametrize("other", [1, 5], ids=["elsewhere", "unaligned"])
+def test_inputs_of_which_one_cannot_be_read_where_it_lies_are_copied(other: int) -> None:
+    bench = Memory(arena_bytes=4 << 20)
+    body = bench.memory.bodies.allocate(LARGE_BYTES + 8)
+    assert body is not None
+    body[:] = bytes(LARGE_BYTES + 8)
+    inputs = {"f": np.ndarray((1, LARGE_BYTES // 4), np.float32, body)}
+    inputs["o"] = np.ones((1, 1), np.float32) if other == 1 else np.ndarray((1, 1), np.float32, body, 5)
+    inputs["f"][:] = 7
+    written = bench.memory.write(1, inputs)
+    assert written.starts == ()
+    assert written.offset % ALIGNMENT == 0
+    for start, tensor in zip((0, LARGE_BYTES), inputs.values(), strict=True):
+        assert bench.read(written.region, written.offset + start, tensor.nbytes) == tensor.tobytes()
 
 
 def test_tensors_without_elements_take_no_memory() -> None:

@@ -11,6 +11,7 @@ from sluice.gateway.front_ends.link import Arrival, Link
 from sluice.gateway.front_ends.plane import FrontEndDataPlane
 from sluice.gateway.front_ends.snapshot import ServedTable, changes
 from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.tensors.body_memory import LARGE_BYTES
 from tests.unit.gateway.front_ends.test_snapshot import pipeline, serving
 
 
@@ -34,7 +35,7 @@ class Bench:
             table.apply(change)
         self.now_ns = 0
         self.link = FakeLink()
-        memory = InputMemory(1 << 16, 1 << 20, lambda number, region: region.close(), lambda number: None)
+        memory = InputMemory(4 << 20, 1 << 20, lambda number, region: region.close(), lambda number: None)
         config = convert_config({}, "test")
         self.plane = FrontEndDataPlane(config, table, cast(Link, self.link), memory, lambda: self.now_ns)
 
@@ -43,6 +44,19 @@ class Bench:
         signature = self.plane.signature("a", "")
         inputs: Any = {"x": np.zeros((1, 4), np.float32)}
         self.plane.submit(signature, inputs, RequestOptions(signature.output_names, 1, "", 16, 10**9))
+
+    def submit_body(self, nbytes: int, **inputs: tuple[type[np.generic], int]) -> Arrival:
+        """Submit inputs that lie one after the other in a body, each of a type and a number of elements."""
+        memory = self.plane.memory(nbytes)
+        assert memory is not None
+        start = 0
+        tensors: dict[str, Any] = {}
+        for name, (dtype, size) in inputs.items():
+            tensors[name] = np.ndarray((1, size), dtype, memory, start)
+            start += tensors[name].nbytes
+        signature = self.plane.signature("a", "")
+        self.plane.submit(signature, tensors, RequestOptions(signature.output_names, 1, "", nbytes, 10**9))
+        return self.link.arrivals[-1]
 
     @property
     def received(self) -> list[int]:
@@ -61,5 +75,20 @@ def test_the_time_of_a_request_counts_from_the_turn_in_which_it_came() -> None:
         bench.link.waiting = 1  # the gateway does not read
         bench.submit(1000)
         assert bench.received == [7, 1000]
+
+    asyncio.run(run())
+
+
+def test_an_arrival_says_where_the_inputs_of_a_large_body_lie() -> None:
+    async def run() -> None:
+        bench = Bench()
+        whole = bench.submit_body(LARGE_BYTES, x=(np.float32, LARGE_BYTES // 4))
+        assert whole.particulars is None
+        parts = bench.submit_body(LARGE_BYTES + 4, x=(np.float32, LARGE_BYTES // 4), z=(np.uint8, 4))
+        assert parts.particulars is None, "they lie as they would be written"
+        parts = bench.submit_body(LARGE_BYTES + 4, z=(np.uint8, 4), x=(np.float32, LARGE_BYTES // 4))
+        assert parts.particulars is not None
+        assert parts.particulars.starts == (0, 4)
+        assert whole.region == parts.region
 
     asyncio.run(run())

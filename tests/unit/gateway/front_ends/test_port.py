@@ -56,6 +56,10 @@ SERVED = pipeline("a")
 
 TEXT = msgspec.structs.replace(pipeline("t"), inputs=(TensorSpec("x", DataType.BYTES, (1,)),))
 """A pipeline whose input is text."""
+PAIR = msgspec.structs.replace(
+    pipeline("p"), inputs=(TensorSpec("x", DataType.FP32, (4,)), TensorSpec("z", DataType.UINT8, (3,)))
+)
+"""A pipeline with two inputs."""
 
 
 def template(number: int = 0, like: Pipeline = SERVED, **changed: Any) -> Template:
@@ -68,6 +72,11 @@ def arrival(
     request: int, number: int = 0, region: int = 0, offset: int = 0, received_ns: int = 5, position: int = 0
 ) -> bytes:
     return ARRIVAL.pack(request, number, region, offset, 10**9, received_ns, position)
+
+
+def apart(*starts: int) -> Particulars:
+    """The particulars of a request whose inputs do not lie one after the other."""
+    return Particulars("", "", (), starts)
 
 
 class FakeChild:
@@ -157,8 +166,8 @@ class Bench:
         self.plane = FakePlane()
         self.child = FakeChild()
         self.exits: list[str] = []
-        self.serving = frozenset((SERVED.key, TEXT.key))
-        self._served = {each.key: Served(each, Signature(each)) for each in (SERVED, TEXT)}
+        self.serving = frozenset((SERVED.key, TEXT.key, PAIR.key))
+        self._served = {each.key: Served(each, Signature(each)) for each in (SERVED, TEXT, PAIR)}
         self.port = FrontEndPort(
             "front end 0",
             self.child,
@@ -378,6 +387,26 @@ def test_answers_that_are_alike_are_sent_as_their_numbers_and_contents() -> None
     asyncio.run(run())
 
 
+def test_inputs_that_were_received_where_they_lie_are_found_there() -> None:
+    inputs = InputShape("x", (1, 4)), InputShape("z", (1, 3))
+
+    async def run() -> None:
+        async with bench() as each:
+            each.inputs.view[64:80] = np.arange(4, dtype=np.float32).tobytes()
+            each.inputs.view[80:83] = b"abc"
+            each.send(Turn((template(1, PAIR, inputs=inputs),), arrival(7, 1, offset=64, position=1), (apart(0, 16),)))
+            each.send(Turn((), arrival(8, 1, offset=80, position=1), (apart(-16, 0),)))
+            await each.received()
+            for tensors, _, shared in each.plane.submitted:
+                assert cast(Any, tensors["x"]).tolist() == [[0, 1, 2, 3]]
+                assert cast(Any, tensors["z"]).tobytes() == b"abc"
+                places = [(place.region, place.offset, place.nbytes) for place in shared.located.values()]
+                assert places == [(11, 64, 16), (11, 80, 3)]
+            assert len(each.plane.submitted) == 2
+
+    asyncio.run(run())
+
+
 def test_text_is_found_by_the_offsets_of_its_rows() -> None:
     async def run() -> None:
         async with bench() as each:
@@ -463,6 +492,10 @@ def test_a_template_that_no_request_can_have_ends_the_front_end(changed: dict[st
         (arrival(8, 1, position=1), (Particulars("", "", ((-1, 4, 8),)),), "has no offsets of 2 rows"),
         (arrival(8, 1, position=1), (Particulars("", "", ((0, 4, REGION_BYTES + 1),)),), "not within their region"),
         (arrival(8, 1, offset=-1, position=1), (Particulars("", "", ((0, 4, 8),)),), "not within their region"),
+        (arrival(8, 1, position=1), (apart(4),), "cannot begin at 1 places"),
+        (arrival(8, position=1), (apart(4, 4),), "cannot begin at 2 places"),
+        (arrival(8, position=1), (apart(-1),), "not within their region"),
+        (arrival(8, offset=REGION_BYTES - 16, position=1), (apart(1),), "not within their region"),
     ],
 )
 def test_arrivals_that_cannot_be_end_the_front_end(

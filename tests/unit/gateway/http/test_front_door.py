@@ -7,6 +7,7 @@ import json
 import socket
 import zlib
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.metrics import FrontDoorCounts, FrontDoorMetrics
 from sluice.gateway.http.large_body import LargeBody
-from sluice.gateway.http.server import TURN_PARTS, HttpServer, Phase
+from sluice.gateway.http.server import PIECE_BYTES, TURN_PARTS, TURN_REQUESTS, HttpServer, Phase
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import (
     TIMEOUT_S,
@@ -26,6 +27,7 @@ from tests.unit.gateway.instant_gateway import (
     Reply,
     identity,
     instant_gateway,
+    iterations,
     message,
     send,
     serve,
@@ -109,6 +111,44 @@ def test_a_client_with_many_small_parts_of_a_body_leaves_others_their_turns(serv
         assert not flow.read_paused
 
     talk(served, conversation)
+
+
+@pytest.mark.parametrize("kind", ["parts", "requests"])
+def test_one_read_with_many_small_parts_or_requests_takes_several_turns(served: InstantGateway, kind: str) -> None:
+    parts = [bytes((each,)) for each in BODY.ljust(30 * KIB)]
+    sent = message("POST", PATH, *parts) if kind == "parts" else 1000 * HEALTH
+    assert len(sent) < 256 * KIB, "it is read at once"
+
+    async def conversation(client: Client) -> None:
+        connection = client.connection
+        client.send(sent[:-1])
+        taken = [0]
+        for _ in range(500):
+            await iterations(1)
+            taken.append(connection.read_bytes() if kind == "parts" else len(connection.pipeline))
+        # A turn ends with the piece in which it has enough.
+        most = 3 * TURN_PARTS if kind == "parts" else PIECE_BYTES // len(HEALTH) + TURN_REQUESTS
+        assert 0 < max(after - before for before, after in pairwise(taken)) <= most
+        client.send(sent[-1:] + REQUEST)
+        for _ in range(sent.count(b"HTTP/1.1") + 1):
+            assert (await client.reply()).status == 200
+        assert connection.budget.used == 0
+        assert not connection.flow.read_paused
+
+    talk(served, conversation)
+
+
+def test_what_a_client_left_unparsed_is_forgotten_with_it(served: InstantGateway) -> None:
+    parts = [bytes((each,)) for each in BODY.ljust(30 * KIB)]
+
+    async def conversation(client: Client) -> None:
+        client.send(message("POST", PATH, *parts))
+        await until(lambda: client.connection.budget.used > 100 * KIB)
+        client.connection.abort()
+        await until(lambda: client.connection.budget.used == 0)
+
+    talk(served, conversation)
+    assert served.runtime.submitted == []
 
 
 @pytest.mark.parametrize("hosts", [b"", b"Host: a\r\nHost: a\r\n", b"Host: a\r\nhost: b\r\n"])

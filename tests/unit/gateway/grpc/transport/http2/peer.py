@@ -57,7 +57,7 @@ def frames(data: bytes) -> list[Frame]:
 class RecordedStream(Stream):
     """A stream that keeps what comes on it."""
 
-    __slots__ = ("cancelled", "data", "fields", "sent", "wants")
+    __slots__ = ("cancelled", "data", "fields", "has_ended", "room", "sent", "wants")
 
     def __init__(self, stream_id: int, send_window: int, fields: Fields) -> None:
         super().__init__(stream_id, send_window, STREAM_WINDOW, False)
@@ -65,12 +65,25 @@ class RecordedStream(Stream):
         self.cancelled = False
         self.sent = 0
         self.wants = True
+        self.room: memoryview | None = None
+        """Memory for data that comes next."""
+        self.has_ended = False
         self.fields = fields
         lengths = [int(value) for name, value in fields if name == b"content-length"]
         self.declared_bytes = lengths[0] if lengths else -1
 
     def receive(self, data: bytes, ended: bool) -> None:
         self.data += data
+        self.has_ended = ended
+
+    def memory(self) -> memoryview | None:
+        return self.room
+
+    def receive_direct(self, size: int, ended: bool) -> None:
+        assert self.room is not None
+        self.data += self.room[:size]
+        self.room = self.room[size:]
+        self.has_ended = ended
 
     def cancel(self) -> None:
         self.cancelled = True

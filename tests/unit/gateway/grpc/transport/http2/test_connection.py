@@ -6,6 +6,7 @@ from sluice.gateway.grpc.transport.http2.connection import (
     BLOCK_FRAMES,
     CONNECTION_WINDOW,
     CREDIT_BYTES,
+    DIRECT_BYTES,
     IDLE_FRAMES,
     RESETS_PER_STREAM,
     SKIPPED_RANGES,
@@ -372,7 +373,7 @@ def test_headers_of_a_stream_that_the_server_has_reset_are_a_flood_at_last() -> 
 def test_headers_take_turns_by_their_bytes() -> None:
     peer = Peer()
     connection = peer.connection
-    fields = [*REQUEST, *((f"x{number}", str(number) * 200) for number in range(90))]
+    fields = [*REQUEST, *((f"x{number}", str(number) * 50) for number in range(90))]
     block = peer.encoder.encode(fields)
     connection.receive(b"".join(frame(HEADERS, END_HEADERS, stream_id, block) for stream_id in range(1, 201, 2)))
     turns = 1
@@ -506,3 +507,89 @@ def test_requests_with_the_same_headers_are_interpreted_once() -> None:
     assert peer.opened[3].fields is peer.opened[5].fields
     assert peer.opened[9].fields == peer.opened[5].fields
     assert (RST_STREAM, HEADERS) == (3, 1)
+
+
+# -- large frames
+
+
+SIZE = 3 * DIRECT_BYTES
+CONTENT = bytes(range(256)) * (SIZE // 256)
+
+
+def begun(*parts: bytes, fields: list[tuple[str, str]] | None = None, room: int = SIZE) -> Peer:
+    """A peer that has sent a request and these parts of a frame, for a stream that has memory of its own."""
+    peer = Peer()
+    peer.send(peer.headers(1, fields))
+    peer.opened[1].room = memoryview(bytearray(room))
+    peer.send(*parts)
+    return peer
+
+
+def receive(peer: Peer, content: bytes) -> int:
+    """Have the server receive bytes directly; returns how many it takes at once."""
+    memory = peer.connection.direct_memory()
+    assert memory is not None
+    size = min(len(memory), len(content))
+    memory[:size] = content[:size]
+    peer.connection.receive_direct(size)
+    return size
+
+
+def test_the_rest_of_a_large_frame_is_received_into_the_memory_of_its_stream() -> None:
+    peer = begun(frame(DATA, END_STREAM, 1, CONTENT)[:109])
+    stream = peer.opened[1]
+    assert receive(peer, CONTENT[100:1000]) == 900
+    assert not stream.has_ended
+    assert receive(peer, CONTENT[1000:] + b"next") == SIZE - 1000
+    assert stream.data == CONTENT
+    assert stream.has_ended
+    assert stream.remote_ended
+    assert peer.connection.direct_memory() is None
+    assert stream.receive_window == STREAM_WINDOW - SIZE
+    peer.request(3)
+    assert peer.opened[3].has_ended
+
+
+def test_what_follows_a_frame_is_no_part_of_it_and_neither_is_padding() -> None:
+    padded = frame(DATA, 0x8, 1, b"\x07" + CONTENT + bytes(7))
+    peer = begun(padded[:50])
+    stream = peer.opened[1]
+    sent = 40
+    while peer.connection.direct_memory() is not None:
+        sent += receive(peer, CONTENT[sent:])
+    assert sent == SIZE
+    peer.send(bytes(7) + frame(DATA, END_STREAM, 1, b"end"))
+    assert stream.data == CONTENT + b"end"
+    assert stream.has_ended
+
+
+def test_the_last_part_of_a_frame_is_received_with_what_follows() -> None:
+    peer = begun(frame(DATA, 0, 1, CONTENT)[:9])
+    receive(peer, CONTENT[: SIZE - DIRECT_BYTES + 1])
+    assert peer.connection.direct_memory() is None
+    peer.send(CONTENT[SIZE - DIRECT_BYTES + 1 :] + frame(DATA, END_STREAM, 1))
+    assert peer.opened[1].data == CONTENT
+    assert peer.opened[1].has_ended
+
+
+def test_small_frames_and_streams_without_memory_take_bytes() -> None:
+    assert begun(frame(DATA, 0, 1, bytes(DIRECT_BYTES - 1))[:9]).connection.direct_memory() is None
+    peer = begun(frame(DATA, 0, 1, CONTENT)[:9])
+    peer.opened[1].room = None
+    assert peer.connection.direct_memory() is None
+    peer = begun(frame(DATA, 0, 1, CONTENT)[:9])
+    peer.opened[1].ended = True
+    assert peer.connection.direct_memory() is None
+    peer = begun(frame(DATA, 0, 1, CONTENT)[:9])
+    peer.connection.lose()
+    assert peer.connection.direct_memory() is None
+
+
+def test_bytes_that_are_received_directly_count_as_declared_ones() -> None:
+    peer = begun(frame(DATA, 0, 1, CONTENT)[:9], fields=[*REQUEST, ("content-length", "1000")])
+    receive(peer, CONTENT)
+    assert stream_error(peer.taken()) is ErrorCode.PROTOCOL_ERROR
+    assert peer.opened[1].cancelled
+    peer = begun(frame(DATA, END_STREAM, 1, CONTENT)[:9], fields=[*REQUEST, ("content-length", str(SIZE))])
+    receive(peer, CONTENT)
+    assert peer.opened[1].data == CONTENT

@@ -37,7 +37,7 @@ EXAMPLES = 500
 STREAMS = 8
 HEADER_BYTES = 4096
 MESSAGE_BYTES = 10_000
-SETTINGS = FrontDoorSettings(grpc_streams=STREAMS, head_bytes=HEADER_BYTES)
+SETTINGS = FrontDoorSettings(grpc_streams=STREAMS, grpc_head_bytes=HEADER_BYTES)
 PATHS = ("/s/M", "/s/S", "/s/Later", "/s/None")
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import gzip
 import logging
+import random
 import zlib
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -12,6 +14,7 @@ import pytest
 
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
+from sluice.gateway.grpc.transport.call import SplitMessage
 from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES, TURN_MESSAGES
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, TURN_FRAMES
 from sluice.gateway.grpc.transport.http2.frames import (
@@ -32,6 +35,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     window_update,
 )
 from sluice.gateway.grpc.transport.http2.grpc_connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, LINGER_BYTES
+from sluice.gateway.grpc.transport.http2.large_frames import NEXT_BYTES, LargeFrames
 from sluice.gateway.grpc.transport.http2.server import Http2Server
 from tests.unit.gateway.grpc.transport.http2.peer import Frame, connection_error
 from tests.unit.gateway.grpc.transport.http2.wire import Client, Handlers, prefixed, serve
@@ -816,3 +820,151 @@ def test_calls_that_come_while_the_server_stops_are_refused_until_the_client_kno
         assert client.transport.closed
 
     serve(keeping(kept), talk)
+
+
+# -- large messages
+
+
+LARGE = bytes(range(256)) * 2000
+FRAME = 200_000
+
+
+class Taken:
+    """A method that takes large messages in memory which it provides, and answers with the SHA of what it got."""
+
+    def __init__(self) -> None:
+        self.splits: list[bool] = []
+        self.messages: list[bytes] = []
+
+    def begin(self, message: Any, call: Any) -> None:
+        is_split = isinstance(message, SplitMessage)
+        self.splits.append(is_split)
+        self.messages.append(message.joined() if is_split else message)
+        call.finish(b"%d" % len(self.messages[-1]))
+
+    @staticmethod
+    def memory(size: int, first: bytes) -> tuple[int, memoryview] | None:
+        return (50, memoryview(bytearray(size - 50))) if len(first) >= 50 else None
+
+
+def large_call(client: Client, stream_id: int, message: bytes = LARGE) -> list[bytes]:
+    """The frames of a call with a large message."""
+    whole = prefixed(message)
+    parts = [whole[at : at + FRAME] for at in range(0, len(whole), FRAME)]
+    last = len(parts) - 1
+    return [
+        client.headers(stream_id),
+        *(frame(DATA, END_STREAM if at == last else 0, stream_id, part) for at, part in enumerate(parts)),
+    ]
+
+
+@pytest.mark.parametrize("cut", [1000, NEXT_BYTES, 70_000, 1 << 20])
+def test_large_messages_are_received_into_their_memory_however_they_are_cut(cut: int) -> None:
+    taken = Taken()
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        for stream_id in (1, 3, 5):
+            sent = b"".join(large_call(client, stream_id))
+            for at in range(0, len(sent), cut):
+                client.send(sent[at : at + cut])
+            assert (await client.status(stream_id))[2] == prefixed(b"%d" % len(LARGE))
+        client.send(client.call(7, b"small"))
+        assert (await client.status(7))[2] == prefixed(b"5")
+
+    serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
+    assert taken.splits == [True, True, True, False]
+    assert taken.messages == [LARGE, LARGE, LARGE, b"small"]
+
+
+def test_frames_of_large_messages_may_take_turns() -> None:
+    taken = Taken()
+    others = [LARGE[::-1], LARGE]
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        calls = [large_call(client, stream_id, message) for stream_id, message in zip((1, 3), others, strict=True)]
+        sent = b"".join(b"".join(turn) for turn in zip(*calls, strict=True))
+        client.send(sent[:300_000])
+        assert isinstance(client.transport.get_protocol(), LargeFrames)
+        client.send(sent[300_000:])
+        await client.until(lambda found: len(taken.messages) == 2)
+        for stream_id in range(5, 105, 2):
+            client.send(client.call(stream_id, bytes(100)))
+        await client.until(lambda found: len(taken.messages) == 52)
+
+    serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
+    assert sorted(taken.messages[:2]) == sorted(others)
+
+
+def test_many_small_calls_after_a_large_one_are_read_as_before() -> None:
+    taken = Taken()
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        sent = b"".join(large_call(client, 1))
+        client.send(sent[:100_000])
+        client.send(sent[100_000:])
+        client.send(*(client.call(stream_id, bytes(100)) for stream_id in range(3, 203, 2)))
+        assert client.transport.get_protocol() is client.connection
+        await client.until(lambda found: len(taken.messages) == 101)
+
+    serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
+
+
+@pytest.mark.parametrize("ends", ["reset", "deadline", "lost"])
+def test_a_call_that_ends_within_a_large_message_leaves_the_connection_alone(ends: str) -> None:
+    taken = Taken()
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        more = (("grpc-timeout", "1m"),) if ends == "deadline" else ()
+        head, first, *rest = [client.headers(1, *more), *large_call(Client(server), 1)[1:]]
+        sent = head + first
+        client.send(sent[:100_000])
+        client.send(sent[100_000:150_000])
+        assert server.front_door.budget.used > 140_000
+        if ends == "lost":
+            client.transport.close()
+            return
+        if ends == "deadline":
+            assert (await client.status(1))[0] == code(Status.DEADLINE_EXCEEDED)
+            client.send(sent[150_000:], *rest)
+        else:
+            client.send(sent[150_000:], reset(1, ErrorCode.CANCEL))
+        client.send(*large_call(client, 3))
+        assert (await client.status(3))[2] == prefixed(b"%d" % len(LARGE))
+
+    serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
+    assert taken.messages == ([] if ends == "lost" else [LARGE])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_messages_of_any_size_in_any_frames_cut_anywhere_arrive_whole(seed: int) -> None:
+    source = random.Random(seed)
+    taken = Taken()
+    messages = [source.randbytes(source.choice((0, 40, 5000, 70_000, 300_000))) for _ in range(6)]
+
+    async def talk(server: Http2Server) -> None:
+        client = Client(server)
+        client.send(*(client.headers(2 * number + 1) for number in range(len(messages))))
+        left = {2 * number + 1: prefixed(message) for number, message in enumerate(messages)}
+        sent = b""
+        while left:
+            stream_id = source.choice(list(left))
+            size = source.choice((1, 7, 100, 16_384, 100_000, 250_000))
+            part, left[stream_id] = left[stream_id][:size], left[stream_id][size:]
+            is_last = not left[stream_id]
+            padding = source.choice((0, 0, 0, 9))
+            payload = bytes((padding,)) + part + bytes(padding) if padding else part
+            flags = (END_STREAM if is_last else 0) | (0x8 if padding else 0)
+            sent += frame(DATA, flags, stream_id, payload)
+            if is_last:
+                del left[stream_id]
+        cuts = sorted(source.randrange(len(sent)) for _ in range(source.choice((0, 5, 100))))
+        for begin, end in pairwise([0, *cuts, len(sent)]):
+            client.send(sent[begin:end])
+        await client.until(lambda found: len(taken.messages) == len(messages))
+
+    serve({"M": grpc.unary_unary_rpc_method_handler(taken.begin)}, talk, memory=taken.memory)
+    assert sorted(taken.messages) == sorted(messages)

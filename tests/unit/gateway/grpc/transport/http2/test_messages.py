@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.gateway.grpc.transport.http2.messages import MANY_PARTS, MessageFault, MessageReader
+from sluice.gateway.grpc.transport.call import SplitMessage
+from sluice.gateway.grpc.transport.http2.messages import LARGE_BYTES, MANY_PARTS, MessageFault, MessageReader
 
 
 def encoded(message: bytes, flag: int = 0) -> bytes:
@@ -41,3 +42,44 @@ def test_many_small_parts_are_joined() -> None:
         assert reader.feed(b"\0") == []
         assert len(reader._parts) <= MANY_PARTS + 50
     assert len(reader.feed(bytes(50_000))) == 1
+
+
+def test_a_large_message_is_put_into_memory_of_its_own_behind_its_head() -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    def memory(size: int, first: bytes) -> tuple[int, memoryview] | None:
+        asked.append((size, first))
+        return 10, memoryview(bytearray(size - 10))
+
+    message = bytes(range(250)) * 1000
+    reader = MessageReader(1 << 20, memory)
+    data = encoded(message)
+    assert reader.feed(data[:25]) == []
+    assert asked == [(len(message), message[:20])]
+    assert reader.feed(data[25:1000]) == []
+    assert reader.missing is not None
+    reader.missing[:500] = data[1000:1500]
+    assert reader.feed_missing(500) == []
+    ((compressed, found),) = reader.feed(data[1500:])
+    assert not compressed
+    assert isinstance(found, SplitMessage)
+    assert found.head == message[:10]
+    assert (found.joined(), found.nbytes) == (message, len(message))
+    assert reader.missing is None
+    assert not reader.is_within_message
+
+
+def test_other_messages_have_no_memory_of_their_own() -> None:
+    def none(size: int, first: bytes) -> tuple[int, memoryview] | None:
+        raise AssertionError("nobody asks")
+
+    for message, flag in ((bytes(LARGE_BYTES), 0), (bytes(2 * LARGE_BYTES), 1)):
+        reader = MessageReader(1 << 20, none)
+        data = encoded(message, flag)
+        assert reader.feed(data[:100]) == []
+        assert reader.missing is None
+        assert reader.feed(data[100:]) == [(bool(flag), message)]
+    reader = MessageReader(1 << 20, lambda size, first: None)
+    data = encoded(bytes(2 * LARGE_BYTES))
+    assert reader.feed(data[:100]) == []
+    assert reader.feed(data[100:]) == [(False, bytes(2 * LARGE_BYTES))]

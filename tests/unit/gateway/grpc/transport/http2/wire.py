@@ -10,6 +10,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
+from sluice.gateway.grpc.transport.call import MessageMemory
 from sluice.gateway.grpc.transport.http2.frames import (
     DATA,
     END_HEADERS,
@@ -34,6 +35,7 @@ class PlayedTransport:
 
     def __init__(self, protocol: GrpcConnection, address: str, protocol_of_tls: str | None) -> None:
         self._protocol = protocol
+        self._reader: GrpcConnection | asyncio.BufferedProtocol = protocol
         self._address = address
         self._tls = protocol_of_tls
         self.writes: list[bytes] = []
@@ -50,6 +52,25 @@ class PlayedTransport:
 
     def selected_alpn_protocol(self) -> str | None:
         return self._tls or None
+
+    def set_protocol(self, protocol: GrpcConnection | asyncio.BufferedProtocol) -> None:
+        self._reader = protocol
+
+    def get_protocol(self) -> GrpcConnection | asyncio.BufferedProtocol:
+        return self._reader
+
+    def deliver(self, data: bytes) -> None:
+        """Pass on bytes of the client as an event loop does."""
+        while data:
+            reader = self._reader
+            if isinstance(reader, GrpcConnection):
+                reader.data_received(data)
+                return
+            memory = memoryview(reader.get_buffer(-1))
+            size = min(len(memory), len(data))
+            memory[:size] = data[:size]
+            data = data[size:]
+            reader.buffer_updated(size)
 
     def write(self, data: bytes) -> None:
         self.writes.append(bytes(data))
@@ -105,7 +126,7 @@ class Client:
             self.received()
 
     def send(self, *parts: bytes) -> None:
-        self.connection.data_received(b"".join(parts))
+        self.transport.deliver(b"".join(parts))
 
     def received(self) -> list[Frame]:
         """The frames that have come since this was last asked."""
@@ -175,14 +196,17 @@ def serve(
     max_connections: int | None = None,
     max_message_bytes: int = 1 << 20,
     refusal: Refusal | None = None,
+    memory: MessageMemory | None = None,
 ) -> None:
-    """Run a server of the service `s` while `talk` talks to it."""
+    """Run a server of the service `s` while `talk` talks to it. `memory` is for the large messages of its method M."""
 
     async def run() -> None:
         front_door = FrontDoor(settings or FrontDoorSettings(), budget, max_connections=max_connections)
         listener = listen("gRPC", "127.0.0.1", 0)
         server = Http2Server(listener, front_door, max_message_bytes, refusal, health=["/s/Health"])
         server.add_registered_method_handlers("s", handlers)
+        if memory is not None:
+            server.receive_into("/s/M", memory)
         await server.start()
         try:
             await talk(server)
