@@ -413,9 +413,8 @@ class Places:
     def completed(self, request: Request, now_ns: int) -> None:
         """Learn from a request that is complete whether the places of its pipeline keep enough time.
 
-        The share of late ones follows what the pipeline's percentile allows: as many requests in time as it allows for
-        each late one lower the time that is kept by what that raised. Where it raised less than it could, some of them
-        leave it as it is first.
+        The share of late ones follows what the pipeline's percentile allows: the time that is kept rises with each late
+        batch, and falls a little with each request that is in time once as many were as the late ones allow.
         """
         if request.waits_ns:
             pipeline = request.pipeline
@@ -433,13 +432,11 @@ class Places:
         """
         pipeline = request.pipeline
         enough = request.kept + late_ns / request.waits_ns
-        raised = 0.0
+        usual = _in_time_a_late(pipeline)
+        pipeline.owed = min(pipeline.owed + usual, MOST_OWED * usual)
         if enough > pipeline.drift and pipeline.raised_ns != now_ns:  # all of a batch are late together
             pipeline.raised_ns = now_ns
-            raised = min(LATE_STEP, AMPLE * enough - pipeline.drift, MOST_KEPT - pipeline.drift)
-            pipeline.drift += raised
-        usual = _in_time_a_late(pipeline)
-        pipeline.owed = min(pipeline.owed + round(usual * (1 - raised / LATE_STEP)), MOST_OWED * usual)
+            pipeline.drift = min(pipeline.drift + LATE_STEP, AMPLE * enough, MOST_KEPT)
 
     def forgive(self, pipeline: PipelineState) -> None:
         """Let the time that places keep decay, since nothing is learned while it causes refusals."""

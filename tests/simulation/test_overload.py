@@ -133,8 +133,8 @@ def test_what_is_answered_in_time_is_near_the_bound(
     case: str, objective: float, factor: float, noise: float, late: Late
 ) -> None:
     row = Row(case, objective, factor, late, noise)
-    # As many as in the table. With noise all requests of a batch are late or none is, so that takes more batches.
-    measured = measure(row, requests=16_000 if noise else 8_000)
+    # With noise all requests of a batch are late or none is, so there have to be some hundred batches.
+    measured = measure(row, requests=16_000 if noise else 4_000)
     assert measured.share >= GOOD, line(row, measured)
     assert measured.tardy <= TARDY, line(row, measured)
 

@@ -492,19 +492,10 @@ def test_what_was_admitted_before_places_kept_more_raises_it_only_if_that_would_
         assert pipeline.drift == pytest.approx(kept)
 
 
-def test_places_keep_less_by_what_a_late_request_raised_over_199_that_are_in_time() -> None:
+def test_places_keep_less_once_199_requests_have_been_in_time_for_each_late_one() -> None:
     shares = kept_shares([S, S, *[IN_TIME] * 400])
-    assert shares[2:4] == pytest.approx([0.04 - 0.02 / 199, 0.04 - 2 * 0.02 / 199])
-    assert shares[1 + 199] == pytest.approx(0.02)
-    assert shares[-1] == 0.0
-
-
-def test_what_a_late_request_does_not_raise_is_waited_for_before_places_keep_less() -> None:
-    """It raises the share by 0.3 points instead of 2, and is made up for by 199 requests in time as any other."""
-    shares = kept_shares([4 * US, *[IN_TIME] * 200])
-    assert shares[: 1 + 169] == pytest.approx([0.003] * 170)
-    assert shares[1 + 169] == pytest.approx(0.003 - 0.02 / 199)
-    assert shares[1 + 199] == pytest.approx(0.0)
+    assert shares[1 : 2 + 2 * 199] == pytest.approx([0.04] * 399)
+    assert shares[-2:] == pytest.approx([0.04 - 0.02 / 199, 0.04 - 2 * 0.02 / 199])
 
 
 def test_a_batch_that_closes_without_requests_that_would_be_late_has_more_time_kept_for_each() -> None:
