@@ -155,13 +155,11 @@ class LatencyEstimate:
             return
         self._surprise = surprise
         median_ns = profile_ns * median
-        above_ns = latency_ns - median_ns
         most_ns = min(latency_ns, profile_ns * CORRECTION_BOUNDS[1])
         self._tail = max(_step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN), 1.0)
         self._tail_ns = max(_step(median_ns + self._tail_ns, most_ns, QUANTILE, TAIL_GAIN) - median_ns, 0.0)
-        if above_ns > MAX_PAUSE_NS:
-            above_ns = MAX_PAUSE_NS
-        self._mean_above_ns += MEAN_GAIN * (above_ns - self._mean_above_ns)
+        above_ns = latency_ns - median_ns
+        self._mean_above_ns += MEAN_GAIN * (min(above_ns, MAX_PAUSE_NS) - self._mean_above_ns)
         paused_ns = self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0]
         self._paused_ns = paused_ns if paused_ns > 0 else 0.0
         side = 1 if surprise > 1 else -1

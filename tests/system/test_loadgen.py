@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -338,8 +340,19 @@ def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str,
 
 def test_the_port_of_the_other_protocol_is_named(gateway: tuple[dict[str, str], str]) -> None:
     target = gateway[0]["grpc"].replace("grpc://", "http://")
-    with pytest.raises(TargetUnreachable, match=f"not an HTTP server; for a gRPC port give {gateway[0]['grpc']}$"):
+    with pytest.raises(ConfigError, match="answered 400 this port serves gRPC, over HTTP/2 only$"):
         run_server_scenario(RunConfig(target=target, model="m", rate=10, queries=1))
+
+
+def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with pytest.raises(TargetUnreachable, match=f"not an HTTP server; for a gRPC port give grpc://{address}$"):
+            run_server_scenario(RunConfig(target=f"http://{address}", model="m", rate=10, queries=1))
+    finally:
+        server.stop(None)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
