@@ -48,9 +48,9 @@ AMPLE = 1.5
 MOST_KEPT = 0.5
 """The largest share of a request's time that is kept."""
 ALIKE = 0.9
-"""A request that has less than this part of another one's time may run before what that one would wait for."""
+"""A refusal holds for requests with at least this part of the time: more urgent ones may run before planned batches."""
 HOLDS_NS = NS_PER_MS
-"""The longest that a batch is known to be worth opening only later: that depends on the rows that come meanwhile."""
+"""The longest that a refusal holds for others: whether a batch is worth opening depends on the rows that come, too."""
 GAP_WEIGHT = 0.02
 """Weight of one request in the smoothed time between two rows."""
 FIRST_GAPS = 5
@@ -338,17 +338,15 @@ class Places:
             return known.refusal
         offer = self._search(event, pipeline, allowed, share_ns, now_ns)
         if isinstance(offer, Refusal):
-            if offer.wait_ns:
-                holds_ns = min(offer.wait_ns, HOLDS_NS)
-            else:  # with each ns that passes, places keep less of the time until their start
-                holds_ns = int((offer.done_ns - event.deadline_ns) / (1 + pipeline.drift))
+            # With each ns that passes, places also keep less of the time until their start.
+            lacks_ns = offer.wait_ns or int((offer.done_ns - event.deadline_ns) / (1 + pipeline.drift))
             self._refused[pipeline] = KnownRefusal(
                 offer,
                 changes,
                 predictions,
                 event.rows,
                 event.deadline_ns - now_ns,
-                now_ns + holds_ns,
+                now_ns + min(lacks_ns, HOLDS_NS),
                 event.priority,
                 event.batch_key,
                 client,
