@@ -157,7 +157,8 @@ class LatencyEstimate:
         median_ns = profile_ns * median
         above_ns = latency_ns - median_ns
         most_ns = min(latency_ns, profile_ns * CORRECTION_BOUNDS[1])
-        self._tail = max(_step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN), 1.0)
+        tail = _step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN)
+        self._tail = min(max(tail, 1.0), CORRECTION_BOUNDS[1])
         self._tail_ns = max(_step(median_ns + self._tail_ns, most_ns, QUANTILE, TAIL_GAIN) - median_ns, 0.0)
         if above_ns > MAX_PAUSE_NS:
             above_ns = MAX_PAUSE_NS

@@ -221,6 +221,15 @@ def test_a_pause_makes_large_batches_no_longer_than_small_ones_but_by_its_own_ti
     assert 4.4 * MS < estimate.service_ns(8) < 5.6 * MS
 
 
+def test_the_tail_is_sixteen_times_the_median_at_most_also_where_that_is_far_below_the_table() -> None:
+    """Two batches take an eighth of what the table says, and then every second one takes an hour."""
+    estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)
+    for number in range(400):
+        estimate.observe(8, 3600 * S if number > 1 and number % 2 else 175 * US)
+        expected_ns, service_ns = estimate.times_ns(8)
+        assert expected_ns <= service_ns <= 16 * (expected_ns + 1)
+
+
 def test_where_batches_pause_the_mean_is_expected_and_not_the_median() -> None:
     """A quarter of them for 4 ms: 1 ms on average, of which a tenth of a row's time may be chance."""
     estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)
