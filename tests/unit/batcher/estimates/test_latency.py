@@ -222,12 +222,12 @@ def test_a_pause_makes_large_batches_no_longer_than_small_ones_but_by_its_own_ti
 
 
 def test_the_tail_is_sixteen_times_the_median_at_most_also_where_that_is_far_below_the_table() -> None:
-    """Two batches take an eighth of what the table says, and then every second one takes an hour."""
-    estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)
+    """Batches take an eighth of what the table says, and one of five takes an hour."""
+    estimate = LatencyEstimate(LatencyTable.from_ms({1: 800, 8: 1600}), 8, HAND_OFF_NS)
     for number in range(400):
-        estimate.observe(8, 3600 * S if number > 1 and number % 2 else 175 * US)
-        expected_ns, service_ns = estimate.times_ns(8)
-        assert expected_ns <= service_ns <= 16 * (expected_ns + 1)
+        estimate.observe(8, 3600 * S if number % 5 == 4 else 200 * MS)
+    assert estimate.expected_ns(8) == pytest.approx(200 * MS, rel=0.01)
+    assert all(estimate.service_ns(rows) <= 16 * (estimate.expected_ns(rows) + 1) for rows in (1, 8))
 
 
 def test_where_batches_pause_the_mean_is_expected_and_not_the_median() -> None:
