@@ -156,7 +156,8 @@ class LatencyEstimate:
         self._surprise = surprise
         median_ns = profile_ns * median
         most_ns = min(latency_ns, profile_ns * CORRECTION_BOUNDS[1])
-        self._tail = max(_step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN), 1.0)
+        tail = _step(self._tail, most_ns / median_ns, QUANTILE, TAIL_GAIN)
+        self._tail = min(max(tail, 1.0), CORRECTION_BOUNDS[1])
         self._tail_ns = max(_step(median_ns + self._tail_ns, most_ns, QUANTILE, TAIL_GAIN) - median_ns, 0.0)
         above_ns = latency_ns - median_ns
         self._mean_above_ns += MEAN_GAIN * (min(above_ns, MAX_PAUSE_NS) - self._mean_above_ns)

@@ -35,6 +35,7 @@ from sluice.batcher.state import (
     Request,
     StageState,
 )
+from sluice.models.units import NS_PER_MS
 
 LATE_STEP = 0.02
 """A batch that is answered late raises the share of their time that places of its pipeline keep by this much."""
@@ -46,6 +47,10 @@ AMPLE = 1.5
 """The most that is kept, as a multiple of what a late request would have needed."""
 MOST_KEPT = 0.5
 """The largest share of a request's time that is kept."""
+ALIKE = 0.9
+"""A refusal holds for requests with at least this part of the time: more urgent ones may run before planned batches."""
+HOLDS_NS = NS_PER_MS
+"""The longest that a refusal holds for others: whether a batch is worth opening depends on the rows that come, too."""
 GAP_WEIGHT = 0.02
 """Weight of one request in the smoothed time between two rows."""
 FIRST_GAPS = 5
@@ -93,16 +98,29 @@ class Refusal(NamedTuple):
 class KnownRefusal(NamedTuple):
     """A refusal for want of time, which holds for later requests as well until places become earlier (`changes`).
 
-    They have at least as many `rows`, and at most as much time (`time_ns`). From `until_ns` on one may have a place.
+    They have at least as many `rows`, and `ALIKE` of the time or more (`time_ns`), but no more than that. From
+    `until_ns` on one may have a place. `predictions` are those of the pipeline (`PipelineState.predicted_changes`).
+    `client` is the one that would have had more than its share; None if it would not.
     """
 
     refusal: Refusal
     changes: int
+    predictions: int
     rows: int
     time_ns: int
     until_ns: int
     priority: int
     batch_key: str
+    client: str | None
+
+    def holds(self, event: RequestArrived, client: str | None, changes: int, predictions: int, now_ns: int) -> bool:
+        """True if it holds for a request that arrives now."""
+        if now_ns >= self.until_ns or changes != self.changes or predictions != self.predictions:
+            return False
+        time_ns = event.deadline_ns - now_ns
+        if event.rows < self.rows or not ALIKE * self.time_ns <= max(time_ns, 0) or time_ns > self.time_ns:
+            return False
+        return event.priority == self.priority and event.batch_key == self.batch_key and client == self.client
 
 
 class Postponed(NamedTuple):
@@ -160,6 +178,8 @@ class Places:
         shares = self._shares
         share_ns = now_ns
         if shares.bound or now_ns >= shares.renew_ns or pipeline.clients:
+            if now_ns >= shares.renew_ns:
+                self._changes += 1
             share_ns = shares.start_ns(event, pipeline, now_ns)
         if pipeline.single and share_ns == now_ns and event.max_cost is None:
             quick = self._join_last(event, pipeline, now_ns, kept_ns)
@@ -254,6 +274,7 @@ class Places:
         planned_batches.insert(batch)
         planned_batches.join(batch, rows, 1.0, due_ns, limit_ns, 0, (took_ns, tail_ns))
         self._open[key] = model.open_batch = batch
+        self._changes += 1
         return Offer([(batch, rows)], end_ns, 0)
 
     def _search(
@@ -286,6 +307,8 @@ class Places:
                 if isinstance(offer, Offer):
                     return offer
             return Refusal(search.done_ns, postponed.wait_ns)
+        if search.opened:
+            self._changes += 1  # to join a batch takes less time than to open one
         for opened in search.opened:
             if opened.batch.merges:
                 continue  # it runs before the batch that others can join
@@ -304,26 +327,34 @@ class Places:
         share_ns: int,
         now_ns: int,
     ) -> Offer | Refusal:
-        """Search, unless a request like this one was refused and nothing has ended or was given back since then.
+        """Search, unless a request like this one was refused and no place can have become earlier since then.
 
         An overloaded gateway would spend most of its time on searches that find nothing.
         """
-        time_ns = event.deadline_ns - now_ns
+        client = event.client if share_ns > now_ns else None
+        changes, predictions = self._changes, pipeline.predicted_changes
         known = self._refused.get(pipeline)
-        if known is not None and known.changes == self._changes and now_ns < known.until_ns:
-            is_like = event.rows >= known.rows and time_ns <= known.time_ns
-            if is_like and (event.priority, event.batch_key) == (known.priority, known.batch_key):
-                return known.refusal
+        if known is not None and known.holds(event, client, changes, predictions, now_ns):
+            return known.refusal
         offer = self._search(event, pipeline, allowed, share_ns, now_ns)
         if isinstance(offer, Refusal):
-            until_ns = now_ns + (offer.wait_ns or offer.done_ns - event.deadline_ns)
+            # With each ns that passes, places also keep less of the time until their start.
+            lacks_ns = offer.wait_ns or int((offer.done_ns - event.deadline_ns) / (1 + pipeline.drift))
             self._refused[pipeline] = KnownRefusal(
-                offer, self._changes, event.rows, time_ns, until_ns, event.priority, event.batch_key
+                offer,
+                changes,
+                predictions,
+                event.rows,
+                event.deadline_ns - now_ns,
+                now_ns + min(lacks_ns, HOLDS_NS),
+                event.priority,
+                event.batch_key,
+                client,
             )
         return offer
 
     def changed(self) -> None:
-        """Record that places may have become earlier, as a batch or a request has ended."""
+        """Record that places may have become earlier, as a batch has ended or estimates have fallen."""
         self._changes += 1
 
     def _larger_later(self, pipeline: PipelineState, search: Search, share_ns: int, now_ns: int) -> Postponed | None:
@@ -423,6 +454,7 @@ class Places:
             elif pipeline.owed:
                 pipeline.owed -= 1
             elif pipeline.drift:
+                self._changes += 1
                 pipeline.drift = max(pipeline.drift - LATE_STEP / _in_time_a_late(pipeline), 0.0)
 
     def keep_more(self, request: Request, late_ns: int, now_ns: int) -> None:

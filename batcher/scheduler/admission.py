@@ -118,6 +118,7 @@ class Admission:
         for stage in pipeline.stages:
             if stage.model is not None:
                 decay_corrections(stage.model)
+        self._places.changed()
         return True
 
     def _judge_late(

@@ -221,6 +221,15 @@ def test_a_pause_makes_large_batches_no_longer_than_small_ones_but_by_its_own_ti
     assert 4.4 * MS < estimate.service_ns(8) < 5.6 * MS
 
 
+def test_the_tail_is_sixteen_times_the_median_at_most_also_where_that_is_far_below_the_table() -> None:
+    """Batches take an eighth of what the table says, and one of five takes an hour."""
+    estimate = LatencyEstimate(LatencyTable.from_ms({1: 800, 8: 1600}), 8, HAND_OFF_NS)
+    for number in range(400):
+        estimate.observe(8, 3600 * S if number % 5 == 4 else 200 * MS)
+    assert estimate.expected_ns(8) == pytest.approx(200 * MS, rel=0.01)
+    assert all(estimate.service_ns(rows) <= 16 * (estimate.expected_ns(rows) + 1) for rows in (1, 8))
+
+
 def test_where_batches_pause_the_mean_is_expected_and_not_the_median() -> None:
     """A quarter of them for 4 ms: 1 ms on average, of which a tenth of a row's time may be chance."""
     estimate = LatencyEstimate(GAINING, 8, HAND_OFF_NS)

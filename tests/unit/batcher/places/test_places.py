@@ -20,6 +20,7 @@ from sluice.batcher.interface.events import (
     PartitionLost,
     PartitionReady,
     PartitionResized,
+    RequestArrived,
     RequestCancelled,
 )
 from sluice.batcher.interface.outcome import Outcome
@@ -334,6 +335,40 @@ def test_a_request_like_a_refused_one_has_the_place_that_another_one_gives_back(
     step(scheduler, 0, arrival(1, 3 * MS), arrival(2, 3 * MS))
     assert outcomes(step(scheduler, 0, arrival(3, 3 * MS), arrival(4, 3 * MS))) == [Outcome.REJECTED_DEADLINE] * 2
     assert outcomes(step(scheduler, 0, RequestCancelled(2), arrival(5, 3 * MS))) == []
+
+
+def two_models(drift: float, *requests: RequestArrived) -> Scheduler:
+    """One partition, on which a batch of `m:1` runs until 1 ms. Places of `m:1` keep `drift` of their time."""
+    scheduler = serving(spec_of([model("m:1"), model("n:1", 1)]), {"m:1": GAINING, "n:1": ONE})
+    step(scheduler, 0, arrival(1, S))
+    scheduler.pipelines["m:1"].drift = drift
+    step(scheduler, 0, *requests)
+    return scheduler
+
+
+def test_a_request_like_a_refused_one_joins_a_batch_that_a_more_urgent_one_opens() -> None:
+    """Behind request 2 it would end at 3 ms, and 2.95 ms is the latest; with request 4, it ends at 2.1 ms."""
+    scheduler = two_models(0.4, arrival(2, 4_200 * US, "n:1"))
+    assert outcomes(step(scheduler, 0, arrival(3, 4_300 * US))) == [Outcome.REJECTED_DEADLINE]
+    assert outcomes(step(scheduler, 0, arrival(4, 3_800 * US), arrival(5, 4_300 * US))) == []
+    assert planned(scheduler) == {"cpu0": [("m:1", 2, 1100), ("n:1", 1, 1000)]}
+
+
+def test_a_request_much_more_urgent_than_a_refused_one_may_run_before_what_that_would_wait_for() -> None:
+    scheduler = two_models(0.4, arrival(2, 4_200 * US, "n:1"))
+    arrivals = [arrival(number, deadline_us * US) for number, deadline_us in ((3, 4_300), (4, 3_800))]
+    assert outcomes(step(scheduler, 0, *arrivals)) == [Outcome.REJECTED_DEADLINE]
+
+
+@pytest.mark.parametrize(("at_us", "fits"), [(35, False), (36, True)])
+def test_a_request_like_a_refused_one_has_a_place_once_there_is_time_for_what_places_keep(
+    at_us: int, fits: bool
+) -> None:
+    """Behind request 2 it lacks 50 us. After 36 us it has so much more time, and 14 us less of it are kept."""
+    scheduler = two_models(0.4, arrival(2, 4_200 * US, "n:1"))
+    assert outcomes(step(scheduler, 0, arrival(3, 4_300 * US))) == [Outcome.REJECTED_DEADLINE]
+    decisions = step(scheduler, at_us * US, arrival(4, (4_300 + at_us) * US))
+    assert outcomes(decisions) == ([] if fits else [Outcome.REJECTED_DEADLINE])
 
 
 def test_nothing_is_left_of_a_request_that_was_refused() -> None:

@@ -337,6 +337,17 @@ def test_an_estimate_is_bounded_whatever_is_observed() -> None:
     assert step(scheduler, now_ns, arrival(1_002, now_ns + 39_200 * US)) == []
 
 
+def test_a_request_has_its_place_by_the_estimates_that_its_refusal_let_fall_while_others_are_under_way() -> None:
+    scheduler = slowed_down()
+    now_ns = 100 * S
+    step(scheduler, now_ns, arrival(1_000, now_ns + 10 * S))
+    assert outcomes(list(step(scheduler, now_ns, arrival(1_001, now_ns + 10 * MS)))) == [Outcome.REJECTED_DEADLINE]
+    now_ns += S
+    step(scheduler, now_ns, arrival(1_002, now_ns + 10 * S))
+    # That takes 19.5 ms, and one more would, too; but no batch has confirmed this for a second, so it is 10.2 ms.
+    assert outcomes(list(step(scheduler, now_ns, arrival(1_003, now_ns + 31 * MS)))) == []
+
+
 def test_the_backlog_is_spread_over_the_partitions_of_the_model() -> None:
     scheduler = serving(spec_of([model("m:1", 1)], partitions=("cpu0", "cpu1")), ONE)
     step(scheduler, 0, *(arrival(number, 3 * MS) for number in range(4)))
