@@ -177,7 +177,7 @@ def test_no_request_of_one_row_that_is_admitted_is_evicted(load: float, machine:
 @pytest.mark.parametrize("kind", EVICTING)
 def test_nearly_no_request_that_is_admitted_is_evicted(kind: str, machine: str, process: str, seed: int) -> None:
     load = len(MACHINES[machine]) * (0.5, 1.5)[seed % 2]
-    arrivals = mixed(kind, process, load, 300.0, seed, S)
+    arrivals = mixed(kind, process, load, 300.0, seed, S // 2)
     run = simulate(spec(MACHINES[machine], EVICTING[kind], SERVING), arrivals, seed)
     found = Counter(run.outcomes[request] for request, event in run.arrived.items() if event.pipeline == "evicting:1")
     assert found.keys() <= OUTCOMES, dict(found)
