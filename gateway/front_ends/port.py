@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -132,7 +131,8 @@ class FrontEndPort:
         self._own: dict[int, int] = {}
         """The regions for single answers, by request."""
         self._own_numbers = itertools.count(_OWN_NUMBERS)
-        self._waiting: deque[tuple[int, Submission, Answer, RequestOptions]] = deque()
+        self._waiting: dict[int, tuple[Submission, Answer, RequestOptions]] = {}
+        """Requests whose answers wait for a region, the first one first."""
         self._mapped: set[int] = set()
         self._answers: list[Answered | _SmallAnswer] = []
         self._freed: list[int] = []
@@ -268,7 +268,7 @@ class FrontEndPort:
         received_ns: int,
         particulars: Particulars,
     ) -> None:
-        if request in self._open or request in self._held:
+        if request in self._open or request in self._held or request in self._waiting:
             raise PartitionError(f"request {request} is open already")
         template = self._templates.get(number)
         if template is None:
@@ -322,7 +322,7 @@ class FrontEndPort:
             return
         self.has_answered = True
         if self._waiting or len(self._own) >= OWN_REGIONS:
-            self._waiting.append((request, submission, answer, options))
+            self._waiting[request] = submission, answer, options
         else:
             self._pass_on(request, submission, answer, options)
 
@@ -416,7 +416,8 @@ class FrontEndPort:
         if (number := self._own.pop(request, None)) is not None:
             self.send(UnmapRegion(number))
             while self._waiting and len(self._own) < OWN_REGIONS:
-                self._pass_on(*self._waiting.popleft())
+                first = next(iter(self._waiting))
+                self._pass_on(first, *self._waiting.pop(first))
         return True
 
     def _answer(self, answer: Answered | _SmallAnswer) -> None:
@@ -477,7 +478,7 @@ class FrontEndPort:
         self.counted.set()
         for submission in list(self._open.values()):
             self._dataplane.cancel(submission)
-        for answer in (*self._held.values(), *(each[2] for each in self._waiting)):
+        for answer in (*self._held.values(), *(each[1] for each in self._waiting.values())):
             answer.release()
         self._held.clear()
         self._waiting.clear()

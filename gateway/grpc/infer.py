@@ -215,7 +215,8 @@ class InferHandler:
 
     def _ask(self, message: Message, call: ServerCall, explain: bool) -> tuple[Submitted, ResponseEncoder]:
         """Submit a request. A request that matches a template is not parsed again."""
-        budget_ns = _budget_ns(call)
+        remaining_ns = _budget_ns(call)
+        budget_ns = None if remaining_ns is None else remaining_ns - self._dataplane.network_ns
         body, tensor = message if isinstance(message, SplitMessage) else (message, None)
         if tensor is None:
             key = len(body), body[:_KEY_BYTES]

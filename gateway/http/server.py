@@ -14,6 +14,7 @@ from typing import Any
 import httptools
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
@@ -72,6 +73,20 @@ class Phase(enum.Enum):
     """The client, to notice that the connection ends."""
 
 
+class ReadingFlow(FlowControl):
+    """Reads nothing while bytes are `held` back for a later turn of the loop: later ones must not overtake them.
+
+    uvicorn reads on whenever the application waits for more of a body.
+    """
+
+    held = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless bytes are held back."""
+        if not self.held:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """A client's connection. Inference requests become exchanges; uvicorn passes all others to the application.
 
@@ -79,6 +94,8 @@ class Connection(HttpToolsProtocol):
     a request waits there or while the client does not read responses, which bounds the memory of a connection. The
     front door bounds all connections together, and sweeps them for those that wait too long for their client.
     """
+
+    flow: ReadingFlow
 
     def __init__(
         self,
@@ -123,6 +140,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Refuse the client when there are too many connections."""
         super().connection_made(transport)
+        self.flow = ReadingFlow(transport)
         self.turns.begin()
         reason = self._front_door.enter(self, self._address)
         self._only_health = self._front_door.is_full
@@ -222,6 +240,7 @@ class Connection(HttpToolsProtocol):
         self.turns.unparsed_rest = rest
         self.budget.used += len(rest)
         self.flow.pause_reading()
+        self.flow.held = True
         self.loop.call_soon(self._parse_rest)
 
     def _parse_rest(self) -> None:
@@ -232,6 +251,7 @@ class Connection(HttpToolsProtocol):
 
     def _take_rest(self) -> bytes:
         rest, self.turns.unparsed_rest = self.turns.unparsed_rest, b""
+        self.flow.held = False
         self.budget.used -= len(rest)
         return rest
 

@@ -98,7 +98,8 @@ class DataPlane(ABC):
         self.statuses = statuses
         self._served = served
         self._default_slo_ms = default_slo_ms
-        self._network_ns = ms_to_ns(network_ms)
+        self.network_ns = ms_to_ns(network_ms)
+        """The time that is left of each objective for the way to the client."""
         self._client_key = client_key
         self._max_id_bytes = max_id_bytes
         self._signatures: dict[tuple[str, int], Signature] = {}
@@ -147,7 +148,7 @@ class DataPlane(ABC):
             rows,
             batch_key,
             memory_bytes,
-            budget_ns - self._network_ns,
+            budget_ns - self.network_ns,
             request.id,
             max_cost,
             explain,

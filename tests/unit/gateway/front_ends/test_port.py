@@ -311,6 +311,27 @@ def test_outputs_of_this_process_alone_get_regions_of_which_there_are_not_too_ma
     asyncio.run(run())
 
 
+def test_the_number_of_a_request_whose_answer_waits_for_a_region_is_not_used_again() -> None:
+    async def run() -> None:
+        async with bench() as each:
+            count = OWN_REGIONS + 1
+            released: list[int] = []
+            each.arrive(*range(count))
+            await each.received()
+            for request in range(count):
+                each.answer(request, {"y": np.full((1, 10_000), request, np.float32)}, released)
+            for _, fds in await each.received():
+                for fd in fds:
+                    os.close(fd)
+            each.arrive(OWN_REGIONS)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert f"request {OWN_REGIONS} is open already" in each.exits[0]
+            assert sorted(released) == list(range(count))
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("reason", ["replaced", "stopped"])
 def test_a_request_that_cannot_be_submitted_goes_back_for_the_relay(reason: str) -> None:
     async def run() -> None:

@@ -105,6 +105,20 @@ def test_what_differs_beside_the_numbers_is_heeded(served: InstantGateway, kind:
     assert all(budget_ns < 55 * 10**9 for budget_ns in budgets_ns[4::5])
 
 
+def test_the_time_of_the_network_is_taken_off_the_deadline_of_every_call(kind: GrpcServerKind) -> None:
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,)), slo_ms=60_000), network_ms=20_000)
+
+    async def talk(stub: Any) -> None:
+        for _ in range(3):
+            await stub.ModelInfer(request(1, 2), timeout=50)
+            await stub.ModelInfer(request(1, 2))
+
+    converse(served, talk, kind)
+    budgets_ns = [each["deadline_ns"] - ARRIVED_NS for each in served.runtime.submitted]
+    assert all(25 * 10**9 < budget_ns < 35 * 10**9 for budget_ns in budgets_ns[::2]), "clients round deadlines up"
+    assert budgets_ns[1::2] == [40 * 10**9] * 3
+
+
 def test_several_inputs_go_their_own_ways(served: InstantGateway, kind: GrpcServerKind) -> None:
     async def talk(stub: Any) -> None:
         for number in range(3):

@@ -138,6 +138,26 @@ def test_one_read_with_many_small_parts_or_requests_takes_several_turns(served: 
     talk(served, conversation)
 
 
+def test_parts_do_not_overtake_others_though_an_application_asks_for_more_at_any_time(served: InstantGateway) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            part = await receive()
+            body, more = body + part.get("body", b""), part.get("more_body", False)
+            await asyncio.to_thread(bool)  # asks again after, and not before, the next turn of the connection
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+    parts = [b"%06d" % number for number in range(60_000)]
+
+    async def conversation(client: Client) -> None:
+        client.send(message("POST", "/other", *parts))
+        reply = await client.reply()
+        assert (reply.status, reply.body) == (200, b"".join(parts))
+
+    talk(served._replace(make_app=cast(Any, lambda: application)), conversation)
+
+
 def test_what_a_client_left_unparsed_is_forgotten_with_it(served: InstantGateway) -> None:
     parts = [bytes((each,)) for each in BODY.ljust(30 * KIB)]
 
