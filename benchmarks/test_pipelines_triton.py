@@ -1,12 +1,14 @@
 """A cascade and an ensemble beside Triton: the highest rate within the objective, and the goodput above it.
 
-Each server has one core with all of its processes, and the load generator another. Triton runs the same ONNX files in
+Each server has one core with all of its processes, and the load generator another; in one of the tests a process that
+never waits shares the server's core. Triton runs the same ONNX files in
 its Python backend, its ensembles for the ensemble, and a script that calls the models (BLS) for the cascade.
 """
 
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import orjson
 import pytest
 
 from benchmarks.conftest import Report
-from benchmarks.support.processes import ROOT, gateway, pinned
+from benchmarks.support.processes import ROOT, alternate, gateway, pinned
 from tests.support.triton.digits import add_digits
 from tests.support.triton.server import triton_server
 from tests.support.triton.setup import TritonUnavailable, set_up
@@ -26,6 +28,8 @@ MOST_ROWS = 64
 ROUNDS = 3
 GOALS = {"digits-cascade": 1.5, "digits-ensemble": 5.0}
 OVERLOADS = 1.2, 2.0
+BUSY_RATES = 800, 1200
+"""Requests a second beside a process that keeps the server's core busy."""
 KEEPS = 0.9
 """The goal for the goodput under overload, as a part of the highest rate within the objective."""
 CLIENT_LIMITED = 4
@@ -86,8 +90,25 @@ def _peak(port: int, model: str, directory: Path) -> float:
 
 def _goodput(port: int, model: str, directory: Path, rate: float) -> float:
     """Requests a second that are answered in time, with `rate` offered."""
-    report = _loadgen(port, model, directory, "run", "--rate", f"{rate:.0f}", "--duration", "8", "--warmup", "2")
-    return float(report["metrics"]["goodput_per_s"])
+    return float(_measured(port, model, directory, rate)["goodput_per_s"])
+
+
+def _measured(port: int, model: str, directory: Path, rate: float) -> dict[str, Any]:
+    """The metrics of eight seconds at a rate."""
+    metrics: dict[str, Any] = _loadgen(
+        port, model, directory, "run", "--rate", f"{rate:.0f}", "--duration", "8", "--warmup", "2"
+    )["metrics"]
+    return metrics
+
+
+@pytest.fixture
+def spinning(servers: Servers) -> Iterator[None]:
+    """A process of the usual priority that keeps the core of the servers busy."""
+    with pinned(SERVER_CORE):
+        process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield
+    process.kill()
+    process.wait()
 
 
 def _median(values: list[float]) -> float:
@@ -113,3 +134,22 @@ def test_pipeline(benchmark: Any, servers: Servers, report: Report, tmp_path: Pa
         kept = _goodput(servers.sluice, pipeline, tmp_path, overload * ours) / ours
         other = _goodput(servers.triton, pipeline, tmp_path, overload * ours) / ours
         report(f"{pipeline}, goodput at {overload} x that rate", f"{kept:.0%} (Triton {other:.0%})", f">= {KEEPS:.0%}")
+
+
+@pytest.mark.usefixtures("spinning")
+@pytest.mark.parametrize("pipeline", GOALS)
+def test_beside_a_busy_process(benchmark: Any, servers: Servers, report: Report, tmp_path: Path, pipeline: str) -> None:
+    """The share of the requests in time, of both servers in turns, while another process wants half of their core."""
+
+    def share(port: int, rate: float) -> float:
+        return float(_measured(port, pipeline, tmp_path, rate)["attainment"])
+
+    def shares() -> list[list[float]]:
+        return [
+            alternate(ROUNDS, partial(share, servers.sluice, rate), partial(share, servers.triton, rate))
+            for rate in BUSY_RATES
+        ]
+
+    for rate, (ours, theirs) in zip(BUSY_RATES, benchmark.pedantic(shares, rounds=1), strict=True):
+        what = f"{pipeline}, {rate}/s beside a busy process, in time within {SLO_MS} ms"
+        report(what, f"{ours:.1%}", f">= {theirs:.1%} (Triton)")
