@@ -296,10 +296,13 @@ def test_an_interrupt_ends_the_run_with_a_report(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], str]]:
-    """The targets of a server with a model `m` by protocol, and the URL of its metrics."""
+    """The targets of a server with a model `m` by protocol, and the URL of its metrics.
+
+    It has one partition: with another one, the rows of a batch that stalls for 100 ms run there as well.
+    """
     directory = tmp_path_factory.mktemp("gateway")
     save_mlp(directory / "repository" / "m" / "1" / "model.onnx", [2, 8, 2])
-    with gateway_server(directory / "repository", directory) as running:
+    with gateway_server(directory / "repository", directory, {"partitions": 1}) as running:
         targets = {"http": f"http://{running.http_url}", "grpc": f"grpc://{running.grpc_url}"}
         yield targets, f"http://{running.http_url}/metrics"
 
