@@ -161,12 +161,11 @@ class LatencyEstimate:
         self._tail_ns = max(_step(median_ns + self._tail_ns, most_ns, QUANTILE, TAIL_GAIN) - median_ns, 0.0)
         above_ns = latency_ns - median_ns
         self._mean_above_ns += MEAN_GAIN * (min(above_ns, MAX_PAUSE_NS) - self._mean_above_ns)
-        paused_ns = self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0]
-        self._paused_ns = paused_ns if paused_ns > 0 else 0.0
         side = 1 if surprise > 1 else -1
         self._run = self._run + side if self._run * side > 0 else side
         steps = min(max(abs(self._run) - ACCIDENTS, 1), MOST_STEPS)
         self._medians[cell] = _bounded(_step(median, ratio, MEDIAN, steps * MEDIAN_GAIN))
+        self._expect_pauses()
         self._observations += 1
         if self._observations % COMPARE_BATCHES == 0:
             self._efficient = 0
@@ -179,6 +178,11 @@ class LatencyEstimate:
             _bounded(lesser(median * factor, median + change_ns / profile_ns))
             for median, profile_ns in zip(self._medians, self._profile_ns, strict=True)
         ]
+        self._expect_pauses()
+
+    def _expect_pauses(self) -> None:
+        paused_ns = self._mean_above_ns - USUAL_SKEW * self._profile_ns[0] * self._medians[0]
+        self._paused_ns = paused_ns if paused_ns > 0 else 0.0
 
     def decay(self) -> None:
         """Let the corrections of all sizes that no batch had since the last time fall back half-way to the table."""
@@ -187,10 +191,10 @@ class LatencyEstimate:
             self._tail = 1 + (self._tail - 1) / 2
             self._tail_ns /= 2
             self._mean_above_ns /= 2
-            self._paused_ns /= 2
         self._medians = [
             correction if cell in seen else 1 + (correction - 1) / 2 for cell, correction in enumerate(self._medians)
         ]
+        self._expect_pauses()
         self._seen = set()
         self._efficient = 0
 

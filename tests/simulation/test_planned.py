@@ -413,7 +413,11 @@ def in_time(place: str, max_batch: int, policy: PolicyConfig, rate: float, seed:
 
 @pytest.mark.parametrize("rate", [200.0, 250.0, 290.0, 330.0, 400.0])
 def test_as_many_requests_are_in_time_as_by_any_fixed_batch_size_and_partition(rate: float) -> None:
-    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8."""
+    """Two unequal partitions: 388 requests a second at most in the largest batches, and 344 in batches of 8.
+
+    A plan may be late by chance, as the percentile of the objective allows: here by 1 of 1000 requests, where the best
+    fixed assignment has all of them in time.
+    """
     seeds = (0, 1, 2)
     planned = sum(in_time("both", 16, DeadlineSettings(), rate, seed) for seed in seeds)
     for place in PLACES:
