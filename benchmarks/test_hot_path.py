@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from benchmarks.conftest import Report
-from benchmarks.support.closed_loop import drive_grpc, drive_http, grpc_request, http_request
+from benchmarks.support.closed_loop import drive_calls, drive_http, grpc_request, http_request
 from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, process_cpu_s, running
 from sluice.models.tensors.spec import DataType
 from tests.support.models.onnx_models import save_model, value
@@ -143,12 +143,12 @@ def test_grpc(
 
     def drive(server: ServerProcess) -> float:
         before = server.cpu_s()
-        closed = drive_grpc(server.grpc_port, GRPC_REQUEST, 64, SECONDS, connections)
+        closed = drive_calls(server.grpc_port, GRPC_REQUEST, 64, SECONDS, connections)
         cpu_us[server.grpc_port].append((server.cpu_s() - before) / (closed.requests * 1.1) * 1e6)
         return closed.rate
 
     def bare() -> float:
-        return drive_grpc(echo.grpc_port, GRPC_REQUEST, 64, SECONDS, connections).rate
+        return drive_calls(echo.grpc_port, GRPC_REQUEST, 64, SECONDS, connections).rate
 
     rate, before, plain = benchmark.pedantic(
         alternate, args=(ROUNDS, lambda: drive(sluice), lambda: drive(grpcio), bare), rounds=1
@@ -166,15 +166,12 @@ def test_grpc(
 def test_grpc_beside_triton(
     benchmark: Any, sluice: ServerProcess, triton: TritonServer, report: Report, connections: int
 ) -> None:
-    """Calls a second at concurrency 64, interleaved with those of Triton.
-
-    The client takes longer for a call than the gateway, so the processor time of the servers says more than the rates.
-    """
+    """Calls a second at concurrency 64, interleaved with those of Triton."""
     cpu_us: dict[int, list[float]] = {sluice.grpc_port: [], triton.grpc_port: []}
 
     def drive(port: int, cpu_s: Callable[[], float]) -> float:
         before = cpu_s()
-        closed = drive_grpc(port, GRPC_REQUEST, 64, SECONDS, connections)
+        closed = drive_calls(port, GRPC_REQUEST, 64, SECONDS, connections)
         cpu_us[port].append((cpu_s() - before) / (closed.requests * 1.1) * 1e6)
         return closed.rate
 

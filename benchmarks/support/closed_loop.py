@@ -7,10 +7,22 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, cast
 
 import grpc
+import hpack
 import numpy as np
 import orjson
 import uvloop
 from tritonclient.grpc import service_pb2
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_CALL_HEADS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", _INFER),
+    (":authority", "127.0.0.1"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+    ("user-agent", "closed-loop"),
+)
 
 
 class Closed(NamedTuple):
@@ -99,6 +111,100 @@ def drive_http(port: int, request: bytes, concurrency: int, seconds: float) -> C
     return _measure(drive, seconds)
 
 
+class _Calls(asyncio.Protocol):
+    """Repeats one unary call on as many streams; calls `answered` with the latency of each, as `_Connection` does.
+
+    A call is two frames that are known beforehand, and of an answer only the frames are read, so that the client takes
+    less time than the server. Every answer has to be as long as the first one, which a real client has checked.
+    """
+
+    def __init__(self, message: bytes, answer_bytes: int, streams: int, answered: Callable[[int], bool]) -> None:
+        self._answer_bytes = answer_bytes
+        self._streams = streams
+        self._answered = answered
+        self._buffer = b""
+        self._next = 1
+        self._sent_ns: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
+        self._unacknowledged = 0
+        encoder = hpack.Encoder()
+        # All fields are in the table of the connection after the first block.
+        self._blocks = [encoder.encode(_CALL_HEADS) for _ in range(2)]
+        body = b"\0" + len(message).to_bytes(4, "big") + message
+        self._data_head = len(body).to_bytes(3, "big") + b"\0\1"
+        self._body = body
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        settings = _frame(4, 0, 0, b"") + _frame(8, 0, 0, (1 << 30).to_bytes(4, "big"))
+        self._transport.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        self._transport.write(b"".join(self._call() for _ in range(self._streams)))
+
+    def _call(self) -> bytes:
+        stream = self._next
+        block = self._blocks[stream > 1]
+        self._next += 2
+        self._sent_ns[stream] = time.perf_counter_ns()
+        number = stream.to_bytes(4, "big")
+        return b"".join((len(block).to_bytes(3, "big"), b"\1\4", number, block, self._data_head, number, self._body))
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        at = 0
+        out = []
+        going = True
+        while len(buffer) >= at + 9:
+            length = int.from_bytes(buffer[at : at + 3], "big")
+            if len(buffer) < at + 9 + length:
+                break
+            kind, flags = buffer[at + 3], buffer[at + 4]
+            stream = int.from_bytes(buffer[at + 5 : at + 9], "big")
+            if kind == 0:
+                self._unacknowledged += length
+                self._lengths[stream] = self._lengths.get(stream, 0) + length
+            elif kind == 1 and flags & 1:
+                assert self._lengths.pop(stream, 0) == self._answer_bytes, buffer[at : at + 9 + length]
+                going = self._answered(time.perf_counter_ns() - self._sent_ns.pop(stream))
+                out.append(self._call())
+            elif kind in (4, 6) and not flags & 1:  # SETTINGS and PING
+                out.append(_frame(kind, 1, 0, buffer[at + 9 : at + 9 + length] if kind == 6 else b""))
+            else:
+                assert kind not in (3, 7), f"the server ends stream {stream}: {buffer[at : at + 9 + length]!r}"
+            at += 9 + length
+        self._buffer = buffer[at:]
+        if self._unacknowledged > 1 << 24:
+            out.append(_frame(8, 0, 0, self._unacknowledged.to_bytes(4, "big")))
+            self._unacknowledged = 0
+        if going and out:
+            self._transport.write(b"".join(out))
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def drive_calls(port: int, request: bytes, concurrency: int, seconds: float, connections: int = 1) -> Closed:
+    """As `drive_grpc`, for messages of up to 1 kB, by HTTP/2 frames that are made once: it outruns a server."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer: bytes = channel.unary_unary(_INFER, None, None)(request, timeout=10)
+
+    async def drive(record: Callable[[int], bool], done: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        streams = concurrency // connections
+        transports = []
+        for _ in range(connections):
+            transport, _ = await loop.create_connection(
+                lambda: _Calls(request, 5 + len(answer), streams, record), "127.0.0.1", port
+            )
+            transports.append(transport)
+        await done.wait()
+        for transport in transports:
+            transport.abort()
+        await asyncio.sleep(0)
+
+    return _measure(drive, seconds)
+
+
 def drive_grpc(port: int, request: bytes, concurrency: int, seconds: float, connections: int = 1) -> Closed:
     """Keep `concurrency` calls of ModelInfer in flight for `seconds`, without protobuf in the client."""
 
@@ -109,7 +215,7 @@ def drive_grpc(port: int, request: bytes, concurrency: int, seconds: float, conn
                 options = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
                 channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options))
                 # Without serialisers.
-                calls.append(channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None))
+                calls.append(channel.unary_unary(_INFER, None, None))
 
             async def repeat(call: Callable[[bytes], Awaitable[bytes]]) -> None:
                 going = True
