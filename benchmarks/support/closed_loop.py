@@ -66,6 +66,7 @@ class _Connection(asyncio.Protocol):
         self._answered = answered
         self._buffer = b""
         self._sent_ns = 0
+        self._answer_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -76,17 +77,22 @@ class _Connection(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer = self._buffer + data if self._buffer else data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
+        buffer = self._buffer = self._buffer + data if self._buffer else data
+        if len(buffer) < self._answer_bytes:
             return
-        head = self._buffer[:end].lower()
-        assert head.startswith(b"http/1.1 200"), self._buffer[:300]
-        start = head.index(b"\r\ncontent-length:") + 17
-        stop = head.find(b"\r", start)
-        length = int(head[start : stop if stop > 0 else None])
-        if len(self._buffer) < end + 4 + length:
-            return
+        if not self._answer_bytes:  # of the first answer, whose length the others have
+            end = buffer.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head = buffer[:end].lower()
+            start = head.index(b"\r\ncontent-length:") + 17
+            stop = head.find(b"\r", start)
+            length = end + 4 + int(head[start : stop if stop > 0 else None])
+            if len(buffer) < length:
+                return
+            self._answer_bytes = length
+        assert buffer.startswith(b"HTTP/1.1 200"), buffer[:300]
+        assert len(buffer) == self._answer_bytes, buffer[:300]
         self._buffer = b""
         if self._answered(time.perf_counter_ns() - self._sent_ns):
             self._send()
