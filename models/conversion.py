@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.models.errors import ConfigError
-from sluice.models.spelling import closest, did_you_mean
+from sluice.models.spelling import BOOLEANS, closest, did_you_mean
 from sluice.models.units import Unit, unit_of
 from sluice.models.yaml_file import Lines
 
@@ -17,8 +17,6 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 StructsOf = Callable[[type], Collection[type[msgspec.Struct]]]
 """The structs that a type which only a `dec_hook` knows may be."""
 
-BOOLEANS = {"yes": True, "no": False, "on": True, "off": False}
-"""Words that YAML 1.2 reads as texts, and that settings which are booleans take as well."""
 NO_LINES = Lines()
 
 _PLACE = re.compile(r"(?P<what>.*) - at (?P<key>`key` in )?`\$(?P<where>.*)`", re.DOTALL)

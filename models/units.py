@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sluice.models.spelling import closest
-
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -41,7 +39,8 @@ class Unit(NamedTuple):
         """
         match = _WITH_UNIT.fullmatch(text.strip())
         if match is None or (match[2] and match[2] not in self.units):
-            near = None if match is None else closest(match[2], self.units)
+            given = "" if match is None else match[2].lower()
+            near = next((each for each in self.units if each.lower().replace("i", "") == given), None)
             hint = "" if match is None or near is None else f"; did you mean '{match[1]}{near}'?"
             raise ValueError(
                 f"expected a number of {self.name}, or one with its unit ({', '.join(self.units)}) such as "
