@@ -155,6 +155,29 @@ def _values(action: argparse.Action, text: str) -> list[str]:
     return [each.strip() for each in text.split(separator) if each.strip()]
 
 
+def add_connection_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every client: TLS, and headers such as the key of a restricted group."""
+    add = parser.add_argument
+    add("--cacert", default="", metavar="FILE", help="authorities to trust, in PEM (default: those of the system)")
+    add("--cert", default="", metavar="FILE", help="certificate of the client, in PEM")
+    add("--key", default="", metavar="FILE", help="key of the certificate, in PEM, if its file is another one")
+    add(
+        "--header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="a header to send, such as the key of a restricted group (repeatable)",
+    )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not (colon and len(name.split()) == 1 and text.isprintable() and text.isascii()):
+        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got '{text}'")
+    return name.strip(), value.strip()
+
+
 def quantity(key: str, whole: bool = False) -> Callable[[str], Any]:
     """The type of an option whose value is a number in the unit of `key`, or one with its unit, such as `50ms`."""
     unit = unit_of(key)

@@ -480,13 +480,13 @@ setting that is a boolean takes `yes`, `no`, `on` and `off` as well. A number is
 and `TiB`. The same holds for options, `pipeline.yaml`, and the other YAML files."""
 
 _ENVIRONMENT = """Every option of `sluice serve` has an environment variable: `SLUICE_` and the name of the option in
-capitals, such as `SLUICE_HTTP_PORT` for `--http-port` and `SLUICE_CONFIG` for `--config`. An option without a value is
-`true` or `false`. The values of an option that may be repeated are separated by commas, or by new lines. `sluice config`,
-`doctor`, `plan` and `partitions list` read the same variables. Those of other commands have the words of the command as
-well (`SLUICE_MODEL_LOAD_CONFIG`), except for `SLUICE_URL`, `SLUICE_HEADER`, `SLUICE_CACERT`, `SLUICE_CERT` and
-`SLUICE_KEY`, which say where a server is and how to reach it. Variables of `loadgen` begin with `LOADGEN_`. A value
-that begins with `tcp://` or `udp://` is one that Kubernetes sets for a service, and has no effect. A variable that has
-nearly the name of one of these is reported."""
+capitals, such as `SLUICE_HTTP_PORT` for `--http-port` and `SLUICE_CONFIG` for `--config`. An option without a value
+is `true` or `false`. The values of an option that may be repeated are separated by commas, or by new lines. `sluice
+config`, `doctor`, `plan` and `partitions list` read the same variables. Those of other commands have the words of the
+command as well (`SLUICE_MODEL_LOAD_CONFIG`), except for `SLUICE_URL`, `SLUICE_HEADER`, `SLUICE_CACERT`, `SLUICE_CERT`
+and `SLUICE_KEY`, which say where a server is and how to reach it. Variables of `loadgen` begin with `LOADGEN_`. A
+value that begins with `tcp://` or `udp://` is one that Kubernetes sets for a service, and has no effect. A variable
+that has nearly the name of one of these is reported."""
 
 _CHECKS = """`sluice config check` takes the options of `sluice serve` and checks what that would do with them, without
 starting anything. It also warns of settings that are valid but cannot work together, such as a queue that is shorter
