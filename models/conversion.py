@@ -24,7 +24,10 @@ _STEP = re.compile(r"[\w-]+|\[[^]]*\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*?)`", re.DOTALL)
 _ENUM = re.compile(r"Invalid enum value '(?P<given>.*?)'", re.DOTALL)
 _NUMBER_EXPECTED = re.compile(r"Expected `(int|float)[^`]*`, got `str`")
+_TRUTH = ("true", "false")
 _MOST_DEEP = 6
+_MOST_CHARACTERS = 2000
+"""Of an error, which may quote a long text."""
 
 
 def _no_structs(form: type) -> Collection[type[msgspec.Struct]]:
@@ -132,6 +135,9 @@ class _Conversion(Generic[_T]):
                 what += did_you_mean(match["given"], choices)
         elif (unit := self._unit_at(where)) and _NUMBER_EXPECTED.fullmatch(what):
             what = f"{what}; expected a number of {unit.name}, or one with its unit such as {unit.example}"
+        elif what == "Expected `bool`, got `str`":
+            given = _value_at(value, where)
+            what += f" '{given:.80}'; expected true or false{did_you_mean(str(given), _TRUTH)}"
         elif match := re.fullmatch(r"Object missing required field `(\w+)`", what):
             what += self._misspelt(value, where, match[1])
         return self._error(at, what)
@@ -218,7 +224,7 @@ class _Conversion(Generic[_T]):
         return where
 
     def _error(self, at: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._lines.place(self._path, at, what)} {what}")
+        return ConfigError(f"{self._lines.place(self._path, at, what)} {what:.{_MOST_CHARACTERS}}")
 
 
 def _located(message: str) -> tuple[str, str, bool]:

@@ -1,6 +1,7 @@
 """Families: `family.yaml` lists models that answer the same question, and the accuracy of each."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -63,7 +64,7 @@ def read_family(text: str, models: Mapping[str, ModelSpec], *, name: str, path: 
 class FamilyKeys(msgspec.Struct, forbid_unknown_fields=True):
     """The keys of a `family.yaml`."""
 
-    variants: list[object]
+    variants: list[Any]
 
 
 class VariantKeys(msgspec.Struct, forbid_unknown_fields=True):
