@@ -102,7 +102,7 @@ def _value(field: Any, value: Any, defaults: bool) -> Any:
 
 
 def _hint(what: str) -> str:
-    """The end of a message with what was expected, for an error of the parser about an unknown name or a wrong number; "" for other errors."""
+    """The end of an error of the parser about an unknown name or a wrong number; "" for other errors."""
     name = unknown_type(what)
     pool = model_config_pb2.ModelConfig.DESCRIPTOR.file.pool
     try:
