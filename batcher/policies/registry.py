@@ -11,6 +11,7 @@ from sluice.batcher.extensions import import_modules
 from sluice.batcher.interface.config import Limits, PolicyConfig
 from sluice.batcher.policies.base import AnyPolicySettings, BatchPolicy, PolicySettings
 from sluice.models.errors import ConfigError
+from sluice.models.spelling import did_you_mean
 
 DEFAULT = "deadline"
 """The policy of settings without a `name`."""
@@ -98,7 +99,7 @@ def decode_policy(form: type, document: object) -> PolicySettings:
         raise ValueError(f"Expected `object`, got `{type(document).__name__}`")
     name = document.get("name", DEFAULT)
     if name not in forms:
-        raise ValueError(f"name: expected one of {', '.join(forms)}, got {name!r}")
+        raise ValueError(f"name: expected one of {', '.join(forms)}, got {name!r}{did_you_mean(str(name), forms)}")
     own = {}
     for key, value in document.items():
         if key != "name" and key not in forms[name].__struct_fields__:
@@ -111,6 +112,11 @@ def decode_policy(form: type, document: object) -> PolicySettings:
         raise ValueError(str(error)) from error  # msgspec names the place of a plain ValueError only
 
 
+def policy_settings(form: type) -> list[type[PolicySettings]]:
+    """The settings of all policies, where a form has those of any; none for other types."""
+    return [policy.settings for policy in batch_policies().values()] if form is AnyPolicySettings else []
+
+
 def _check_foreign(key: str, value: object, name: str, forms: Mapping[str, type[PolicySettings]]) -> None:
     """Raise ValueError for a key that the policy does not have, unless settings once had it for every policy."""
     owners = [other for other, form in forms.items() if key in form.__struct_fields__]
@@ -118,8 +124,8 @@ def _check_foreign(key: str, value: object, name: str, forms: Mapping[str, type[
         return
     if owners:
         raise ValueError(f"{key} belongs to policy {' or '.join(owners)}, not to {name}")
-    expected = ", ".join(("name", *forms[name].__struct_fields__))
-    raise ValueError(f"Object contains unknown field `{key}`; expected {expected}")
+    known = ("name", *forms[name].__struct_fields__)
+    raise ValueError(f"Object contains unknown field `{key}`; expected {', '.join(known)}")
 
 
 def _full_name(thing: Any) -> str:

@@ -1,30 +1,27 @@
 """Settings of a server or of its simulation as users write them, in milliseconds and megabytes."""
 
 import math
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from sluice.batcher.interface.config import Limits, PolicyConfig
 from sluice.batcher.policies.base import AnyPolicySettings
 from sluice.batcher.policies.deadline import DeadlineSettings
-from sluice.batcher.policies.registry import batch_policies, decode_policy
+from sluice.batcher.policies.registry import batch_policies, decode_policy, policy_settings
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.settings.residency import ResidencySettings
-from sluice.models.errors import ConfigError
+from sluice.models.conversion import NO_LINES, convert
 from sluice.models.pipelines.pipeline import PERCENTILE, Late, Pipeline, check_percentile
 from sluice.models.spec import ModelSpec
 from sluice.models.units import NS_PER_US
+from sluice.models.yaml_file import Lines
 from sluice.mps.partitions.partition import CpuPartition, Partition
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _MIB = 1 << 20
 _SECONDS_PER_HOUR = 3600
-_PLACE = re.compile(r"(?P<what>.*) - at (`key` in )?`\$(?P<where>.*)`", re.DOTALL)
-_STEP = re.compile(r"\w+|\[[^]]*\]")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,95 +148,11 @@ def _check_percentile(percentile: float) -> None:
         raise ValueError(f"percentile: {error}") from error
 
 
-def convert_settings(document: object, form: type[_T], path: str) -> _T:
-    """Convert the content of a YAML file (None if it is empty) to settings.
+def convert_settings(document: object, form: type[_T], path: str, *, at: str = "", lines: Lines = NO_LINES) -> _T:
+    """Convert the content of a YAML file (None if it is empty), or what is at `at` in it, to settings.
 
-    Raises ConfigError, whose message starts with `path` and the place in the file.
+    Raises ConfigError, whose message starts with `path`, the line and the place in the file.
     """
-    document = {} if document is None else document
     batch_policies()  # a policy that is broken is no mistake of the document
-    try:
-        return msgspec.convert(document, form, dec_hook=decode_policy)
-    except msgspec.ValidationError as error:
-        what, where = _located(str(error))
-        if "unknown field" in what and (fields := _fields(_forms(form, where))):
-            what = f"{what}; expected {', '.join(fields)}"
-        elif what.startswith("Invalid") and (choices := _choices(_forms(form, where))):
-            what = f"{what}; expected {' or '.join(choices)}"
-        where = _with_keys(document, form, where, str(error))
-        raise ConfigError(f"{path}: {where}: {what}" if where else f"{path}: {what}") from error
-
-
-def _with_keys(document: object, form: type[msgspec.Struct], where: str, message: str) -> str:
-    """A place in a document with the keys of mappings, for which msgspec only has `[...]`.
-
-    The key is the one that leads to the same message when it is alone in its mapping.
-    """
-    before, dots, after = where.partition("[...]")
-    steps = before.split(".")
-    mapping = document
-    for step in steps:
-        mapping = mapping.get(step) if isinstance(mapping, dict) else None
-    if not dots or not isinstance(mapping, dict):
-        return where
-    for key, value in mapping.items():
-        alone: object = {key: value}
-        for depth in reversed(range(len(steps))):
-            outer: Any = document
-            for step in steps[:depth]:
-                outer = outer[step]
-            alone = {**outer, steps[depth]: alone}
-        try:
-            msgspec.convert(alone, form, dec_hook=decode_policy)
-        except msgspec.ValidationError as error:
-            if str(error) == message:
-                return f"{before}.{key}{after}"
-    return where
-
-
-def _located(message: str) -> tuple[str, str]:
-    """A message of msgspec without its place, and the place; an error inside the settings of a policy has two."""
-    where = ""
-    while match := _PLACE.fullmatch(message):
-        message, where = match["what"], where + match["where"]
-    return message, where.lstrip(".")
-
-
-def _forms(form: type[msgspec.Struct], where: str) -> list[inspect.Type]:
-    """The types that are allowed at a place in a form."""
-    forms = [inspect.type_info(form)]
-    for step in _STEP.findall(where):
-        forms = [inner for each in forms for inner in _inside(each, step)]
-    return forms
-
-
-def _fields(forms: Iterable[inspect.Type]) -> list[str]:
-    structs = [each for each in forms if isinstance(each, inspect.StructType)]
-    return [field.encode_name for struct in structs for field in struct.fields]
-
-
-def _choices(forms: Iterable[inspect.Type]) -> list[str]:
-    """The texts that are allowed at a place, if only some are."""
-    enums = (tuple(form.cls) for form in forms if isinstance(form, inspect.EnumType))
-    literals = (form.values for form in forms if isinstance(form, inspect.LiteralType))
-    return [str(choice) for choices in (*enums, *literals) for choice in choices]
-
-
-def _inside(form: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """The types one step further: of a field of a struct, or of an element or a value (`[0]`, `[...]`)."""
-    inner: list[inspect.Type] = []
-    match form:
-        case inspect.StructType():
-            inner = [field.type for field in form.fields if field.encode_name == step]
-            if step == form.tag_field:
-                inner = [inspect.LiteralType((form.tag,))]
-        case inspect.CustomType() if form.cls is AnyPolicySettings:
-            forms = [inspect.type_info(policy.settings) for policy in batch_policies().values()]
-            inner = [found for each in forms for found in _inside(each, step)]
-        case inspect.DictType():
-            inner = [form.value_type]
-        case inspect.VarTupleType():
-            inner = [form.item_type]
-    for each in inner:
-        bare = each.type if isinstance(each, inspect.Metadata) else each
-        yield from bare.types if isinstance(bare, inspect.UnionType) else [bare]
+    document = {} if document is None else document
+    return convert(document, form, path, at, lines=lines, dec_hook=decode_policy, structs_of=policy_settings)

@@ -11,6 +11,7 @@ import msgspec
 
 from sluice.gateway.cli.text.partition_report import gpu_lines, partition_lines
 from sluice.gateway.config.configured_partitions import configured_partitions
+from sluice.gateway.config.contradictions import contradictions
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.version import is_compiled, server_version
 from sluice.models.errors import ControlFailed, ServingError
@@ -60,6 +61,8 @@ def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Fi
     except ServingError as error:
         yield Finding("partitions", Severity.WRONG, str(error))
         partitions = ()
+    for each in contradictions(config):
+        yield Finding("config", Severity.NOTE, f"{each.place}: {each.text}")
     yield check_build()
     yield from check_packages()
     yield from check_providers(partitions)

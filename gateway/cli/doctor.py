@@ -9,10 +9,11 @@ import msgspec
 from sluice.batcher.planner.registry import path_planners
 from sluice.batcher.policies.registry import batch_policies
 from sluice.gateway.cli.checks import Finding, Severity, run_checks
-from sluice.gateway.cli.http_client import decode, request
+from sluice.gateway.cli.http_client import ServerAddress, decode, request
 from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+from sluice.models.command_line import add_connection_options
 
 WRONG = 1
 """Exit status when a check fails."""
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_doctor)
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings of the server, for its partitions")
     parser.add_argument("--url", help="URL of a running server; its partitions are reported and none is tried out")
+    add_connection_options(parser)
     parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
 
@@ -42,7 +44,7 @@ def _doctor(options: argparse.Namespace) -> int:
     config = ServerConfig() if options.config is None else read_config(options.config)
     findings = list(run_checks(config, with_layout=options.url is None))
     if options.url is not None:
-        findings += partition_findings(options.url)
+        findings += partition_findings(ServerAddress.of(options))
     wrong = any(each.severity is Severity.WRONG for each in findings)
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())
@@ -52,10 +54,10 @@ def _doctor(options: argparse.Namespace) -> int:
     return WRONG if wrong else 0
 
 
-def partition_findings(url: str) -> Iterator[Finding]:
-    """A finding for each partition of the server at `url`; raises as `http_client.request`."""
-    body = request(url, "/v2/sluice/partitions")
-    for state in decode(url, body, _Partitions).partitions:
+def partition_findings(server: ServerAddress) -> Iterator[Finding]:
+    """A finding for each partition of a server; raises as `http_client.request`."""
+    body = request(server, "/v2/sluice/partitions")
+    for state in decode(server.url, body, _Partitions).partitions:
         worker = "no running worker" if state.worker is None else f"worker {state.worker}"
         reasons = [*state.reasons, state.lost] if state.lost else state.reasons
         text = f"{state.partition.name}: {'; '.join([state.enforcement.value, *reasons])} ({worker})"

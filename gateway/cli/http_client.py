@@ -7,10 +7,12 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from sluice.models.client_tls import NO_TLS, ClientTls, tls_hint
+from sluice.models.command_line import add_connection_options
 from sluice.models.errors import NotFoundError, ServingError
 
 Headers = Iterable[tuple[str, str]]
@@ -25,9 +27,6 @@ _T = TypeVar("_T")
 _SETTINGS = "\x04"
 """The type of the first HTTP/2 frame, after the three bytes of its length; a gRPC server sends it at once."""
 
-# Without a proxy: it could not reach a server on this machine.
-_open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
-
 
 class _ErrorBody(msgspec.Struct):
     error: str
@@ -36,45 +35,46 @@ class _ErrorBody(msgspec.Struct):
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the server is and which key it demands."""
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="URL of the server (default %(default)s)")
-    parser.add_argument(
-        "--header",
-        type=_header,
-        action="append",
-        default=[],
-        metavar="'NAME: VALUE'",
-        help="a header to send, such as the key of a restricted group (repeatable)",
-    )
+    add_connection_options(parser)
 
 
-def _header(text: str) -> tuple[str, str]:
-    name, colon, value = text.partition(":")
-    if not (colon and len(name.split()) == 1 and text.isprintable() and text.isascii()):
-        raise argparse.ArgumentTypeError(f"expected 'NAME: VALUE', got '{text}'")
-    return name.strip(), value.strip()
+class ServerAddress(NamedTuple):
+    """A server that commands talk to: its URL, the headers of every request, and the TLS of the client."""
+
+    url: str
+    headers: Headers = ()
+    tls: ClientTls = NO_TLS
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> "ServerAddress":
+        """The server that the options of `add_server_arguments` describe."""
+        return cls(options.url, options.header, ClientTls(options.cacert, options.cert, options.key))
 
 
 def request(
-    url: str,
+    server: ServerAddress,
     path: str,
     *,
     body: object | None = None,
-    headers: Headers = (),
     timeout_s: float | None = None,
     shows_status: bool = False,
 ) -> bytes:
-    """Send a POST with `body` as JSON, or a GET without one, to the server at `url`; returns the body of the answer.
+    """Send a POST with `body` as JSON, or a GET without one, to a server; returns the body of the answer.
 
     Raises NotFoundError for an answer 404 of a Sluice server, and ServingError for every other failure. With
     `shows_status`, the errors of the server other than 404 begin with their status.
     """
+    url = server.url
     if not url.startswith(("http://", "https://")):
-        raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000")
+        raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000 or https://host:8000")
+    if url.startswith("http://") and (server.tls.cacert or server.tls.cert):
+        raise ServingError(f"{url}: --cacert and --cert require a URL that begins with https://")
     data = None if body is None else json.dumps(body).encode()
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
         kind = {} if data is None else {"Content-Type": "application/json"}
-        message = urllib.request.Request(url.rstrip("/") + path, data, kind | dict(headers))
-        with _open_url(message, timeout=timeout_s) as response:
+        message = urllib.request.Request(url.rstrip("/") + path, data, kind | dict(server.headers))
+        with _open_url(server, message, timeout_s) as response:
             answer: bytes = response.read(MAX_BODY_BYTES + 1)
     except urllib.error.HTTPError as error:
         with error:
@@ -92,6 +92,14 @@ def decode(url: str, body: bytes, type: type[_T]) -> _T:
         return msgspec.json.decode(body, type=type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ServingError(f"{url}: not a Sluice server: {error}") from error
+
+
+def _open_url(server: ServerAddress, message: urllib.request.Request, timeout_s: float) -> Any:
+    """Send a request without a proxy, which could not reach a server on this machine."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if server.url.startswith("https://"):
+        handlers.append(urllib.request.HTTPSHandler(context=server.tls.context()))
+    return urllib.request.build_opener(*handlers).open(message, timeout=timeout_s)
 
 
 def _error_answer(url: str, answer: urllib.error.HTTPError, shows_status: bool) -> ServingError:
@@ -112,6 +120,10 @@ def _unreachable(url: str, error: OSError | http.client.HTTPException | ValueErr
     if isinstance(reason, http.client.BadStatusLine) and str(reason)[3:4] == _SETTINGS:
         return ServingError(f"{url}: this is a gRPC port; expected the server's HTTP port, which is 8000 by default")
     if isinstance(reason, OSError | str):
-        return ServingError(f"{url}: cannot be reached: {reason}")
+        hint = tls_hint(reason) if isinstance(reason, OSError) else ""
+        if isinstance(reason, http.client.RemoteDisconnected):
+            is_secure = url.startswith("https://")
+            hint = "; it may want a certificate of the client (--cert)" if is_secure else "; it may expect https://"
+        return ServingError(f"{url}: cannot be reached: {reason}{hint}")
     said = "".join(each if each.isprintable() else "?" for each in str(reason).strip()) or type(reason).__name__
     return ServingError(f"{url}: expected an answer in HTTP, got {said:.200}")

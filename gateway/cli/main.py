@@ -1,10 +1,14 @@
 """The command `sluice`: one table of commands, each in a module of its own."""
 
-import argparse
 import os
 import sys
 from collections.abc import Collection, Sequence
+from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.models.command_line import Parser
 
 UNUSABLE = 2
 """Exit status when the command cannot be carried out as given."""
@@ -21,8 +25,14 @@ COMMANDS = {
     "plan": "find the cheapest batch sizes and partitions that meet a latency objective",
     "partitions": "list, plan, change and watch the partitions of this machine",
     "doctor": "check this machine for everything a server needs",
+    "config": "check and show the settings of a server; print the schemas of its files",
+    "completion": "print a script that completes commands and options in a shell",
 }
 """The commands and their help. Each is a module `sluice.gateway.cli.<name>` with a function `add_arguments`."""
+_PLAIN = (("serve",), ("config", "check"), ("config", "show"), ("doctor",), ("plan",), ("partitions", "list"))
+"""Commands whose name is not part of the variables of their options: they have those of `serve`."""
+_SHARED = ("url", "header", "cacert", "cert", "key")
+"""Options whose variables are the same for all commands."""
 _PROFILE_ACTIONS = ("measure", "show", "export", "import")
 
 
@@ -37,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     given = _spelled_out(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = build_parser(given[:1]).parse_args(given)
+        options = build_parser(given[:1]).parse(given, os.environ)
         status: int = options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
@@ -57,20 +67,23 @@ def _spelled_out(arguments: Sequence[str]) -> list[str]:
     return spelled
 
 
-def build_parser(complete: Collection[str]) -> argparse.ArgumentParser:
+def build_parser(complete: Collection[str]) -> "Parser":
     """The parser of the command line; only the commands in `complete` have their arguments.
 
     The module of a command is imported for its arguments, and some import large libraries.
     """
     from sluice.gateway.version import server_version
+    from sluice.models.command_line import Parser
 
-    parser = argparse.ArgumentParser(prog="sluice", description="An inference serving gateway with adaptive batching.")
+    parser = Parser(prog="sluice", description="An inference serving gateway with adaptive batching.")
+    parser.plain, parser.shared = _PLAIN, _SHARED
     parser.add_argument("--version", action="version", version=f"sluice {server_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text)
         if name in complete:
             import_module(f"sluice.gateway.cli.{name}").add_arguments(subparser)
+            subparser.set_defaults(whole_parser=partial(build_parser, tuple(COMMANDS)))
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sluice.gateway.cli import validate as validate_command
-from sluice.gateway.cli.http_client import add_server_arguments, decode, request
+from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
 from sluice.gateway.cli.text.table import aligned
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.repository.names import check_name
@@ -165,7 +165,7 @@ def _change(
 
 
 def _ask(options: argparse.Namespace, path: str, body: object | None) -> bytes:
-    return request(options.url, path, body=body, headers=options.header, timeout_s=LOAD_TIMEOUT_S)
+    return request(ServerAddress.of(options), path, body=body, timeout_s=LOAD_TIMEOUT_S)
 
 
 def _text(path: Path) -> str:

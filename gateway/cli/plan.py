@@ -93,6 +93,8 @@ def _plan(options: argparse.Namespace) -> int:
     config = ServerConfig() if options.config is None else read_config(options.config)
     _check(options)
     settings = _planner_settings(options)
+    text = options.partitions
+    partitions = configured_partitions(config) if text is None else planned_partitions(text)
     repository = _repository(options.repository, options.pipeline, config)
     pipeline = find_pipeline(repository, options.pipeline, options.repository)
     assumptions: list[str] = []
@@ -100,8 +102,6 @@ def _plan(options: argparse.Namespace) -> int:
     if not options.rate:
         assumptions.append("lone requests (--rate 0)")
     probabilities = stage_probabilities(pipeline, options.escalation, assumptions)
-    text = options.partitions
-    partitions = configured_partitions(config) if text is None else planned_partitions(text)
     models = [repository.models[key] for key in dict.fromkeys(key for each in pipeline.stages for key in each.models)]
     if text is None and config.triton:
         assumptions.append(f"Triton servers are left out: {', '.join(server.name for server in config.triton)}")

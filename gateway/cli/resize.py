@@ -3,7 +3,7 @@
 import argparse
 from urllib.parse import quote
 
-from sluice.gateway.cli.http_client import add_server_arguments, decode, request
+from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
 from sluice.mps.partitions.partition import CpuPartition, Partition
 
 RESIZE_TIMEOUT_S = 600
@@ -25,7 +25,7 @@ def resize(options: argparse.Namespace) -> int:
     """Resize the partition; returns when it serves on its new share."""
     body = {"share_percent": options.share} if options.cores is None else {"cores": options.cores}
     path = f"/v2/sluice/partitions/{quote(options.name, safe='')}/resize"
-    answer = request(options.url, path, body=body, headers=options.header, timeout_s=RESIZE_TIMEOUT_S)
+    answer = request(ServerAddress.of(options), path, body=body, timeout_s=RESIZE_TIMEOUT_S)
     partition: Partition = decode(options.url, answer, Partition)  # type: ignore[arg-type]
     what = f"cores {','.join(map(str, partition.cores))}" if isinstance(partition, CpuPartition) else ""
     print(f"{partition.name}: serves on {what or partition.profile_kind}")

@@ -1,15 +1,19 @@
 """`sluice serve`: runs a server until it is stopped."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 if TYPE_CHECKING:
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.executors.triton.process import TritonProcess
+    from sluice.models.yaml_file import Lines
     from sluice.mps.daemon.control import MpsControl
+
+logger = logging.getLogger(__name__)
 
 _SAME_NAME = (
     "repository",
@@ -35,10 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command; libraries that serving needs are imported when it runs."""
     from sluice.batcher.policies.deadline import Objective
     from sluice.batcher.policies.registry import DEFAULT, batch_policies
+    from sluice.models.command_line import quantity
 
     parser.set_defaults(command=_serve)
     add = parser.add_argument
-    add("files", nargs="*", type=Path, metavar="MODEL", help="a model file, such as mlp.onnx")
+    add(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="MODEL|DIR",
+        help="a model file, such as mlp.onnx, or a directory, which is a --repository",
+    )
     add("--repository", action="append", metavar="DIR", help="a model repository in Triton's layout (repeatable)")
     add("--control", choices=["none", "explicit", "poll"], help="model control mode (default none)")
     add(
@@ -56,15 +67,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
     add(
         "--max-delay-ms",
-        type=float,
+        type=quantity("_ms"),
         metavar="MS",
         help="max_delay_ms of the policy, if it has that key (timeout: default 0)",
     )
     add("--preferred", type=_sizes, metavar="N,N", help="preferred batch sizes of the timeout policy")
     add("--max-batch-size", type=int, metavar="N", help="largest batch of models with a batch dimension (default 64)")
-    add("--default-slo-ms", type=float, metavar="MS", help="deadline of requests that set none (default 10000)")
-    add("--drain-timeout-s", type=float, metavar="S", help="time for open requests when the server stops (default 30)")
-    add("--cache-bytes", type=int, metavar="N", help="size of the response cache (default 0, no cache)")
+    add(
+        "--default-slo-ms",
+        type=quantity("_ms"),
+        metavar="MS",
+        help="deadline of requests that set none (default 10000)",
+    )
+    add(
+        "--drain-timeout-s",
+        type=quantity("_s"),
+        metavar="S",
+        help="time for open requests when the server stops (default 30)",
+    )
+    add(
+        "--cache-bytes",
+        type=quantity("_bytes", whole=True),
+        metavar="N",
+        help="size of the response cache (default 0, no cache)",
+    )
     add(
         "--allow-client-shm",
         action="store_true",
@@ -105,18 +131,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split(",")]
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected sizes such as 4,8, got '{text:.80}'") from None
 
 
 def _serve(options: argparse.Namespace) -> int:
     from sluice.gateway.config.configured_partitions import configured_partitions
+    from sluice.gateway.config.contradictions import contradictions
     from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.executors.triton.process import launched
     from sluice.gateway.observability.logs import LogFormat, configure
     from sluice.gateway.partitions.mps_daemons import mps_daemons
     from sluice.models.errors import ConfigError
+    from sluice.mps.partitions.cpu import check_partitions
 
-    config = _config(options)
+    config = effective_config(options).config
+    options.files = model_files(options)
     if config.repositories and options.files:
         raise ConfigError("expected either --repository DIR or model files")
     if (
@@ -130,7 +162,11 @@ def _serve(options: argparse.Namespace) -> int:
             "for models that clients register"
         )
     configure(LogFormat(options.log_format), options.log_level)
-    with mps_daemons(configured_partitions(config)) as mps, launched(config.triton) as processes:
+    partitions = configured_partitions(config)
+    check_partitions(partitions)
+    for warning in contradictions(config):
+        logger.warning(warning.text, extra={"fields": {"place": warning.place}})
+    with mps_daemons(partitions) as mps, launched(config.triton) as processes:
         return _serve_with(mps, processes, config, options)
 
 
@@ -194,28 +230,57 @@ def _close(journal: BinaryIO) -> None:
         print(f"sluice: the journal {journal.name} is incomplete: {error}", file=sys.stderr)
 
 
-def _config(options: argparse.Namespace) -> "ServerConfig":
-    """Read the configuration file and override it with the given options."""
+class EffectiveConfig(NamedTuple):
+    """The settings of a server, the document that they were read from, and the options that replace some of it.
+
+    `given` leads from a key to the option, or the variable of the environment, that its value comes from.
+    """
+
+    config: "ServerConfig"
+    document: object
+    lines: "Lines"
+    given: Mapping[str, str]
+
+
+def model_files(options: argparse.Namespace) -> list[Path]:
+    """The model files that the command names; directories are repositories."""
+    return [path for path in options.files if not path.is_dir()]
+
+
+def effective_config(options: argparse.Namespace) -> EffectiveConfig:
+    """Read the configuration file and override it with the options of `sluice serve`."""
     import msgspec
 
-    from sluice.gateway.config.server_config import ServerConfig, convert_config, read_config
+    from sluice.gateway.config.server_config import ServerConfig, convert_config, read_document
+    from sluice.models.conversion import NO_LINES
 
-    config = ServerConfig() if options.config is None else read_config(options.config)
+    document, lines = (None, NO_LINES) if options.config is None else read_document(options.config)
+    config = ServerConfig() if options.config is None else convert_config(document, str(options.config), lines)
     settings: dict[str, Any] = msgspec.to_builtins(config)
-    for name, given in _LISTS.items():
-        if (value := getattr(options, given)) is not None:
-            settings[name] = value
-    if options.cors_origin is not None:
-        settings["cors"]["origins"] = options.cors_origin
+    given: dict[str, str] = {}
+
+    def override(value: object, dest: str, *keys: str) -> None:
+        if value is None:
+            return
+        inner = settings
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        option = f"--{dest.replace('_', '-')}"
+        given[".".join(keys)] = options.environment.get(dest, option)
+
+    for key, dest in _LISTS.items():
+        override(getattr(options, dest), dest, key)
+    override(options.cors_origin, "cors_origin", "cors", "origins")
     for name in _SAME_NAME:
-        if (value := getattr(options, name)) is not None:
-            settings[name] = value
-    if options.policy is not None:
-        settings["policy"] = {"name": options.policy}
-    if options.objective is not None:
-        settings["policy"]["objective"] = options.objective
-    if options.max_delay_ms is not None:
-        settings["policy"]["max_delay_ms"] = options.max_delay_ms
-    if options.preferred is not None:
-        settings["policy"]["preferred"] = options.preferred
-    return convert_config(settings, "command line")
+        override(getattr(options, name), name, name)
+    if directories := [str(path) for path in options.files if path.is_dir()]:
+        override([*(options.repository or ()), *directories], "repository", "repository")
+    override(None if options.policy is None else {"name": options.policy}, "policy", "policy")
+    override(options.objective, "objective", "policy", "objective")
+    override(options.max_delay_ms, "max_delay_ms", "policy", "max_delay_ms")
+    override(options.preferred, "preferred", "policy", "preferred")
+    if not given:
+        return EffectiveConfig(config, document, lines, given)
+    place = "command line" if not options.environment else "command line and environment"
+    return EffectiveConfig(convert_config(settings, place), document, lines, given)

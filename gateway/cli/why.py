@@ -3,7 +3,7 @@
 import argparse
 from urllib.parse import quote
 
-from sluice.gateway.cli.http_client import Headers, add_server_arguments, decode, request
+from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
 from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.observability.explanation import Explanation, StageTrace
 
@@ -36,15 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _why(options: argparse.Namespace) -> int:
-    body, explanation = fetch(options.url, options.request, options.header)
+    body, explanation = fetch(ServerAddress.of(options), options.request)
     print(body if options.json else table(explanation))
     return 0
 
 
-def fetch(url: str, id: str, headers: Headers = ()) -> tuple[str, Explanation]:
-    """The explanation of a request by the server at `url`, as JSON and decoded; raises as `http_client.request`."""
-    body = request(url, f"/v2/sluice/requests/{quote(id, safe='')}", headers=headers, shows_status=True)
-    explanation = decode(url, body, Explanation)
+def fetch(server: ServerAddress, id: str) -> tuple[str, Explanation]:
+    """The explanation of a request by a server, as JSON and decoded; raises as `http_client.request`."""
+    body = request(server, f"/v2/sluice/requests/{quote(id, safe='')}", shows_status=True)
+    explanation = decode(server.url, body, Explanation)
     return body.decode(), explanation
 
 

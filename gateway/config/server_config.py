@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
@@ -16,9 +14,12 @@ from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSetting
 from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S, TritonSettings
+from sluice.models.conversion import NO_LINES
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.models.measuring.model_loading import ModelLoadingSettings
 from sluice.models.pipelines.pipeline import check_client_key
+from sluice.models.spelling import did_you_mean
+from sluice.models.yaml_file import Lines, YamlDocument, load_yaml
 from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_capacity
@@ -26,7 +27,7 @@ from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsParti
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 
 _MIB = 1 << 20
-_KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
+PARTITION_KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPartition, "mps": MpsPartition}
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}")
 MAX_FRONT_ENDS = 64
@@ -171,32 +172,40 @@ def check_arenas(limits: ServerLimits) -> None:
 
 
 def read_config(path: Path) -> ServerConfig:
-    """Read a configuration file. Raises ConfigError, whose message starts with the file and the place in it."""
+    """Read a configuration file. Raises ConfigError, whose message starts with the file, the line and the place."""
+    value, lines = read_document(path)
+    return convert_config(value, str(path), lines)
+
+
+def read_document(path: Path) -> YamlDocument:
+    """Read a YAML file; raises as `read_config`."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
-    return convert_config(document, str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return load_yaml(text, str(path))
 
 
-def convert_config(document: object, path: str) -> ServerConfig:
+def convert_config(document: object, path: str, lines: Lines = NO_LINES) -> ServerConfig:
     """Convert the contents of a YAML file to a configuration; raises as `read_config`."""
     if isinstance(document, dict) and isinstance(partitions := document.get("partitions"), list):
-        converted = [_partition(each, f"{path}: partitions[{index}]") for index, each in enumerate(partitions)]
+        converted = [_partition(each, path, f"partitions[{index}]", lines) for index, each in enumerate(partitions)]
         document = document | {"partitions": converted}
-    return convert_settings(document, ServerConfig, path)
+    return convert_settings(document, ServerConfig, path, lines=lines)
 
 
-def _partition(document: Any, path: str) -> Any:
+def _partition(document: Any, path: str, at: str, lines: Lines) -> Any:
     """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind."""
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected an object, got {type(document).__name__}")
+        place = lines.place(path, at)
+        raise ConfigError(f"{place} expected an object, got {type(document).__name__}")
     kind = document.get("kind", "cpu")
-    if kind not in _KINDS:
-        raise ConfigError(f"{path}: kind: expected one of {', '.join(_KINDS)}, got '{kind}'")
-    return convert_settings(document, _KINDS[kind], path)
+    if not isinstance(kind, str) or kind not in PARTITION_KINDS:
+        what = f"kind: expected one of {', '.join(PARTITION_KINDS)}, got '{kind}'"
+        raise ConfigError(f"{lines.place(path, at, what)} {what}{did_you_mean(str(kind), PARTITION_KINDS)}")
+    return convert_settings(document, PARTITION_KINDS[kind], path, at=at, lines=lines)
 
 
 def _check_access(config: ServerConfig) -> None:

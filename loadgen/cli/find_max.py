@@ -10,6 +10,7 @@ from sluice.loadgen.run.find_max import MAX_PROBES, RATE_LIMIT, Probe, find_max
 from sluice.loadgen.run.report import max_rate_json, max_rate_text, probe_text
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.models.command_line import quantity
 
 
 def add_command(commands: Any) -> None:
@@ -22,7 +23,7 @@ def add_command(commands: Any) -> None:
     add("--precision", type=float, default=2.0, help="width of the last bracket in %% (default 2)")
     add("--max-rate", type=float, default=RATE_LIMIT, help="highest rate to try (default %(default)g)")
     add("--max-probes", type=int, default=MAX_PROBES, help="most runs to make (default %(default)s)")
-    add("--duration", type=float, default=10.0, metavar="S", help="seconds of every run (default 10)")
+    add("--duration", type=quantity("_s"), default=10.0, metavar="S", help="seconds of every run (default 10)")
     add_run_options(parser)
 
 

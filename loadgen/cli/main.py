@@ -1,13 +1,13 @@
 """The command `loadgen`."""
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from sluice.loadgen.cli import find_max, paper, run, validate_sim
 from sluice.loadgen.cli.options import EPILOG, INVALID, UNREACHABLE, USAGE
 from sluice.loadgen.target.base import TargetUnreachable
+from sluice.models.command_line import Parser
 from sluice.models.errors import ServingError
 
 _COMMANDS = (run, find_max, validate_sim, paper)
@@ -18,7 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         print("loadgen: runs on Linux only (it paces with timerfd)", file=sys.stderr)
         return USAGE
-    options = build_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = build_parser().parse(given, os.environ)
     try:
         status: int = options.run(options)
     except TargetUnreachable as error:
@@ -33,20 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Exit with the status for wrong usage; argparse's own would mean a missed objective here."""
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+class _Parser(Parser):
+    usage_status = USAGE  # argparse's own would mean a missed objective here
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of the command line."""
     parser = _Parser(
         prog="loadgen",
         description="Open-loop load: queries leave on schedule, and latency counts from the scheduled time.",
         epilog=EPILOG,
     )
+    parser.plain = [(name,) for name in ("run", "find-max", "validate-sim")]
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add_command(commands)

@@ -7,6 +7,8 @@ from pathlib import Path
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunConfig, RunResult
 from sluice.loadgen.traffic.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
+from sluice.models.client_tls import ClientTls
+from sluice.models.command_line import add_connection_options, quantity
 from sluice.models.errors import ConfigError
 
 MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
@@ -20,11 +22,18 @@ EPILOG = (
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run that every command with a target takes."""
     add = parser.add_argument
-    add("--target", required=True, help="http://host:port, grpc://host:port or sim:FILE.yaml")
+    add("--target", required=True, help="http://, https://, grpc:// or grpcs:// and host:port, or sim:FILE.yaml")
+    add_connection_options(parser)
     add("--model", required=True, help="name of a model or pipeline")
-    add("--warmup", type=float, default=1.0, metavar="S", help="seconds at the start to leave out (default 1)")
-    add("--drain-timeout", type=float, default=10.0, metavar="S", help="seconds to wait for late answers (default 10)")
-    add("--slo-ms", type=float, metavar="MS", help="latency objective; also sent with every query")
+    add("--warmup", type=quantity("_s"), default=1.0, metavar="S", help="seconds at the start to leave out (default 1)")
+    add(
+        "--drain-timeout",
+        type=quantity("_s"),
+        default=10.0,
+        metavar="S",
+        help="seconds to wait for late answers (default 10)",
+    )
+    add("--slo-ms", type=quantity("_ms"), metavar="MS", help="latency objective; also sent with every query")
     add("--percentile", type=float, default=99.0, help="%% of the queries that must meet it (default 99)")
     processes = [process.value for process in ArrivalProcess]
     add("--arrivals", choices=processes, default="poisson", help="arrival process (default poisson)")
@@ -62,6 +71,8 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         connections=options.connections,
         metrics_url=options.metrics_url,
         arrivals=_arrivals(options),
+        headers=tuple(options.header),
+        tls=ClientTls(options.cacert, options.cert, options.key),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
 from sluice.loadgen.run.report import run_json, run_text
 from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.models.command_line import quantity
 
 
 def add_command(commands: Any) -> None:
@@ -13,7 +14,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("run", help="run the Server scenario once", epilog=EPILOG)
     parser.set_defaults(run=_run)
     parser.add_argument("--rate", type=float, required=True, help="mean arrivals a second")
-    parser.add_argument("--duration", type=float, metavar="S", help="seconds of arrivals")
+    parser.add_argument("--duration", type=quantity("_s"), metavar="S", help="seconds of arrivals")
     parser.add_argument("--queries", type=int, metavar="N", help="arrivals; with --duration whichever comes first")
     add_run_options(parser)
     parser.add_argument("--each-once", action="store_true", help="send every sample once, in random order")

@@ -9,6 +9,7 @@ from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_opt
 from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.validation.comparison import comparison_json, comparison_table
 from sluice.loadgen.validation.validate import Validation, validate
+from sluice.models.command_line import quantity
 from sluice.models.errors import ConfigError
 from sluice.mps.partitions.cpu import available_cores
 
@@ -21,7 +22,7 @@ def add_command(commands: Any) -> None:
     add("--loads", type=_numbers, default=[20, 40, 60, 80, 120], metavar="%,%", help="of capacity (20,40,60,80,120)")
     add("--capacity", type=float, metavar="RATE", help="queries a second that are 100 %% (default: measured)")
     add("--seeds", type=int, default=5, metavar="N", help="pairs of runs a load, from --seed on (default 5)")
-    add("--duration", type=float, default=6.0, metavar="S", help="seconds of every run (default 6)")
+    add("--duration", type=quantity("_s"), default=6.0, metavar="S", help="seconds of every run (default 6)")
     add("--cores", type=_numbers, default=[], metavar="N,N", help="cores: gateway and client first, partitions last")
     add("--write", metavar="FILE", help="calibrated simulation (default: beside the file, as .calibrated.yaml)")
     add_run_options(parser)

@@ -2,10 +2,12 @@
 
 import http.client
 import urllib.request
+from collections.abc import Iterable
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from sluice.models.client_tls import NO_TLS, ClientTls
 from sluice.models.errors import ConfigError
 
 Counters = dict[tuple[str, str, str], float]
@@ -49,11 +51,15 @@ class ServerReport(msgspec.Struct, frozen=True):
         return sum(b.batches * b.mean_rows for b in self.batches) / max(1, sum(b.batches for b in self.batches))
 
 
-def scrape(url: str) -> Counters:
+def scrape(url: str, headers: Iterable[tuple[str, str]] = (), tls: ClientTls = NO_TLS) -> Counters:
     """Read the counters of a running server; raises `ConfigError` when they cannot be read."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if url.startswith("https://"):
+        handlers.append(urllib.request.HTTPSHandler(context=tls.context()))
+    opener = urllib.request.build_opener(*handlers)
     try:
-        with opener.open(url, timeout=_TIMEOUT_S) as response:
+        request = urllib.request.Request(url, headers=dict(headers))
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
             return read_counters(response.read().decode())
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise ConfigError(f"--metrics-url {url}: {error}") from error

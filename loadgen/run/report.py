@@ -8,7 +8,7 @@ import msgspec
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.run.find_max import MaxRate, Probe
-from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
 
@@ -25,7 +25,7 @@ def run_json(result: RunResult) -> bytes:
     return _json(
         {
             "kind": "run",
-            "config": result.config,
+            "config": _without_secrets(result.config),
             "simulated": result.simulated,
             "schedule_sha256": result.schedule_digest,
             "seeds": {"master": result.config.seed}
@@ -43,6 +43,11 @@ def run_json(result: RunResult) -> bytes:
             "notes": result.notes,
         }
     )
+
+
+def _without_secrets(config: RunConfig) -> RunConfig:
+    """A configuration without the values of headers, which may be keys."""
+    return msgspec.structs.replace(config, headers=tuple((name, "********") for name, _ in config.headers))
 
 
 def probe_text(probe: Probe) -> str:

@@ -13,6 +13,7 @@ from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.records.validity import client_limits, too_short
 from sluice.loadgen.traffic.arrivals import Arrivals
+from sluice.models.client_tls import NO_TLS, ClientTls
 
 Predictions = npt.NDArray[np.int64]
 
@@ -20,7 +21,8 @@ Predictions = npt.NDArray[np.int64]
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the Server scenario.
 
-    `target` is `http://host:port`, `grpc://host:port` or `sim:FILE`; `model` names a model or a pipeline. The run ends
+    `target` is `http://host:port`, `https://…`, `grpc://…`, `grpcs://…` or `sim:FILE`, and gets the `headers` with
+    every query; `model` names a model or a pipeline. The run ends
     after `duration_s` or `queries`, whichever comes first; with `each_once` every sample is sent once. `percentile` is
     the share of queries, in %, that has to meet `slo_ms`. `output` names the output to compare with the labels, by
     default the model's first: class numbers, or scores whose largest gives the class.
@@ -43,6 +45,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 256
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
+    headers: tuple[tuple[str, str], ...] = ()
+    tls: ClientTls = NO_TLS
 
 
 class Verdict(enum.StrEnum):

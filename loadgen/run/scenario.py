@@ -40,13 +40,18 @@ def run_server_scenario(config: RunConfig) -> RunResult:
 
 def open_target(config: RunConfig) -> Target:
     """The live target at the run's URL; raises `ConfigError` for an unknown scheme."""
-    if config.target.startswith("http://"):
-        return HttpTarget(config.target, config.model, config.slo_ms, config.connections)
-    if config.target.startswith("grpc://"):
+    scheme = config.target.partition("://")[0]
+    if (config.tls.cacert or config.tls.cert) and scheme in ("http", "grpc"):
+        raise ConfigError(f"--cacert and --cert: require a target {scheme}s://host:port, got {config.target}")
+    if scheme in ("http", "https"):
+        return HttpTarget(config.target, config.model, config.slo_ms, config.connections, config.headers, config.tls)
+    if scheme in ("grpc", "grpcs"):
         from sluice.loadgen.target.grpc import GrpcTarget
 
-        return GrpcTarget(config.target, config.model, config.slo_ms)
-    raise ConfigError(f"--target: expected http://host:port, grpc://host:port or sim:FILE.yaml, got {config.target}")
+        return GrpcTarget(config.target, config.model, config.slo_ms, config.headers, config.tls)
+    raise ConfigError(
+        f"--target: expected http://host:port, https://…, grpc://…, grpcs://… or sim:FILE.yaml, got {config.target}"
+    )
 
 
 def _check(config: RunConfig) -> None:
@@ -80,14 +85,14 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     issuer = Issuer(schedule, record)
     try:
         await target.prepare({i: samples.tensors(i) for i in np.unique(schedule.sample).tolist()}, issuer, keep_answers)
-        before = await asyncio.to_thread(scrape, config.metrics_url) if config.metrics_url else None
+        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
     except BaseException:
         await target.close()
         raise
     cpu_ns = time.process_time_ns()
     record = await issuer.run(target, config.drain_timeout_s)
     cpu_ns = time.process_time_ns() - cpu_ns
-    server = None if before is None else await _server_report(config.metrics_url, before, record)
+    server = None if before is None else await _server_report(config, before, record)
     return _result(
         config,
         schedule,
@@ -101,13 +106,17 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     )
 
 
-async def _server_report(url: str, before: Counters, record: Record) -> ServerReport | None:
+async def _server_report(config: RunConfig, before: Counters, record: Record) -> ServerReport | None:
     try:
-        return metrics_between(before, await asyncio.to_thread(scrape, url))
+        return metrics_between(before, await asyncio.to_thread(_scrape, config))
     except ConfigError as error:
         # The figures of the run stay valid when the server dies under load.
         record.count_reason(str(error))
         return None
+
+
+def _scrape(config: RunConfig) -> Counters:
+    return scrape(config.metrics_url, config.headers, config.tls)
 
 
 def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:

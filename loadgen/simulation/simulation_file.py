@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import yaml
 
 from sluice.batcher.drivers.simulator import Host
 from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
@@ -16,7 +15,9 @@ from sluice.models.errors import ConfigError
 from sluice.models.measuring.quick import measure_table
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import ModelEntry, Repository
+from sluice.models.spelling import did_you_mean
 from sluice.models.units import NS_PER_US
+from sluice.models.yaml_file import load_yaml
 
 
 class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,13 +81,14 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
 def read_simulation(path: Path) -> tuple[SimulationFile, Repository]:
     """Read a simulation file and scan its repository; raises `ConfigError` that starts with the file and the key."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
-    file = convert_settings(document, SimulationFile, str(path))
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    value, lines = load_yaml(text, str(path))
+    file = convert_settings(value, SimulationFile, str(path), lines=lines)
     repository = Repository.scan(path.parent / file.repository, file.max_batch_size, file.batch_sizes())
     for wrong in _mistakes(file, repository):
-        raise ConfigError(f"{path}: {wrong}")
+        raise ConfigError(f"{lines.prefix(str(path), wrong.partition(': ')[0], wrong)} {wrong}")
     return file, repository
 
 
@@ -104,7 +106,7 @@ def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
         ("pace", file.pace),
     ):
         if unknown := given.keys() - names:
-            yield f"{setting}: no model {min(unknown)!r} in the repository"
+            yield f"{setting}: no model {min(unknown)!r} in the repository{did_you_mean(min(unknown), names)}"
     yield from _bad_times(file)
     yield from _bad_escalations(file, repository)
 
@@ -132,7 +134,7 @@ def _bad_escalations(file: SimulationFile, repository: Repository) -> Iterator[s
     for name, probabilities in file.escalation.items():
         pipeline = repository.pipelines.get(name)
         if pipeline is None:
-            yield f"escalation: no pipeline {name!r} in the repository"
+            yield f"escalation: no pipeline {name!r} in the repository{did_you_mean(name, repository.pipelines)}"
             continue
         conditional = {stage.name for stage in pipeline.stages if stage.when}
         for stage, probability in probabilities.items():

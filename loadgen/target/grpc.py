@@ -1,7 +1,7 @@
 """A target over gRPC: requests are serialised before the run and spread over a few channels."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.loadgen.target.base import QueryListener, TargetUnreachable
 from sluice.loadgen.target.v2 import from_wire, wire_bytes
+from sluice.models.client_tls import NO_TLS, ClientTls
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -35,10 +36,20 @@ _OPTIONS = [
 
 
 class GrpcTarget:
-    """A V2 server at `grpc://host:port`."""
+    """A V2 server at `grpc://host:port`, or over TLS at `grpcs://host:port`; headers are sent as metadata."""
 
-    def __init__(self, url: str, model: str, slo_ms: float | None) -> None:
-        self._address = url.removeprefix("grpc://").rstrip("/")
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        slo_ms: float | None,
+        headers: Iterable[tuple[str, str]] = (),
+        tls: ClientTls = NO_TLS,
+    ) -> None:
+        scheme, _, address = url.partition("://")
+        self._address = address.rstrip("/")
+        self._credentials = grpc.ssl_channel_credentials(*tls.pem()) if scheme == "grpcs" else None
+        self._metadata = tuple((name.lower(), value) for name, value in headers)
         self._model = model
         self._slo_ms = slo_ms
         self._channels: list[grpc.aio.Channel] = []
@@ -48,14 +59,14 @@ class GrpcTarget:
 
     async def metadata(self) -> TargetModel:
         """Read the model's metadata."""
-        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
+        async with self._channel() as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             request = service_pb2.ModelMetadataRequest(name=self._model)
             try:
-                answer = await stub.ModelMetadata(request, timeout=_TIMEOUT_S)
+                answer = await stub.ModelMetadata(request, timeout=_TIMEOUT_S, metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise TargetUnreachable(f"--target grpc://{self._address}: {error.details()}") from error
+                    raise TargetUnreachable(f"--target {self._address}: {error.details()}") from error
                 raise ConfigError(f"--model {self._model}: {error.code().name} {error.details()}") from error
         return TargetModel(_specs(answer.inputs), _specs(answer.outputs))
 
@@ -64,12 +75,12 @@ class GrpcTarget:
         self._listener = listener
         self._keep_answers = keep_answers
         self._requests = {sample: self._request(tensors) for sample, tensors in samples.items()}
-        self._channels = [grpc.aio.insecure_channel(self._address, options=_OPTIONS) for _ in range(_CHANNELS)]
+        self._channels = [self._channel() for _ in range(_CHANNELS)]
         self._calls = [channel.unary_unary(_INFER, None, None) for channel in self._channels]
         try:
             await asyncio.wait_for(asyncio.gather(*(c.channel_ready() for c in self._channels)), _TIMEOUT_S)
         except TimeoutError as error:
-            raise TargetUnreachable(f"--target grpc://{self._address}: no connection in {_TIMEOUT_S:g} s") from error
+            raise TargetUnreachable(f"--target {self._address}: no connection in {_TIMEOUT_S:g} s") from error
 
     def issue(self, query: int, sample: int) -> None:
         """Start a call on the next channel."""
@@ -96,7 +107,7 @@ class GrpcTarget:
         raise ConfigError(f"--output {output}: not in the answers' raw contents")
 
     async def _call(self, query: int, request: bytes) -> None:
-        call = self._calls[query % _CHANNELS](request)
+        call = self._calls[query % _CHANNELS](request, metadata=self._metadata)
         self._listener.sent(query)
         try:
             answer = await call
@@ -105,6 +116,11 @@ class GrpcTarget:
             self._listener.done(query, status, reason=f"{error.code().name}: {error.details()}")
         else:
             self._listener.done(query, Status.OK, answer if self._keep_answers else None)
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, options=_OPTIONS)
+        return grpc.aio.secure_channel(self._address, self._credentials, options=_OPTIONS)
 
     def _request(self, tensors: Tensors) -> bytes:
         request = service_pb2.ModelInferRequest(model_name=self._model)

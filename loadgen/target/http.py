@@ -6,9 +6,9 @@ General clients cost 70 to 900 µs a request. This one costs some 10 µs, so tha
 import asyncio
 import http.client
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.loadgen.target.base import QueryListener, TargetUnreachable
 from sluice.loadgen.target.http_response import ProtocolError, Response, ResponseReader
 from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
+from sluice.models.client_tls import NO_TLS, ClientTls, tls_hint
 from sluice.models.errors import ConfigError
 
 MAX_BACKLOG = 8192
@@ -31,13 +32,21 @@ _MAX_REASON_CHARACTERS = 200
 
 
 class HttpTarget:
-    """A V2 server at `http://host:port`, with at most `connections` requests in flight."""
+    """A V2 server at `http://host:port` or `https://host:port`, with at most `connections` requests in flight."""
 
-    def __init__(self, url: str, model: str, slo_ms: float | None, connections: int) -> None:
-        parts = urlsplit(url)
-        if not parts.hostname or parts.path not in ("", "/"):
-            raise ConfigError(f"--target: expected http://host:port, got {url}")
-        self._host, self._port = parts.hostname, parts.port or 80
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        slo_ms: float | None,
+        connections: int,
+        headers: Iterable[tuple[str, str]] = (),
+        tls: ClientTls = NO_TLS,
+    ) -> None:
+        parts = _split(url)
+        self._tls = tls.context() if parts.scheme == "https" else None
+        self._headers = tuple(headers)
+        self._host, self._port = str(parts.hostname), parts.port or (80 if self._tls is None else 443)
         self._authority = parts.netloc
         self._path_name = quote(model, safe="")
         self._model = model
@@ -62,13 +71,13 @@ class HttpTarget:
         self._listener = listener
         self._keep_answers = keep_answers
         self._requests = {
-            sample: encode_request(self._authority, self._path_name, tensors, self._slo_ms)
+            sample: encode_request(self._authority, self._path_name, tensors, self._slo_ms, self._headers)
             for sample, tensors in samples.items()
         }
         try:
             await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_AT_START, self._connections))))
         except OSError as error:
-            raise TargetUnreachable(f"--target {self._authority}: cannot connect: {error}") from error
+            raise TargetUnreachable(f"--target {self._authority}: cannot connect: {error}{tls_hint(error)}") from error
 
     def issue(self, query: int, sample: int) -> None:
         """Send on a free connection, or append to the backlog."""
@@ -150,7 +159,9 @@ class HttpTarget:
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
-        opening = loop.create_connection(lambda: _Connection(self, self._keep_answers), self._host, self._port)
+        opening = loop.create_connection(
+            lambda: _Connection(self, self._keep_answers), self._host, self._port, ssl=self._tls
+        )
         _, connection = await asyncio.wait_for(opening, _CONNECT_TIMEOUT_S)
         if connection.transport.is_closing():
             raise ConnectionResetError("the target closed the connection at once")
@@ -158,13 +169,19 @@ class HttpTarget:
         self._give_work(connection)
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
+        if self._tls is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_TIMEOUT_S)
+        else:
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=_CONNECT_TIMEOUT_S, context=self._tls
+            )
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=dict(self._headers))
             response = connection.getresponse()
             return response.status, response.read()
         except OSError as error:
-            raise TargetUnreachable(f"--target {self._authority}: {error or type(error).__name__}") from error
+            reason = f"{error or type(error).__name__}{tls_hint(error)}"
+            raise TargetUnreachable(f"--target {self._authority}: {reason}") from error
         except http.client.HTTPException as error:
             problem = f"not an HTTP server; for a gRPC port give grpc://{self._authority}"
             raise TargetUnreachable(f"--target {self._authority}: {problem}") from error
@@ -211,6 +228,17 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the loss to the target."""
         self._target.lost(self, self._query, self._failure)
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a target's URL; raises `ConfigError` for one without a host, or with more than a port."""
+    try:
+        parts = urlsplit(url)
+        if parts.hostname and parts.path in ("", "/") and parts.port != 0:
+            return parts
+    except ValueError:  # a port that is no number
+        pass
+    raise ConfigError(f"--target: expected http://host:port or https://host:port, got {url}")
 
 
 def _reason(body: bytes) -> str:

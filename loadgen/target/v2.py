@@ -1,5 +1,7 @@
 """Client-side codec of the V2 inference protocol: requests with binary tensors, answers with binary or JSON tensors."""
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +62,10 @@ def from_wire(buffer: bytes, datatype: DataType, shape: tuple[int, ...]) -> npt.
     return np.frombuffer(buffer, numpy_dtype(datatype)).reshape(shape)
 
 
-def encode_request(host: str, model: str, tensors: Tensors, slo_ms: float | None) -> bytes:
-    """Encode a complete HTTP/1.1 inference request with binary outputs."""
+def encode_request(
+    host: str, model: str, tensors: Tensors, slo_ms: float | None, headers: Iterable[tuple[str, str]] = ()
+) -> bytes:
+    """Encode a complete HTTP/1.1 inference request with binary outputs, and with further `headers`."""
     contents = [wire_bytes(array) for array in tensors.values()]
     header = {
         "inputs": [
@@ -77,9 +81,10 @@ def encode_request(host: str, model: str, tensors: Tensors, slo_ms: float | None
     }
     json = msgspec.json.encode(header)
     body = b"".join([json, *contents])
+    further = "".join(f"{name}: {value}\r\n" for name, value in headers)
     head = (
         f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
-        f"Inference-Header-Content-Length: {len(json)}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Inference-Header-Content-Length: {len(json)}\r\nContent-Length: {len(body)}\r\n{further}\r\n"
     )
     return head.encode("ascii") + body
 

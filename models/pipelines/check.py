@@ -165,9 +165,7 @@ class _Check:
     def _find_models(self) -> None:
         for name, stage in self._stages.items():
             if stage.model is not None:
-                self._specs[name] = (
-                    find_model(self._models, stage.model, stage.version, self._path, f"stages.{name}"),
-                )
+                self._specs[name] = (self._find_model(name, stage.model, stage.version),)
             elif stage.family is not None:
                 self._specs[name] = self._find_variants(f"stages.{name}", stage.family, stage.min_accuracy)
             else:
@@ -182,10 +180,13 @@ class _Check:
         if not self._specs:
             raise self._error("stages", "expected at least one stage with a model")
 
+    def _find_model(self, stage: str, name: str, version: int | None) -> ModelSpec:
+        return find_model(self._models, name, version, self._path, f"stages.{stage}", self._file.lines)
+
     def _find_variants(self, at: str, name: str, min_accuracy: float | None) -> tuple[ModelSpec, ...]:
         """The models of a family that are accurate enough, the most accurate first."""
         if name not in self._families:
-            raise self._error(f"{at}.family", f"no family '{name}'; {expected_one_of(sorted(self._families))}")
+            raise self._error(f"{at}.family", f"no family '{name}'; {expected_one_of(sorted(self._families), name)}")
         variants = self._families[name].variants
         if min_accuracy is not None:
             if not 0 <= min_accuracy <= 1:
@@ -226,7 +227,7 @@ class _Check:
 
     def _check_stage_exists(self, where: str, name: str) -> None:
         if name not in self._stages:
-            raise self._error(where, f"no stage '{name}'; {expected_one_of(self._stages)}")
+            raise self._error(where, f"no stage '{name}'; {expected_one_of(self._stages, name)}")
 
     def _refuse_cycle(self, needs: Mapping[str, list[str]]) -> None:
         if cycle := find_cycle(needs):
@@ -257,7 +258,9 @@ class _Check:
         for tensor_name, source in stage.inputs.items():
             where = f"stages.{name}.inputs.{tensor_name}"
             if tensor_name not in wanted:
-                raise self._error(where, f"model '{spec.key}' has no such input; {expected_one_of(wanted)}")
+                raise self._error(
+                    where, f"model '{spec.key}' has no such input; {expected_one_of(wanted, tensor_name)}"
+                )
             sink = wanted[tensor_name]
             if source.stage == REQUEST:
                 self._take_from_request(where, source.tensor, sink)
@@ -325,7 +328,8 @@ class _Check:
         produced = self._produced[source.stage]
         if source.tensor not in produced:
             raise self._error(
-                where, f"stage '{source.stage}' has no output '{source.tensor}'; {expected_one_of(produced)}"
+                where,
+                f"stage '{source.stage}' has no output '{source.tensor}'; {expected_one_of(produced, source.tensor)}",
             )
         return produced[source.tensor]
 
@@ -362,7 +366,7 @@ class _Check:
         return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when)
 
     def _error(self, where: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._path}: {where}: {what}" if where else f"{self._path}: {what}")
+        return ConfigError(f"{self._file.lines.place(self._path, where, what)} {what}")
 
 
 def _model_stage(

@@ -1,14 +1,16 @@
 """Families: `family.yaml` lists models that answer the same question, and the accuracy of each."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.model_reference import find_model
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.yaml_file import convert, load_yaml
+from sluice.models.yaml_file import load_yaml
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -34,31 +36,40 @@ def read_family(text: str, models: Mapping[str, ModelSpec], *, name: str, path: 
 
     Raises ConfigError, whose message starts with `path` and the place.
     """
-    written = convert(load_yaml(text, path), _Top, path, "").variants
+    value, lines = load_yaml(text, path)
+
+    def error(at: str, what: str) -> ConfigError:
+        return ConfigError(f"{lines.place(path, at, what)} {what}")
+
+    written = convert(value, FamilyKeys, path, lines=lines).variants
     if not written:
-        raise ConfigError(f"{path}: variants: expected at least one")
+        raise error("variants", "expected at least one")
     specs: list[ModelSpec] = []
     variants: list[Variant] = []
-    for index, value in enumerate(written):
+    for index, each in enumerate(written):
         at = f"variants.{index}"
-        variant = convert(value, _Variant, path, at)
-        spec = find_model(models, variant.model, variant.version, path, at)
+        variant = convert(each, VariantKeys, path, at, lines=lines)
+        spec = find_model(models, variant.model, variant.version, path, at, lines)
         if spec in specs:
-            raise ConfigError(f"{path}: {at}.model: '{spec.key}' is given twice")
+            raise error(f"{at}.model", f"'{spec.key}' is given twice")
         if not 0 <= variant.accuracy <= 1:
-            raise ConfigError(f"{path}: {at}.accuracy: expected a number from 0 to 1, got {variant.accuracy}")
+            raise error(f"{at}.accuracy", f"expected a number from 0 to 1, got {variant.accuracy}")
         specs.append(spec)
         if difference := _difference(spec, specs[0]):
-            raise ConfigError(f"{path}: {at}.model: {difference}; expected variants with the same inputs and outputs")
+            raise error(f"{at}.model", f"{difference}; expected variants with the same inputs and outputs")
         variants.append(Variant(spec.key, variant.accuracy))
     return Family(name, tuple(sorted(variants, key=lambda variant: -variant.accuracy)))
 
 
-class _Top(msgspec.Struct, forbid_unknown_fields=True):
-    variants: list[object]
+class FamilyKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a `family.yaml`."""
+
+    variants: list[Any]
 
 
-class _Variant(msgspec.Struct, forbid_unknown_fields=True):
+class VariantKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a model of a family."""
+
     model: str
     accuracy: float
     version: int | None = None

@@ -1,12 +1,18 @@
 """The format of `pipeline.yaml`; errors name the place in the file."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Combiner, Late, TensorSource, When
-from sluice.models.yaml_file import convert, load_yaml
+from sluice.models.spelling import closest
+from sluice.models.yaml_file import Lines, load_yaml
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+_KINDS = ("model", "family", "combine")
+"""The keys that tell the kinds of stages apart."""
 
 
 class StageFile(msgspec.Struct, frozen=True):
@@ -24,7 +30,7 @@ class StageFile(msgspec.Struct, frozen=True):
 
 
 class PipelineFile(msgspec.Struct, frozen=True):
-    """A pipeline as written, in the file's order, not yet checked against models."""
+    """A pipeline as written, in the file's order, not yet checked against models; `lines` are those of the file."""
 
     stages: dict[str, StageFile]
     outputs: dict[str, tuple[TensorSource, ...]]
@@ -33,23 +39,29 @@ class PipelineFile(msgspec.Struct, frozen=True):
     weight: float
     percentile: float | None
     client_key: str | None
+    lines: Lines
 
 
 def decode_pipeline(text: str, path: str) -> PipelineFile:
     """Decode the text of a `pipeline.yaml`; raises ConfigError, whose message starts with `path` and the place."""
-    top = convert(load_yaml(text, path), _Top, path, "")
+    value, lines = load_yaml(text, path)
+    top = convert(value, PipelineKeys, path, lines=lines)
+    read = _Reader(path, lines)
     return PipelineFile(
-        stages={name: _stage(stage, path, f"stages.{name}") for name, stage in top.stages.items()},
-        outputs={name: _output(output, path, f"outputs.{name}") for name, output in top.outputs.items()},
+        stages={name: read.stage(stage, f"stages.{name}") for name, stage in top.stages.items()},
+        outputs={name: read.output(output, f"outputs.{name}") for name, output in top.outputs.items()},
         slo_ms=top.slo_ms,
         late=top.late,
         weight=top.weight,
         percentile=top.percentile,
         client_key=top.client_key,
+        lines=lines,
     )
 
 
-class _Top(msgspec.Struct, forbid_unknown_fields=True):
+class PipelineKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a file."""
+
     stages: dict[str, Any]
     outputs: dict[str, Any]
     slo_ms: float | None = None
@@ -59,72 +71,99 @@ class _Top(msgspec.Struct, forbid_unknown_fields=True):
     client_key: str | None = None
 
 
-class _ModelStage(msgspec.Struct, forbid_unknown_fields=True):
+class ModelStage(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a stage that is a model."""
+
     model: str
     inputs: dict[str, Any]
     version: int | None = None
     when: Any = None
 
 
-class _FamilyStage(msgspec.Struct, forbid_unknown_fields=True):
+class FamilyStage(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a stage that is any model of a family."""
+
     family: str
     inputs: dict[str, Any]
     min_accuracy: float | None = None
     when: Any = None
 
 
-class _CombinerStage(msgspec.Struct, forbid_unknown_fields=True):
+class CombinerStage(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a stage that combines answers."""
+
     combine: Combiner
     of: list[Any]
     weights: tuple[float, ...] = ()
     when: Any = None
 
 
-class _Output(msgspec.Struct, forbid_unknown_fields=True):
+class OutputKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of an output that is not a text."""
+
     sources: str | list[Any] = msgspec.field(name="from")
 
 
-def _stage(value: object, path: str, at: str) -> StageFile:
-    if isinstance(value, dict) and "combine" in value:
-        combiner = convert(value, _CombinerStage, path, at)
-        of = tuple(_source(source, path, f"{at}.of.{index}") for index, source in enumerate(combiner.of))
-        return StageFile(combine=combiner.combine, of=of, weights=combiner.weights, when=_when(combiner.when, path, at))
-    if isinstance(value, dict) and "family" in value:
-        family = convert(value, _FamilyStage, path, at)
+class _Reader:
+    """Reads the parts of a file, each with its place for errors."""
+
+    def __init__(self, path: str, lines: Lines) -> None:
+        self._path = path
+        self._lines = lines
+
+    def stage(self, value: object, at: str) -> StageFile:
+        """A stage of any kind."""
+        if isinstance(value, dict) and "combine" in value:
+            combiner = self._convert(value, CombinerStage, at)
+            of = tuple(self._source(source, f"{at}.of.{index}") for index, source in enumerate(combiner.of))
+            when = self._when(combiner.when, at)
+            return StageFile(combine=combiner.combine, of=of, weights=combiner.weights, when=when)
+        if isinstance(value, dict) and "family" in value:
+            family = self._convert(value, FamilyStage, at)
+            return StageFile(
+                family=family.family,
+                min_accuracy=family.min_accuracy,
+                inputs=self._inputs(family.inputs, at),
+                when=self._when(family.when, at),
+            )
+        if isinstance(value, dict) and "model" not in value:
+            raise self._error(at, _no_kind(value))
+        model = self._convert(value, ModelStage, at)
         return StageFile(
-            family=family.family,
-            min_accuracy=family.min_accuracy,
-            inputs=_inputs(family.inputs, path, at),
-            when=_when(family.when, path, at),
+            model=model.model,
+            version=model.version,
+            inputs=self._inputs(model.inputs, at),
+            when=self._when(model.when, at),
         )
-    if isinstance(value, dict) and "model" not in value:
-        raise ConfigError(f"{path}: {at}: expected 'model', 'family' or 'combine'")
-    model = convert(value, _ModelStage, path, at)
-    return StageFile(
-        model=model.model,
-        version=model.version,
-        inputs=_inputs(model.inputs, path, at),
-        when=_when(model.when, path, at),
-    )
+
+    def output(self, value: object, at: str) -> tuple[TensorSource, ...]:
+        """The sources of an output."""
+        sources = value if isinstance(value, str) else self._convert(value, OutputKeys, at).sources
+        if isinstance(sources, str):
+            return (self._source(sources, at),)
+        return tuple(self._source(source, f"{at}.from.{index}") for index, source in enumerate(sources))
+
+    def _inputs(self, values: dict[str, Any], at: str) -> dict[str, TensorSource]:
+        return {name: self._source(source, f"{at}.inputs.{name}") for name, source in values.items()}
+
+    def _when(self, value: object, at: str) -> When | None:
+        return None if value is None else self._convert(value, When, f"{at}.when")
+
+    def _source(self, value: object, at: str) -> TensorSource:
+        stage, _, tensor = value.partition(".") if isinstance(value, str) else ("", "", "")
+        if not stage or not tensor:
+            raise self._error(at, f"expected STAGE.TENSOR or request.TENSOR, got {value!r:.80}")
+        return TensorSource(stage, tensor)
+
+    def _convert(self, value: object, form: type[_T], at: str) -> _T:
+        return convert(value, form, self._path, at, lines=self._lines)
+
+    def _error(self, at: str, what: str) -> ConfigError:
+        return ConfigError(f"{self._lines.place(self._path, at, what)} {what}")
 
 
-def _inputs(values: dict[str, Any], path: str, at: str) -> dict[str, TensorSource]:
-    return {name: _source(source, path, f"{at}.inputs.{name}") for name, source in values.items()}
-
-
-def _when(value: object, path: str, at: str) -> When | None:
-    return None if value is None else convert(value, When, path, f"{at}.when")
-
-
-def _output(value: object, path: str, at: str) -> tuple[TensorSource, ...]:
-    sources = value if isinstance(value, str) else convert(value, _Output, path, at).sources
-    if isinstance(sources, str):
-        return (_source(sources, path, at),)
-    return tuple(_source(source, path, f"{at}.from.{index}") for index, source in enumerate(sources))
-
-
-def _source(value: object, path: str, at: str) -> TensorSource:
-    stage, _, tensor = value.partition(".") if isinstance(value, str) else ("", "", "")
-    if not stage or not tensor:
-        raise ConfigError(f"{path}: {at}: expected STAGE.TENSOR or request.TENSOR, got {value!r:.80}")
-    return TensorSource(stage, tensor)
+def _no_kind(stage: dict[Any, Any]) -> str:
+    """The error for a stage of no kind, with the key that was probably meant to tell it."""
+    similar = {str(key): found for key in stage if (found := closest(str(key), _KINDS))}
+    hint = "".join(f"; did you mean '{found}' by '{key}'?" for key, found in list(similar.items())[:1])
+    return f"expected 'model', 'family' or 'combine'{hint}"

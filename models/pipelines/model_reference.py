@@ -2,26 +2,33 @@
 
 from collections.abc import Iterable, Mapping
 
+from sluice.models.conversion import NO_LINES
 from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
+from sluice.models.spelling import did_you_mean
+from sluice.models.yaml_file import Lines
 
 
-def find_model(models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str) -> ModelSpec:
+def find_model(
+    models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str, lines: Lines = NO_LINES
+) -> ModelSpec:
     """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
     versions = {spec.version: spec for spec in models.values() if spec.name == name}
     if not versions:
         known = sorted({spec.name for spec in models.values()})
-        raise ConfigError(f"{path}: {at}.model: no model '{name}'; {expected_one_of(known)}")
+        place = lines.place(path, f"{at}.model")
+        raise ConfigError(f"{place} no model '{name}'; {expected_one_of(known, name)}")
     wanted = max(versions) if version is None else version
     if wanted not in versions:
         known = [str(each) for each in sorted(versions)]
-        raise ConfigError(f"{path}: {at}.version: model '{name}' has no version {wanted}; {expected_one_of(known)}")
+        place = lines.place(path, f"{at}.version")
+        raise ConfigError(f"{place} model '{name}' has no version {wanted}; {expected_one_of(known)}")
     return versions[wanted]
 
 
-def expected_one_of(names: Iterable[str]) -> str:
-    """The possible names, as the end of a message."""
+def expected_one_of(names: Iterable[str], given: str = "") -> str:
+    """The possible names, as the end of a message, with the one that is similar to the name that was `given`."""
     listed = list(names)
     if len(listed) < 2:
         return f"expected {listed[0]}" if listed else "there are none"
-    return f"expected one of {', '.join(listed)}"
+    return f"expected one of {', '.join(listed)}{did_you_mean(given, listed)}"

@@ -39,7 +39,7 @@ def needed_names(entry: Path, config: str = "") -> frozenset[str]:
             stages = decode_pipeline(path.read_text(encoding="utf-8"), str(path)).stages.values()
             return frozenset(name for stage in stages for name in (stage.model, stage.family) if name is not None)
         if (path := entry / FAMILY_FILE).exists():
-            return _models_of_family(load_yaml(path.read_text(encoding="utf-8"), str(path)))
+            return _models_of_family(load_yaml(path.read_text(encoding="utf-8"), str(path)).value)
         if config or (path := entry / CONFIG_FILE).exists():
             return _models_of_ensemble(config, entry / CONFIG_FILE)
     except (ConfigError, OSError, UnicodeDecodeError):

@@ -18,6 +18,7 @@ from sluice.models.spec import ModelSpec
 from sluice.models.triton_config import onnx_file, timed_file
 from sluice.models.triton_config.check import PLATFORMS, check_config
 from sluice.models.triton_config.ensemble_nesting import nesting_order
+from sluice.models.triton_config.field_lines import with_line
 from sluice.models.triton_config.file_tensors import FileTensors
 from sluice.models.triton_config.instance_groups import CPU
 from sluice.models.triton_config.model_config import TritonModelConfig, VersionPolicy
@@ -76,6 +77,17 @@ class BrokenEntry(NamedTuple):
     def of(cls, name: str, error: ConfigError, version: int | None = None) -> "BrokenEntry":
         """Make it from an error."""
         return cls(name, version, str(error), isinstance(error, UnsupportedModel))
+
+    def located(self) -> "BrokenEntry":
+        """The same with the line of the field, for a reason that is about a field of a `config.pbtxt`."""
+        path, found, _ = self.reason.partition(f"/{CONFIG_FILE}: ")
+        if not found:
+            return self
+        try:
+            text = Path(f"{path}/{CONFIG_FILE}").read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return self
+        return self._replace(reason=with_line(self.reason, f"{path}/{CONFIG_FILE}", text))
 
 
 class Selection(NamedTuple):
@@ -159,7 +171,9 @@ class Repository:
             name: msgspec.structs.replace(pipeline, revision=selection.revision)
             for name, pipeline in (alone | pipelines).items()
         }
-        return cls(models, found, tuple(broken))
+        # A configuration that replaces the one in the repository has no lines.
+        reasons = (each if each.name in selection.configs else each.located() for each in broken)
+        return cls(models, found, tuple(reasons))
 
 
 class BatchLimits(NamedTuple):

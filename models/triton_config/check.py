@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.model_reference import expected_one_of
+from sluice.models.spelling import did_you_mean
 from sluice.models.tensors.spec import VARIABLE, element_count
 from sluice.models.triton_config.instance_groups import CPU, check_groups
 from sluice.models.triton_config.model_config import (
@@ -124,9 +125,15 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
 
 def _check_backend(config: TritonModelConfig, path: str) -> None:
     if config.platform and config.platform not in PLATFORMS:
-        raise ConfigError(f"{path}: platform: '{config.platform}' is not supported; expected {' or '.join(PLATFORMS)}")
+        raise ConfigError(
+            f"{path}: platform: '{config.platform}' is not supported; expected {' or '.join(PLATFORMS)}"
+            + did_you_mean(config.platform, PLATFORMS)
+        )
     if config.backend and config.backend not in BACKENDS:
-        raise ConfigError(f"{path}: backend: '{config.backend}' is not supported; expected {', '.join(BACKENDS)}")
+        raise ConfigError(
+            f"{path}: backend: '{config.backend}' is not supported; expected {', '.join(BACKENDS)}"
+            + did_you_mean(config.backend, BACKENDS)
+        )
     if config.platform and config.backend not in {"", PLATFORMS[config.platform]}:
         wanted = PLATFORMS[config.platform] or "none"
         raise ConfigError(f"{path}: backend: platform {config.platform} goes with {wanted}, not with {config.backend}")

@@ -9,6 +9,7 @@ from google.protobuf import json_format, text_format  # type: ignore[import-unty
 from tritonclient.grpc import model_config_pb2
 
 from sluice.models.errors import ConfigError
+from sluice.models.triton_config.field_lines import suggestion, unknown_type
 from sluice.models.triton_config.fields import refuse_fields
 from sluice.models.triton_config.model_config import TritonModelConfig
 
@@ -33,7 +34,8 @@ def decode_config(text: str, path: str) -> TritonModelConfig:
         line, column = error.GetLine(), error.GetColumn()
         place = f"{path}:{line}:{column}" if line is not None else path
         what = str(error).removeprefix(f"{line}:{column} : ")
-        raise ConfigError(f"{place}: not a model configuration: {' '.join(what.split()):.500}") from error
+        hint = _hint(what)
+        raise ConfigError(f"{place}: not a model configuration: {' '.join(what.split()):.500}{hint}") from error
     return _typed(message, path)
 
 
@@ -97,6 +99,21 @@ def _value(field: Any, value: Any, defaults: bool) -> Any:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known else str(value)
     return value
+
+
+def _hint(what: str) -> str:
+    """The end of an error of the parser about an unknown name or a wrong number; "" for other errors."""
+    name = unknown_type(what)
+    pool = model_config_pb2.ModelConfig.DESCRIPTOR.file.pool
+    try:
+        fields = pool.FindMessageTypeByName(name).fields_by_name
+    except KeyError:
+        fields = {}
+    try:
+        values = pool.FindEnumTypeByName(name).values_by_name
+    except KeyError:
+        values = {}
+    return suggestion(what, fields, values)
 
 
 def _refuse_repeated_keys(text: str) -> None:

@@ -5,8 +5,10 @@ from typing import Any
 
 import msgspec
 
+from sluice.models.conversion import NO_LINES, convert
 from sluice.models.errors import ConfigError, InfeasibleLayout
-from sluice.models.yaml_file import convert, load_yaml
+from sluice.models.spelling import did_you_mean
+from sluice.models.yaml_file import Lines, load_yaml
 from sluice.mps.mig.demand import DemandInstances, MigDemand, cover_demands
 from sluice.mps.mig.geometry import GEOMETRIES, Geometry
 from sluice.mps.mig.packer import WantedInstance
@@ -52,71 +54,79 @@ class GpuLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not demand.rates or not all(0 < rate < math.inf for rate in demand.rates.values()):
                 raise ValueError(f"demands.{name}: expected finite rates above 0, of at least one profile")
         if self.gpu is not None and self.gpu not in GEOMETRIES:
-            raise ValueError(f"gpu '{self.gpu}': unknown GPU; expected one of {', '.join(GEOMETRIES)}")
+            expected = f"expected one of {', '.join(GEOMETRIES)}{did_you_mean(self.gpu, GEOMETRIES)}"
+            raise ValueError(f"gpu '{self.gpu}': unknown GPU; {expected}")
 
 
 class LayoutFile(msgspec.Struct, frozen=True):
-    """The GPUs of a file, in its order, and the path for errors about them."""
+    """The GPUs of a file, in its order, and the path and the lines for errors about them."""
 
     path: str
     gpus: tuple[GpuLayout, ...]
+    lines: Lines = NO_LINES
 
     def wanted(self, index: int, geometry: Geometry) -> list[WantedInstance]:
         """The `instances` of a GPU; raises ConfigError, with all profiles, for an unknown one."""
         instances = self.gpus[index].instances
-        at = f"{self.path}: gpus.{index}.instances"
+        at = self.lines.place(self.path, f"gpus.{index}.instances")
         if isinstance(instances, dict):
             instances = [name for name, count in instances.items() for _ in range(count)]
         try:
             return [_wanted(geometry, text) for text in instances]
         except ConfigError as error:
-            raise ConfigError(f"{at}: {error}") from None
+            raise ConfigError(f"{at} {error}") from None
 
     def shares(self, index: int, geometry: Geometry) -> DemandInstances:
         """The instances that serve each demand; raises ConfigError, and InfeasibleLayout if one GPU is not enough."""
-        demands, at = {}, f"{self.path}: gpus.{index}.demands"
+        demands, at = {}, f"gpus.{index}.demands"
         for name, demand in self.gpus[index].demands.items():
             try:
                 rates = {geometry.find(profile): rate for profile, rate in demand.rates.items()}
             except ConfigError as error:
-                raise ConfigError(f"{at}.{name}: {error}") from None
+                raise self._error(f"{at}.{name}", str(error)) from None
             demands[name] = MigDemand(demand.rate, rates)
         try:
             return cover_demands(geometry, demands)
         except InfeasibleLayout as error:
-            raise InfeasibleLayout(f"{at}: {error}") from None
+            raise InfeasibleLayout(f"{self.lines.place(self.path, at)} {error}") from None
 
     def present(self, index: int, geometry: Geometry) -> dict[Placement, tuple[str, ...]]:
         """The instances of a GPU, all with their starts, and the users of each; raises ConfigError."""
         gpu = self.gpus[index]
-        at = f"{self.path}: gpus.{index}"
+        at = f"gpus.{index}"
         try:
             there = [parse_placement(geometry, text) for text in gpu.instances]
             users = {parse_placement(geometry, text): tuple(names) for text, names in gpu.users.items()}
         except ConfigError as error:
-            raise ConfigError(f"{at}: {error}") from None
+            raise self._error(at, str(error)) from None
         if unknown := [str(each) for each in users if each not in there]:
-            raise ConfigError(f"{at}.users: {unknown[0]} is not one of the instances")
+            raise self._error(f"{at}.users", f"{unknown[0]} is not one of the instances")
         if reason := layout_problem(geometry, there):
-            raise ConfigError(f"{at}: instances: the layout is not possible: {reason}")
+            raise self._error(at, f"instances: the layout is not possible: {reason}")
         return {each: users.get(each, ()) for each in there}
+
+    def _error(self, at: str, what: str) -> ConfigError:
+        return ConfigError(f"{self.lines.place(self.path, at, what)} {what}")
 
 
 def decode_layouts(text: str, path: str) -> LayoutFile:
     """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
-    top = convert(load_yaml(text, path), _Top, path, "")
-    gpus = tuple(convert(value, GpuLayout, path, f"gpus.{index}") for index, value in enumerate(top.gpus))
+    value, lines = load_yaml(text, path)
+    top = convert(value, LayoutKeys, path, lines=lines)
+    gpus = tuple(convert(each, GpuLayout, path, f"gpus.{index}", lines=lines) for index, each in enumerate(top.gpus))
     if not gpus:
-        raise ConfigError(f"{path}: gpus: expected at least one GPU")
+        raise ConfigError(f"{lines.place(path, 'gpus')} expected at least one GPU")
     seen: set[int | str] = set()
     for index, gpu in enumerate(gpus):
         if gpu.device in seen:
-            raise ConfigError(f"{path}: gpus.{index}.device: {gpu.device} is given twice")
+            raise ConfigError(f"{lines.place(path, f'gpus.{index}.device')} {gpu.device} is given twice")
         seen.add(gpu.device)
-    return LayoutFile(path, gpus)
+    return LayoutFile(path, gpus, lines)
 
 
-class _Top(msgspec.Struct, forbid_unknown_fields=True):
+class LayoutKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a file."""
+
     gpus: list[Any]
 
 

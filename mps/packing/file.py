@@ -6,9 +6,11 @@ from typing import Any
 
 import msgspec
 
+from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError
+from sluice.models.spelling import did_you_mean
 from sluice.models.units import NS_PER_S
-from sluice.models.yaml_file import convert, load_yaml
+from sluice.models.yaml_file import load_yaml
 from sluice.mps.packing.policies import DEFAULT, POLICIES, AnyPolicy
 from sluice.mps.packing.tenant import Device, MemoryPhase, Tenant
 
@@ -81,33 +83,40 @@ class PackingFile(msgspec.Struct, frozen=True):
 
 def decode_packing(text: str, path: str, measure: MeasureMemory) -> PackingFile:
     """Decode the text of a file; raises ConfigError, whose message starts with `path` and the place."""
-    top = convert(load_yaml(text, path), _Top, path, "")
-    forms = {name: convert(value, PackedModel, path, f"models.{name}") for name, value in top.models.items()}
+    value, lines = load_yaml(text, path)
+
+    def error(at: str, what: str) -> ConfigError:
+        return ConfigError(f"{lines.place(path, at, what)} {what}")
+
+    top = convert(value, PackingKeys, path, lines=lines)
+    forms = {name: convert(each, PackedModel, path, f"models.{name}", lines=lines) for name, each in top.models.items()}
     try:
         models = tuple(form.tenant(name, measure) for name, form in forms.items())
-    except ConfigError as error:
-        raise ConfigError(f"{path}: models: {error}") from error
+    except ConfigError as wrong:
+        raise error("models", str(wrong)) from wrong
     for name, memory_mib in top.devices.items():
         if memory_mib < 1:
-            raise ConfigError(f"{path}: devices.{name}: expected at least 1 MiB, got {memory_mib}")
+            raise error(f"devices.{name}", f"expected at least 1 MiB, got {memory_mib}")
     if not models or not top.devices:
-        raise ConfigError(f"{path}: expected at least one of `models` and one of `devices`")
+        raise error("", "expected at least one of `models` and one of `devices`")
     lengths = {len(model.usage): model.name for model in models if model.usage}
     if len(lengths) > 1:
         counts = ", ".join(f"{count} of {name}" for count, name in lengths.items())
-        raise ConfigError(f"{path}: models: expected usage_mib with the same number of samples for each, got {counts}")
+        raise error("models", f"expected usage_mib with the same number of samples for each, got {counts}")
     devices = tuple(Device(name, memory_mib) for name, memory_mib in top.devices.items())
     given = {"name": top.policy} if isinstance(top.policy, str) else top.policy
     policy_name = given.get("name") if isinstance(given, dict) else None
     if not isinstance(policy_name, str) or policy_name not in POLICIES:
-        raise ConfigError(
-            f"{path}: policy: expected one of {', '.join(POLICIES)}, or a mapping with it as `name` and its parameters"
-        )
-    policy = convert(given, type(POLICIES[policy_name]), path, "policy")
+        hint = did_you_mean(policy_name, POLICIES) if isinstance(policy_name, str) else ""
+        expected = f"one of {', '.join(POLICIES)}, or a mapping with it as `name` and its parameters"
+        raise error("policy", f"expected {expected}{hint}")
+    policy = convert(given, type(POLICIES[policy_name]), path, "policy", lines=lines)
     return PackingFile(policy_name, policy, devices, models)
 
 
-class _Top(msgspec.Struct, forbid_unknown_fields=True):
+class PackingKeys(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a file."""
+
     devices: dict[str, int]
     models: dict[str, Any]
     policy: Any = DEFAULT

@@ -71,6 +71,8 @@ _TITLE = """# Command line
 <!-- Written by `make reference` from the argument parsers in the code. -->"""
 
 _INTRODUCTION = """`sluice COMMAND --help` prints the options of a command, `sluice --version` the version. A
-command that cannot be carried out as given prints one sentence on standard error and exits with status 2. `sluice
+command that cannot be carried out as given prints one sentence on standard error, with what was probably meant, and
+exits with status 2. Options can be [environment variables](configuration.md#environment) too. `sluice completion SHELL`
+prints a script that completes commands and options: `source <(sluice completion bash)`. `sluice
 profile MODEL` is short for `sluice profile measure MODEL`. The commands of the [load
 generator](../operate/load-generator.md), `loadgen`, come last."""

@@ -357,7 +357,10 @@ SECTIONS = (
 
 def configuration_page() -> str:
     """The text of docs/reference/configuration.md."""
-    parts = [_TITLE, paragraph(_INTRODUCTION), _server_table(), "## `partitions`", paragraph(_PARTITIONS)]
+    parts = [_TITLE, paragraph(_INTRODUCTION), _server_table()]
+    parts += ["## Values", paragraph(_WRITTEN), "## Environment", paragraph(_ENVIRONMENT)]
+    parts += ["## Checks", paragraph(_CHECKS)]
+    parts += ["## `partitions`", paragraph(_PARTITIONS)]
     parts += [_partition_table(), paragraph(_PARTITION_MEMORY)]
     parts += ["## `policy`", paragraph(_POLICY), _policy_names(), *_policies(), paragraph(_OBJECTIVES)]
     for section in SECTIONS:
@@ -467,8 +470,30 @@ _TITLE = """# Configuration
 <!-- Written by `make reference` from the settings in the code and the descriptions in scripts/reference. -->"""
 
 _INTRODUCTION = """`sluice serve --config FILE` reads settings from a YAML file. Every key has a default, so an
-empty file is valid. Options of the command override the file. An unknown key or a wrong value is refused with its
-place in the file."""
+empty file is valid. Environment variables override the file, and options of the command override both. An unknown key
+or a wrong value is refused with its line and place in the file, and with what was probably meant."""
+
+_WRITTEN = """Files are YAML 1.2: only `true` and `false` are booleans, so that `off` is a text, as in `level: OFF`. A
+setting that is a boolean takes `yes`, `no`, `on` and `off` as well. A number is in the unit at the end of its key
+(`_us`, `_ms`, `_s`, `_bytes`; `_mb` and `_mib` are MiB), or has a unit of its own: `default_slo_ms: 2s`,
+`max_body_bytes: 1.5GiB`. Units of time are `ns`, `us`, `ms`, `s`, `min` and `h`, those of size `B`, `KiB`, `MiB`, `GiB`
+and `TiB`. The same holds for options, `pipeline.yaml`, and the other YAML files."""
+
+_ENVIRONMENT = """Every option of `sluice serve` has an environment variable: `SLUICE_` and the name of the option in
+capitals, such as `SLUICE_HTTP_PORT` for `--http-port` and `SLUICE_CONFIG` for `--config`. An option without a value
+is `true` or `false`. The values of an option that may be repeated are separated by commas, or by new lines. `sluice
+config`, `doctor`, `plan` and `partitions list` read the same variables. Those of other commands have the words of the
+command as well (`SLUICE_MODEL_LOAD_CONFIG`), except for `SLUICE_URL`, `SLUICE_HEADER`, `SLUICE_CACERT`, `SLUICE_CERT`
+and `SLUICE_KEY`, which say where a server is and how to reach it. Variables of `loadgen` begin with `LOADGEN_`. A
+value that begins with `tcp://` or `udp://` is one that Kubernetes sets for a service, and has no effect. A variable
+that has nearly the name of one of these is reported."""
+
+_CHECKS = """`sluice config check` takes the options of `sluice serve` and checks what that would do with them, without
+starting anything. It also warns of settings that are valid but cannot work together, such as a queue that is shorter
+than a batch; so do `sluice serve`, in its log, and `sluice doctor`. `sluice config show` prints every setting with its
+origin: a line of the file, an environment variable, an option, or the default. `sluice config schema` prints the JSON
+Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU layouts (`partitions`), for
+editors."""
 
 _PARTITIONS = """A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1`
 and so on. A list describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets.

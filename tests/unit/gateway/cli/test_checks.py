@@ -143,8 +143,10 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
         PartitionStatus(CpuPartition("d", (3,)), "cpu1", lost="the worker exited with status 1"),
     ]
     body = msgspec.json.encode({"partitions": states})
-    monkeypatch.setattr(http_client, "_open_url", lambda message, timeout: io.BytesIO(body))
-    assert [(each.severity, each.text) for each in partition_findings("http://127.0.0.1:8000")] == [
+    monkeypatch.setattr(http_client, "_open_url", lambda server, message, timeout_s: io.BytesIO(body))
+    assert [
+        (each.severity, each.text) for each in partition_findings(http_client.ServerAddress("http://127.0.0.1:8000"))
+    ] == [
         (Severity.OK, "a: enforced (worker 4242)"),
         (Severity.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
         (Severity.NOTE, "c: unknown (no running worker)"),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sluice.gateway.cli import http_client
+from sluice.gateway.cli.http_client import ServerAddress
 from sluice.gateway.cli.why import fetch
 from sluice.gateway.observability.explanation import Explanation
 from sluice.models.errors import NotFoundError, ServingError
@@ -43,7 +44,7 @@ def http(status: str, body: bytes) -> bytes:
 def printed(answer: bytes | None) -> str:
     """The sentence for an answer, without the URL; it is not that the request is not known."""
     with answering(answer) as url, pytest.raises(ServingError) as raised:
-        fetch(url, "7")
+        fetch(ServerAddress(url), "7")
     assert not isinstance(raised.value, NotFoundError)
     assert str(raised.value).startswith(f"{url}: ")
     return str(raised.value).removeprefix(f"{url}: ")
@@ -52,7 +53,7 @@ def printed(answer: bytes | None) -> str:
 def test_what_is_known_is_decoded() -> None:
     body = msgspec.json.encode(EXPLANATION)
     with answering(http("200 OK", body)) as url:
-        assert fetch(url, "7") == (body.decode(), EXPLANATION)
+        assert fetch(ServerAddress(url), "7") == (body.decode(), EXPLANATION)
 
 
 def test_a_request_that_is_not_known_is_not_found() -> None:
@@ -60,7 +61,7 @@ def test_a_request_that_is_not_known_is_not_found() -> None:
         answering(http("404 Not Found", b'{"error": "there is no request 7"}')) as url,
         pytest.raises(NotFoundError, match=f"^{url}: there is no request 7$"),
     ):
-        fetch(url, "7")
+        fetch(ServerAddress(url), "7")
 
 
 def test_a_server_that_fails_is_said_to_fail() -> None:
@@ -98,7 +99,7 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(ServingError, match=rf"^{url}: cannot be reached: \[Errno 111\] Connection refused$"):
-            fetch(url, "7")
+            fetch(ServerAddress(url), "7")
 
 
 def test_a_server_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,4 +109,4 @@ def test_a_server_that_does_not_answer_is_waited_for_only_so_long(monkeypatch: p
 
 def test_another_url_is_refused() -> None:
     with pytest.raises(ServingError, match=r"^file:///etc: expected the URL of a server, such as http://127\.0\.0\.1"):
-        fetch("file:///etc", "7")
+        fetch(ServerAddress("file:///etc"), "7")

@@ -136,7 +136,7 @@ async def test_what_does_not_load_leaves_everything_as_it_was(gateway: Served, r
     assert gateway.executor.known == {"m:1@1", "p:1@1"}
     gateway.executor.broken.clear()
     save(repository, "m", output="z")
-    with pytest.raises(RequestError, match=r"load failed for model 'm': .*pipeline\.yaml: outputs\.y"):
+    with pytest.raises(RequestError, match=r"load failed for model 'm': .*pipeline\.yaml:\d+: outputs\.y"):
         await gateway.deployer.load("m")
     assert gateway.index == [("m:1", "READY", ""), ("p:1", "READY", "")]
     (repository / "n" / "1" / "model.timed.json").write_text("[]")

@@ -117,7 +117,10 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--target", "ftp://x", *FAST, "--rate", "1"], "expected http://host:port, grpc://host:port or sim:"),
+        (
+            ["run", "--target", "ftp://x", *FAST, "--rate", "1"],
+            "expected http://host:port, https://…, grpc://…, grpcs://… or",
+        ),
         (["run", "--target", "http://x:1/y", *FAST, "--rate", "1"], "expected http://host:port"),
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "100"], "--percentile"),

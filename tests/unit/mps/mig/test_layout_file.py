@@ -5,6 +5,7 @@ from sluice.mps.mig.desired import GpuState, plan_gpu
 from sluice.mps.mig.geometry import GEOMETRIES
 from sluice.mps.mig.layout_file import decode_layouts
 from sluice.mps.mig.placements import largest_first, parse_placement
+from tests.support.located import without_line
 
 H100 = GEOMETRIES["H100-80"]
 
@@ -45,7 +46,7 @@ def test_what_is_there_has_places_and_users() -> None:
             "gpus.yaml: gpus.0: Object contains unknown field `instance`; expected device, gpu, mig, instances, ",
         ),
         (gpu_file("instances: {1g: 9}"), "gpus.yaml: gpus.0: expected 1 to 8 of 1g, got 9"),
-        (gpu_file("instances: {1g: many}"), "gpus.yaml: gpus.0.instances[...]: Expected `int`, got `str`"),
+        (gpu_file("instances: {1g: many}"), "gpus.yaml: gpus.0.instances.1g: Expected `int`, got `str`"),
         (
             gpu_file("gpu: T4"),
             "gpus.yaml: gpus.0: gpu 'T4': unknown GPU; expected one of A30, A100-40, A100-80, H100-80, ",
@@ -71,7 +72,7 @@ def test_what_is_there_has_places_and_users() -> None:
 def test_what_is_wrong_in_a_file_is_reported_with_its_place(text: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         decode_layouts(text, "gpus.yaml")
-    assert str(refused.value).startswith(reason)
+    assert without_line(refused.value).startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_is_wrong_in_a_file_is_reported_with_its_place(text: str, reason: s
 def test_what_the_gpu_does_not_have_is_reported_with_what_it_has(line: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         decode_layouts(gpu_file(line), "gpus.yaml").wanted(0, H100)
-    assert str(refused.value) == reason
+    assert without_line(refused.value) == reason
 
 
 @pytest.mark.parametrize(
@@ -113,14 +114,14 @@ def test_demands_that_cannot_be_served_are_reported(rates: str, error: type[Exce
     file = decode_layouts(gpu_file(f"demands: {{m: {{rate: 10, rates: {rates}}}}}"), "gpus.yaml")
     with pytest.raises(error) as refused:
         plan_gpu(file, 0, H100, GpuState())
-    assert str(refused.value).startswith(reason)
+    assert without_line(refused.value).startswith(reason)
 
 
 def test_what_does_not_fit_is_reported_with_what_would() -> None:
     file = decode_layouts(gpu_file("instances: {3g: 2, 1g: 1}"), "gpus.yaml")
     with pytest.raises(InfeasibleLayout) as refused:
         plan_gpu(file, 0, H100, GpuState())
-    assert str(refused.value) == (
+    assert without_line(refused.value) == (
         "gpus.yaml: gpus.0.instances: 2 x 3g.40gb, 1g.10gb does not fit on H100-80: "
         "they take 9 memory slices of 8; 2 x 3g.40gb would fit"
     )
@@ -144,7 +145,7 @@ def test_what_does_not_fit_is_reported_with_what_would() -> None:
 def test_a_layout_that_is_there_must_be_one(line: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
         decode_layouts(gpu_file(line), "now.yaml").present(0, H100)
-    assert str(refused.value) == reason
+    assert without_line(refused.value) == reason
 
 
 def test_a_plan_of_a_gpu_in_use_says_who_is_in_the_way() -> None:

@@ -1,0 +1,103 @@
+import json
+import re
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from sluice.gateway.cli.main import COMMANDS, build_parser, main
+from sluice.gateway.config.contradictions import contradictions
+from sluice.gateway.config.schemas import SCHEMAS
+from sluice.gateway.config.server_config import convert_config
+from tests.support.configuration_files import FILES
+
+TEXT = "http_port: 8123\nlimits:\n  memory_mb: 1MiB\nrestricted: [{groups: [trace], header: k, value: s3cret}]\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sluice.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_every_setting_is_shown_with_its_origin(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_REPOSITORY", "/a,/b")
+    monkeypatch.setenv("SLUICE_HOST", "::1")
+    assert main(["config", "show", "--config", str(file), "--host", "127.0.0.1", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["http_port"] == {"value": 8123, "origin": f"{file}:1"}
+    assert shown["limits.memory_mb"] == {"value": 1, "origin": f"{file}:3"}
+    assert shown["limits.queue_requests"] == {"value": 4096, "origin": "default"}
+    assert shown["repository"] == {"value": ["/a", "/b"], "origin": "SLUICE_REPOSITORY"}
+    assert shown["host"] == {"value": "127.0.0.1", "origin": "--host"}
+    assert "s3cret" not in json.dumps(shown)
+
+
+def test_a_check_names_the_line_of_what_cannot_work_together(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "--config", str(file)]) == 0
+    assert f"{file}:3: warning: limits.memory_mb: memory_mb 1 is less than a request" in capsys.readouterr().out
+    assert main(["config", "check", "--config", str(file), "--strict"]) == 1
+
+
+def test_a_value_of_the_environment_is_refused_by_its_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_HTTP_PORT", "many")
+    with pytest.raises(SystemExit):
+        main(["config", "show"])
+    assert "(from the environment: SLUICE_HTTP_PORT)" in capsys.readouterr().err
+    monkeypatch.setenv("SLUICE_HTTP_PORT", "tcp://10.0.0.1:80")  # of a service of Kubernetes
+    assert main(["config", "show"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["srve"], "serve"),
+        (["serve", "--reposiory", "x"], "--repository"),
+        (["serve", "--control", "pol"], "poll"),
+        (["model", "lst"], "list"),
+    ],
+)
+def test_a_mistyped_argument_is_answered_with_what_was_meant(
+    arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("limits: {queue_requests: 4}", "limits.queue_requests"),
+        ("models: {m: {policy: {name: timeout, preferred: [128]}}}", "models.m.policy.preferred"),
+        ("{default_slo_ms: 100, policy: {name: timeout, max_delay_ms: 3000}}", "policy.max_delay_ms"),
+        ("limits: {memory_mb: 1}", "limits.memory_mb"),
+        ("limits: {input_arena_mb: 1}", "limits.input_arena_mb"),
+        ("poll_s: 3", "poll_s"),
+    ],
+)
+def test_settings_that_cannot_work_together_are_found(text: str, place: str) -> None:
+    assert [each.place for each in contradictions(convert_config(yaml.safe_load(text), "f"))] == [place]
+
+
+@pytest.mark.parametrize("kind", [file.kind for file in FILES if file.kind in SCHEMAS])
+def test_the_schema_of_a_kind_of_file_takes_a_right_one_and_no_unknown_key(kind: str) -> None:
+    (text,) = (file.text for file in FILES if file.kind == kind)
+    validator = jsonschema_rs.validator_for(SCHEMAS[kind]())
+    validator.validate(yaml.safe_load(text))
+    assert not validator.is_valid(yaml.safe_load(text) | {"unknown": 1})
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_completes_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(re.search(rf"\b{name}\b", script) for name in build_parser(tuple(COMMANDS)).commands())
+    assert "http-port" in script
