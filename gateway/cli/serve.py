@@ -95,6 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--journal", type=Path, metavar="FILE", help="record every event and decision in a new file")
     add("--ready-file", type=Path, metavar="FILE", help="write the ports and process id here, as JSON, when ready")
+    add("--log-file", type=Path, metavar="FILE", help="append log lines to this file; SIGUSR1 opens it again")
     add("--log-format", choices=["text", "json"], default="text", help="format of log lines (default text)")
     add(
         "--log-level",
@@ -109,10 +110,12 @@ def _sizes(text: str) -> list[int]:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    import logging
+
     from sluice.gateway.config.configured_partitions import configured_partitions
     from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.executors.triton.process import launched
-    from sluice.gateway.observability.logs import LogFormat, configure
+    from sluice.gateway.observability.logs import LogFormat, configure, log
     from sluice.gateway.partitions.mps_daemons import mps_daemons
     from sluice.models.errors import ConfigError
 
@@ -129,9 +132,13 @@ def _serve(options: argparse.Namespace) -> int:
             "expected --repository DIR, model files, a triton server in the configuration, or --control explicit, "
             "for models that clients register"
         )
-    configure(LogFormat(options.log_format), options.log_level)
-    with mps_daemons(configured_partitions(config)) as mps, launched(config.triton) as processes:
-        return _serve_with(mps, processes, config, options)
+    configure(LogFormat(options.log_format), options.log_level, options.log_file)
+    try:
+        with mps_daemons(configured_partitions(config)) as mps, launched(config.triton) as processes:
+            return _serve_with(mps, processes, config, options)
+    except SystemExit:
+        log(logging.getLogger(__name__), logging.INFO, "server stopped before it was started")
+        raise
 
 
 def _serve_with(
@@ -164,13 +171,13 @@ def _serve_with(
                 journal = _open_new(options.journal)
                 stack.callback(_close, journal)
             try:
-                server = build_server(config, repository, journal, triton, processes, mps)
+                server = build_server(config, repository, journal, triton, processes, mps, lambda: _config(options))
             except BaseException:
                 # The empty file would be in the way of the next attempt.
                 if options.journal is not None and options.journal.is_file():
                     options.journal.unlink()
                 raise
-            return await server.run(options.ready_file)
+            return await server.run(options.ready_file, options.signals)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())

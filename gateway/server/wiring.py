@@ -53,6 +53,7 @@ from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
 from sluice.gateway.server.client_servers import client_servers
+from sluice.gateway.server.reload import Reload
 from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.response_cache import ResponseCache
@@ -112,11 +113,13 @@ def build_server(
     triton: Discovery = NOTHING,
     processes: Mapping[str, TritonProcess] = {},
     mps: Mapping[str, MpsControl] = {},
+    read_again: Callable[[], ServerConfig] | None = None,
 ) -> Server:
     """Build all parts of a server; it listens already, and its workers start when it runs.
 
-    To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
-    met, such as a port that is taken.
+    `read_again` reads the configuration again when the server is asked to (None: it stays). To be called on the event
+    loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be met, such as a port that
+    is taken.
     """
     gateway = build_gateway(config, repository, journal, triton, processes, mps)
     control = ControlPlane(
@@ -131,6 +134,7 @@ def build_server(
         gateway.inventory,
         gateway.resizing,
     )
+    poll = Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None
     return Server(
         registry=gateway.registry,
         inventory=gateway.inventory,
@@ -144,9 +148,9 @@ def build_server(
             gateway.runtime.traces,
             gateway.executor.regions,
         ),
-        drain_timeout_s=config.drain_timeout_s,
+        reload=Reload(config, read_again or (lambda: config), poll),
         deployer=gateway.deployer,
-        poll=Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
+        poll=poll,
         auto_resize=gateway.auto_resize,
     )
 

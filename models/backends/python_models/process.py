@@ -17,6 +17,7 @@ from sluice.models.backends.python_models.wire import (
     TensorMemory,
 )
 from sluice.models.errors import BackendFailed
+from sluice.models.processes import leave_signals_to_gateway
 
 
 def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
@@ -60,6 +61,7 @@ def main() -> None:
     for name in ("socket", "inputs", "outputs", "life"):
         parser.add_argument(f"--{name}", type=int, required=True, metavar="FD")
     options = parser.parse_args()
+    leave_signals_to_gateway()
     for fd in (options.socket, options.inputs, options.outputs, options.life):
         os.set_inheritable(fd, False)
     # When the other end of the pipe closes, SIGIO ends this process whatever the model is doing. A signal at the
