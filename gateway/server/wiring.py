@@ -53,6 +53,7 @@ from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
 from sluice.gateway.server.client_servers import client_servers
+from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
 from sluice.gateway.server.reload import Reload
 from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
@@ -69,6 +70,8 @@ from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.capacity_check import check_capacity
+from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.partitions.host import cpu_quota
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.worker_spec import WorkerSpec
@@ -170,6 +173,7 @@ def build_gateway(
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     core = _build_core(config, repository, triton)
+    _log_limits(config, core)
     state = _build_state(config, core)
     execution = _build_execution(config, core, state, journal, processes, mps, surroundings)
     changes = _build_changes(config, core, state, execution)
@@ -218,6 +222,37 @@ class _Core:
     server_models: Mapping[str, Mapping[str, ModelSpec]]
     begin: InitialResidency
     scheduler: Scheduler
+
+
+def initial_model_bytes(config: ServerConfig, repository: Repository) -> int:
+    """The memory of the host that the models take with which workers begin; raises as `build_gateway`."""
+    return _initial_model_bytes(_build_core(config, repository, NOTHING))
+
+
+def _initial_model_bytes(core: _Core) -> int:
+    local = [each.name for each in core.partitions if isinstance(each, CpuPartition)]
+    return sum(
+        model_memory(core.repository.models[key], core.stored[key])
+        for name in local
+        for key in core.begin.residency[name]
+    )
+
+
+def _log_limits(config: ServerConfig, core: _Core) -> None:
+    """Log which limits of this machine a server will meet. Raises ConfigError if it cannot start within them."""
+    if config.partitions is None:
+        cores = [core for each in core.partitions for core in each.cores]
+        about = {"partitions": len(core.partitions), "cores": cores, "available": len(available_cores())}
+        if (quota := cpu_quota()) is not None:
+            about["quota"] = quota
+        log(logger, logging.INFO, "default partitions", **about)
+    model_bytes = _initial_model_bytes(core)
+    memory = check_memory(host_memory(config, core.partitions, model_bytes))
+    if memory.severity is Severity.WRONG:  # the kernel would end it again and again
+        raise ConfigError(memory.text)
+    for finding in check_limits(config, core.partitions, model_bytes):
+        if finding.severity is not Severity.OK:
+            log(logger, logging.WARNING, f"{finding.part}: {finding.text}")
 
 
 def _build_core(config: ServerConfig, repository: Repository, triton: Discovery) -> _Core:
