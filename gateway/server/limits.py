@@ -24,7 +24,9 @@ FRONT_END_MIB = 45
 """The same of a front end."""
 WORKER_MIB = 28
 """The same of a worker without models, and of a spare worker."""
-THREADS_EACH = 8
+PROCESS_SPACE_MIB = 384
+"""Address space that a process reserves beside the memory for tensors, most of it for libraries and threads."""
+THREADS_EACH = 3
 """Processes and threads of a worker beside one thread for each core of its partition."""
 
 _MIB = 1 << 20
@@ -74,7 +76,7 @@ def check_limits(config: ServerConfig, partitions: Sequence[Partition], model_by
     data, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if data != resource.RLIM_INFINITY:
         yield Finding("limits", Severity.NOTE, f"data of each process: {data // _MIB} MiB (ulimit -d)")
-    yield from check_address_space(config)
+    yield from check_sizes(config, partitions)
     yield check_cores(partitions)
     yield from check_processes(partitions)
     try:
@@ -118,17 +120,28 @@ def check_memory(needed: HostMemory) -> Finding:
     return Finding("limits", Severity.OK, f"memory: {limit:.0f} MiB, of which a server takes {most:.0f} MiB at most")
 
 
-def check_address_space(config: ServerConfig) -> Iterator[Finding]:
-    """Check the limit of the address space, which also counts memory that is reserved and never used."""
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space == resource.RLIM_INFINITY:
-        return
-    needed = 1024 + config.limits.input_arena_mb + 2 * config.limits.output_arena_mb
-    text = f"address space of each process: {space // _MIB} MiB (ulimit -v)"
-    if space < needed * _MIB:
-        yield Finding("limits", Severity.WRONG, f"{text}; expected at least {needed} MiB, or no limit")
-    else:
-        yield Finding("limits", Severity.NOTE, text)
+def check_sizes(config: ServerConfig, partitions: Sequence[Partition]) -> Iterator[Finding]:
+    """Check the limits, where there are any, of the address space and of files, which memory for tensors counts as."""
+    limits = config.limits
+    sizes = {
+        "address space of each process": (
+            *(resource.RLIMIT_AS, "ulimit -v"),
+            PROCESS_SPACE_MIB + limits.input_arena_mb + limits.output_arena_mb * max(len(partitions), 1),
+        ),
+        "size of a file, or of memory that is shared": (
+            *(resource.RLIMIT_FSIZE, "ulimit -f"),
+            max(limits.input_arena_mb, limits.output_arena_mb),
+        ),
+    }
+    for name, (which, command, needed) in sizes.items():
+        limit, _ = resource.getrlimit(which)
+        if limit == resource.RLIM_INFINITY:
+            continue
+        text = f"{name}: {limit // _MIB} MiB ({command})"
+        if limit < needed * _MIB:
+            yield Finding("limits", Severity.WRONG, f"{text}; expected at least {needed} MiB, or no limit")
+        else:
+            yield Finding("limits", Severity.NOTE, text)
 
 
 def check_cores(partitions: Sequence[Partition]) -> Finding:

@@ -81,13 +81,14 @@ def test_memory_is_weighed_against_the_limit(
 
 
 def test_few_processes_and_a_small_address_space_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "process_limit", lambda: 10)
+    monkeypatch.setattr(limits, "process_limit", lambda: 9)
     assert found("processes", None, ONE) == (
         "wrong",
-        "processes and threads: 10 (pids.max of the cgroup), expected at least 25 for these partitions",
+        "processes and threads: 9 (pids.max of the cgroup), expected at least 10 for these partitions",
     )
-    set_limits(monkeypatch, {resource.RLIMIT_AS: (512 << 20, 512 << 20)})
-    assert found("address space") == (
+    set_limits(monkeypatch, {resource.RLIMIT_AS: (512 << 20, 512 << 20), resource.RLIMIT_FSIZE: (128 << 20, 0)})
+    assert found("address space", None, ONE) == (
         "wrong",
-        "address space of each process: 512 MiB (ulimit -v); expected at least 1280 MiB, or no limit",
+        "address space of each process: 512 MiB (ulimit -v); expected at least 576 MiB, or no limit",
     )
+    assert found("size of a file") == ("note", "size of a file, or of memory that is shared: 128 MiB (ulimit -f)")
