@@ -51,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address to listen on (default 127.0.0.1)")
     add("--http-port", type=int, metavar="PORT", help="port for HTTP; 0 takes a free one (default 8000)")
     add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
-    add("--partitions", type=int, metavar="N", help="number of equal core sets (default: one for each core)")
+    add(
+        "--partitions",
+        type=int,
+        metavar="N",
+        help="number of equal core sets (default: one for each core that the cgroup allows)",
+    )
     add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
     add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
     add(

@@ -1,4 +1,4 @@
-"""What a running server reads again when it is asked to: its configuration, its certificate, and its repository."""
+"""The files that a running server reads again when it is asked to: configuration, certificate, repository."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What of a container a test can make on this machine: namespaces of its own, and a cgroup with a quota."""
+"""The parts of a container that a test can make here: namespaces of its own, and a cgroup with a quota."""
 
 import os
 import subprocess

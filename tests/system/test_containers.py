@@ -76,9 +76,7 @@ def test_one_partition_is_started_and_the_log_says_why(contained: Contained) -> 
     assert "cores: 1, but the cgroup allows the time of 0.5" in text
 
 
-def test_a_client_that_uploads_files_is_told_that_there_is_no_room_for_them(
-    contained: Contained, tmp_path: Path
-) -> None:
+def test_an_upload_says_that_there_is_no_room_for_its_files(contained: Contained, tmp_path: Path) -> None:
     content = save_mlp(tmp_path / "model.onnx", [4, 2]).read_bytes()
     parameters = {"config": '{"backend": "onnxruntime"}', "file:1/model.onnx": base64.b64encode(content).decode()}
     body = json.dumps({"parameters": parameters}).encode()
