@@ -80,18 +80,18 @@ class ServerSignals:
     def _stop(self, number: int, _: FrameType | None) -> None:
         self._stops += 1
         actions = self._actions
-        if self._stops > 2 or (self._stops == 2 and actions is None):
+        if actions is None and self._stops > 1:
             os._exit(1)
         if actions is None:
             sys.exit(0)
         if self._stops == 1:
             self._call(actions.stop)
-            return
-        self._call(actions.force)
-        # In case that the event loop is stuck.
-        guard = threading.Timer(FORCED_END_S, os._exit, (1,))
-        guard.daemon = True
-        guard.start()
+        elif self._stops == 2:
+            self._call(actions.force)
+            # In case that the event loop is stuck.
+            guard = threading.Timer(FORCED_END_S, os._exit, (1,))
+            guard.daemon = True
+            guard.start()
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
         if self._terminal is not None and not os.isatty(self._terminal):

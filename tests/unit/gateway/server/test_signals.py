@@ -74,7 +74,7 @@ def test_a_running_server_stops_then_is_forced_to(
     signals: ServerSignals, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("threading.Timer.start", lambda self: None)
-    assert called(signals, number, signal.SIGTERM) == ["stop", "force"]
+    assert called(signals, number, signal.SIGTERM, signal.SIGTERM) == ["stop", "force"]
 
 
 def test_other_signals_ask_for_something_or_are_ignored(signals: ServerSignals) -> None:
