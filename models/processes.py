@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,17 +37,31 @@ def leave_signals_to_gateway() -> None:
     for number in SERVICE_SIGNALS:
         signal.signal(number, _outlive)
         signal.siginterrupt(number, False)
-    os.register_at_fork(after_in_child=_restore_defaults)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_restore_defaults)
 
 
 def _outlive(*_: object) -> None:
     pass
 
 
+_masks = threading.local()
+"""The signals that a thread had blocked before it forked."""
+
+
+def _hold_signals() -> None:
+    """A signal to a process that has just been forked waits until its handlers are the default ones."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVICE_SIGNALS)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
 def _restore_defaults() -> None:
     for number in SERVICE_SIGNALS:
         if signal.getsignal(number) is _outlive:
             signal.signal(number, signal.SIG_DFL)
+    _release_signals()
 
 
 def process_tree(pid: int) -> Iterator[int]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -133,4 +134,59 @@ def test_a_server_needs_no_standard_streams(repository: Path, tmp_path: Path, re
         server = GatewayServer(process, port, 0, ready)
         assert status(server) == 200
         process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+MODEL = """
+import multiprocessing
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+
+def infer(inputs):
+    print("a model may print" * 1000, flush=True)
+    forked, program = multiprocessing.Process(target=time.sleep, args=(60,)), subprocess.Popen(["sleep", "60"])
+    forked.start()
+    forked.terminate()
+    program.terminate()
+    forked.join(10)
+    begun, go_on = Path("{directory}/begun"), Path("{directory}/go-on")
+    if inputs["x"].any():
+        begun.touch()
+        while not go_on.exists():
+            time.sleep(0.01)
+    return {{"y": inputs["x"] * 0 + (forked.exitcode == program.wait(10) == -15)}}
+"""
+MODEL_CONFIG = """
+backend: "python"
+input [{ name: "x" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "y" data_type: TYPE_FP32 dims: [1] }]
+"""
+ASKED = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
+
+
+def test_a_python_model_outlives_signals_ends_its_children_and_may_print_to_nobody(tmp_path: Path) -> None:
+    version = tmp_path / "models" / "slow" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL.format(directory=tmp_path))
+    (version.parent / "config.pbtxt").write_text(MODEL_CONFIG)
+    ready, log = tmp_path / "ready.json", tmp_path / "server.log"
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [*SERVE, "--repository", str(tmp_path / "models"), "--partitions", "1", "--ready-file", str(ready)]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(arguments, stdout=writer, stderr=errors)
+    os.close(writer)
+    with process, ThreadPoolExecutor(1) as pool:
+        until(ready.exists)
+        server = GatewayServer(process, json.loads(ready.read_text())["http_port"], 0, log)
+        answer = pool.submit(server.request, "POST", "/v2/models/slow/infer", ASKED)
+        until((tmp_path / "begun").exists)
+        for pid in (*_descendants(process.pid), process.pid):
+            os.kill(pid, signal.SIGTERM)
+        (tmp_path / "go-on").touch()
+        status, _, body = answer.result(60)
+        assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [1.0])
         assert process.wait(60) == 0
