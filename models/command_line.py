@@ -44,10 +44,13 @@ class Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         self.exit(self.usage_status, f"{self.prog}: error: {message}\n")
 
-    def parse(self, arguments: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
+    def parse(
+        self, arguments: Sequence[str], environ: Mapping[str, str], namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
         """Parse a command line; options that it lacks are read from the environment.
 
-        In the namespace, `environment` is the variable of each option that came from there, by `dest`.
+        They are added to `namespace`, if there is one. In it, `environment` is the variable of each option that came
+        from there, by `dest`.
         """
         words, leaf = self.command(arguments)
         given = list(arguments)
@@ -58,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         leaf.set_defaults(environment=variables)
         for note in leaf._misspelt(self._prefix(words), environ):
             print(f"{self.prog}: {note}", file=sys.stderr)
-        options, rest = self.parse_known_args([*words, *found, *given[len(words) :]])
+        options, rest = self.parse_known_args([*words, *found, *given[len(words) :]], namespace)
         if rest:
             known = [name for action in leaf._actions for name in action.option_strings]
             hint = did_you_mean(rest[0].partition("=")[0], known) if rest[0].startswith("-") else ""

@@ -1,6 +1,8 @@
-"""Processes of this machine as `/proc` shows them, and the import path of the Python processes that Sluice starts."""
+"""Processes of this machine as `/proc` shows them, and what the Python processes that Sluice starts have in common."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +11,57 @@ import sluice
 IMPORT_ROOT = str(Path(sluice.__file__).parents[1])
 """The directory that the package `sluice` is imported from: `site-packages`, or `src` in a clone of the repository."""
 
+SERVICE_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""The signals that operators send to a service; a service manager may send them to all its processes."""
+
 _PROC = Path("/proc")
 
 
 def python_path() -> str:
     """Return the PYTHONPATH of a process that runs a module of Sluice."""
     return os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
+
+
+def leave_signals_to_gateway() -> None:
+    """Have this process outlive the signals of operators: the gateway has it end when its batches are done.
+
+    Programs that it starts, and processes that it forks, have the default handling of signals.
+    """
+    for number in SERVICE_SIGNALS:
+        signal.signal(number, _outlive)
+        signal.siginterrupt(number, False)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_restore_defaults)
+
+
+def _outlive(*_: object) -> None:
+    pass
+
+
+_masks = threading.local()
+"""The signals that a thread had blocked before it forked."""
+
+
+def _hold_signals() -> None:
+    """A signal to a process that has just been forked waits until its handlers are the default ones."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SERVICE_SIGNALS)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _restore_defaults() -> None:
+    for number in SERVICE_SIGNALS:
+        if signal.getsignal(number) is _outlive:
+            signal.signal(number, signal.SIG_DFL)
+    _release_signals()
 
 
 def process_tree(pid: int) -> Iterator[int]:

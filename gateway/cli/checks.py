@@ -1,58 +1,31 @@
 """The checks of `sluice doctor`: each yields findings about this machine."""
 
-import os
-import resource
 import shutil
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from importlib.metadata import distributions
-
-import msgspec
 
 from sluice.gateway.cli.text.partition_report import gpu_lines, partition_lines
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.contradictions import contradictions
 from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.server.limits import Finding, Severity, check_limits
 from sluice.gateway.version import is_compiled, server_version
 from sluice.models.errors import ControlFailed, ServingError
 from sluice.mps.daemon.processes import PROGRAM
 from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.nvidia.nvml import open_nvml
 from sluice.mps.partitions.capacity_check import check_capacity
-from sluice.mps.partitions.cpu import available_cores, check_partitions
-from sluice.mps.partitions.host import cpu_quota, memory_limit_bytes
+from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.isolation_report import CUDA, isolation_violations
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition
 from sluice.mps.worker.isolation_probe import probe_partition
 
-NEEDED_FILES = 4096
-"""File descriptors of a busy server: one per connection, and some for each worker and the memory it shares."""
-NEEDED_FILES_MPS = 16_384
-"""NVIDIA's advice for processes under MPS, which otherwise fail to create shared memory."""
-
-_MIB = 1 << 20
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-training")
 """Distributions that all install the import name `onnxruntime`."""
 
 
-class Severity(StrEnum):
-    """The result of a check."""
-
-    OK = "ok"
-    NOTE = "note"
-    WRONG = "wrong"
-
-
-class Finding(msgspec.Struct, frozen=True, rename={"severity": "verdict"}):
-    """One result of the check `part`; in JSON, the severity is `verdict`."""
-
-    part: str
-    severity: Severity
-    text: str
-
-
-def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Finding]:
-    """All findings about this machine for a server with that configuration.
+def run_checks(config: ServerConfig, model_bytes: int = 0, *, with_layout: bool = True) -> Iterator[Finding]:
+    """All findings about this machine for a server with that configuration, whose workers begin with such models.
 
     `with_layout` also tries out its partitions.
     """
@@ -67,7 +40,7 @@ def run_checks(config: ServerConfig, *, with_layout: bool = True) -> Iterator[Fi
     yield from check_packages()
     yield from check_providers(partitions)
     yield from check_drivers(partitions)
-    yield from check_limits(partitions)
+    yield from check_limits(config, partitions, model_bytes)
     if with_layout:
         yield from check_layout(partitions)
 
@@ -129,35 +102,6 @@ def check_drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:
         yield Finding("drivers", Severity.OK, f"MPS: {program}")
     elif shared:
         yield Finding("drivers", Severity.WRONG, f"partition {shared[0]} needs MPS, but {PROGRAM} is not installed")
-
-
-def check_limits(partitions: Sequence[Partition]) -> Iterator[Finding]:
-    """Check the limits that the kernel and the cgroups set for this process."""
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shared = any(isinstance(each, MpsPartition) for each in partitions)
-    needed = NEEDED_FILES_MPS if shared else NEEDED_FILES
-    text = f"open files: {files}"
-    if files < needed:
-        text += f", expected at least {needed} (ulimit -n; the hard limit is {most})"
-    too_few = Severity.WRONG if shared else Severity.NOTE
-    yield Finding("limits", Severity.OK if files >= needed else too_few, text)
-    memory = memory_limit_bytes()
-    yield Finding("limits", Severity.OK, f"memory: {memory // _MIB} MiB")
-    data, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    if data != resource.RLIM_INFINITY:
-        yield Finding("limits", Severity.NOTE, f"data of each process: {data // _MIB} MiB (ulimit -d)")
-    cores = len({core for each in partitions for core in each.cores} or available_cores())
-    quota = cpu_quota()
-    if quota is None or quota >= cores:
-        yield Finding("limits", Severity.OK, f"cores: {cores}")
-    else:
-        text = f"cores: {cores}, but the cgroup allows the time of {quota:g}: batches stall when it is used"
-        yield Finding("limits", Severity.WRONG, text)
-    try:
-        os.close(os.memfd_create("sluice-doctor"))
-        yield Finding("limits", Severity.OK, "memfd: tensors can be shared with workers")
-    except OSError as error:
-        yield Finding("limits", Severity.WRONG, f"memfd: memory cannot be shared with workers: {error}")
 
 
 def check_layout(partitions: Sequence[Partition]) -> Iterator[Finding]:

@@ -8,12 +8,16 @@ import msgspec
 
 from sluice.batcher.planner.registry import path_planners
 from sluice.batcher.policies.registry import batch_policies
-from sluice.gateway.cli.checks import Finding, Severity, run_checks
+from sluice.gateway.cli.checks import run_checks
 from sluice.gateway.cli.http_client import ServerAddress, decode, request
 from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.config.server_config import ServerConfig, read_config
+from sluice.gateway.deployment.read import read_models
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+from sluice.gateway.server.limits import Finding, Severity
+from sluice.gateway.server.wiring import initial_model_bytes
 from sluice.models.command_line import add_connection_options
+from sluice.models.errors import ServingError
 
 WRONG = 1
 """Exit status when a check fails."""
@@ -42,7 +46,7 @@ def _doctor(options: argparse.Namespace) -> int:
     batch_policies()
     path_planners()
     config = ServerConfig() if options.config is None else read_config(options.config)
-    findings = list(run_checks(config, with_layout=options.url is None))
+    findings = list(run_checks(config, _model_bytes(config), with_layout=options.url is None))
     if options.url is not None:
         findings += partition_findings(ServerAddress.of(options))
     wrong = any(each.severity is Severity.WRONG for each in findings)
@@ -52,6 +56,16 @@ def _doctor(options: argparse.Namespace) -> int:
         for line in aligned([(each.severity.value, each.part, each.text) for each in findings], left=3):
             print(line)
     return WRONG if wrong else 0
+
+
+def _model_bytes(config: ServerConfig) -> int:
+    """The memory of the models that the workers of a server begin with, as far as it can be known without one."""
+    if not config.repositories:
+        return 0
+    try:
+        return initial_model_bytes(config, read_models(config.repositories, (), config))
+    except ServingError:  # `sluice validate` says it, and so does the check of the partitions
+        return 0
 
 
 def partition_findings(server: ServerAddress) -> Iterator[Finding]:

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from sluice.models.command_line import Parser
 
 UNUSABLE = 2
@@ -43,11 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"sluice runs on Linux only (memfd, timerfd, processor affinity); this is {sys.platform}", file=sys.stderr
         )
         return UNUSABLE
+    _open_standard_streams()
+    given = _spelled_out(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] != ["serve"]:
+        return _run(given)
+    from sluice.gateway.server.signals import ServerSignals
+
+    with ServerSignals() as signals:  # before anything that takes time: process 1 of a container has no other
+        from argparse import Namespace
+
+        return _run(given, Namespace(signals=signals))
+
+
+def _run(given: Sequence[str], options: "Namespace | None" = None) -> int:
+    """Carry out a command line; returns the exit status. `options` is what the command gets besides its arguments."""
     from sluice.models.errors import ServingError
 
-    given = _spelled_out(sys.argv[1:] if arguments is None else arguments)
     try:
-        options = build_parser(given[:1]).parse(given, os.environ)
+        options = build_parser(given[:1]).parse(given, os.environ, options)
         status: int = options.command(options)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
@@ -57,6 +72,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sluice: {error}", file=sys.stderr)
         return UNUSABLE
     return status
+
+
+def _open_standard_streams() -> None:
+    """Open those of the three standard streams that were closed, or other files would get their numbers."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _spelled_out(arguments: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -62,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address to listen on (default 127.0.0.1)")
     add("--http-port", type=int, metavar="PORT", help="port for HTTP; 0 takes a free one (default 8000)")
     add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
-    add("--partitions", type=int, metavar="N", help="number of equal core sets (default: one for each core)")
+    add(
+        "--partitions",
+        type=int,
+        metavar="N",
+        help="number of equal core sets (default: one for each core that the cgroup allows)",
+    )
     add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
     add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
     add(
@@ -121,6 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--journal", type=Path, metavar="FILE", help="record every event and decision in a new file")
     add("--ready-file", type=Path, metavar="FILE", help="write the ports and process id here, as JSON, when ready")
+    add("--log-file", type=Path, metavar="FILE", help="append log lines to this file; SIGUSR1 opens it again")
     add("--log-format", choices=["text", "json"], default="text", help="format of log lines (default text)")
     add(
         "--log-level",
@@ -142,38 +148,38 @@ def _serve(options: argparse.Namespace) -> int:
     from sluice.gateway.config.contradictions import contradictions
     from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.executors.triton.process import launched
-    from sluice.gateway.observability.logs import LogFormat, configure
+    from sluice.gateway.observability.logs import LogFormat, configure, log
     from sluice.gateway.partitions.mps_daemons import mps_daemons
     from sluice.models.errors import ConfigError
     from sluice.mps.partitions.cpu import check_partitions
 
     config = effective_config(options).config
-    options.files = model_files(options)
-    if config.repositories and options.files:
+    files = model_files(options)
+    if config.repositories and files:
         raise ConfigError("expected either --repository DIR or model files")
-    if (
-        not config.repositories
-        and not options.files
-        and not config.triton
-        and config.control is not ModelControlMode.EXPLICIT
-    ):
+    if not config.repositories and not files and not config.triton and config.control is not ModelControlMode.EXPLICIT:
         raise ConfigError(
             "expected --repository DIR, model files, a triton server in the configuration, or --control explicit, "
             "for models that clients register"
         )
-    configure(LogFormat(options.log_format), options.log_level)
+    configure(LogFormat(options.log_format), options.log_level, options.log_file)
     partitions = configured_partitions(config)
     check_partitions(partitions)
     for warning in contradictions(config):
         logger.warning(warning.text, extra={"fields": {"place": warning.place}})
-    with mps_daemons(partitions) as mps, launched(config.triton) as processes:
-        return _serve_with(mps, processes, config, options)
+    try:
+        with mps_daemons(partitions) as mps, launched(config.triton) as processes:
+            return _serve_with(mps, processes, config, files, options)
+    except SystemExit:
+        log(logger, logging.INFO, "server stopped before it was started")
+        raise
 
 
 def _serve_with(
     mps: "Mapping[str, MpsControl]",
     processes: "Mapping[str, TritonProcess]",
     config: "ServerConfig",
+    files: Sequence[Path],
     options: argparse.Namespace,
 ) -> int:
     """Serve while the launched MPS daemons and Triton servers run."""
@@ -188,10 +194,13 @@ def _serve_with(
     from sluice.models.errors import ConfigError
 
     triton = find_triton_models(config, processes)
-    repository = read_models(config.repositories, options.files, config, triton)
+    repository = read_models(config.repositories, files, config, triton)
     if not repository.models and config.control is ModelControlMode.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
         raise ConfigError(f"no model can be served{reasons}")
+
+    def read_again() -> "ServerConfig":
+        return effective_config(options).config
 
     async def serve() -> int:
         with ExitStack() as stack:
@@ -200,13 +209,13 @@ def _serve_with(
                 journal = _open_new(options.journal)
                 stack.callback(_close, journal)
             try:
-                server = build_server(config, repository, journal, triton, processes, mps)
+                server = build_server(config, repository, journal, triton, processes, mps, read_again)
             except BaseException:
                 # The empty file would be in the way of the next attempt.
                 if options.journal is not None and options.journal.is_file():
                     options.journal.unlink()
                 raise
-            return await server.run(options.ready_file)
+            return await server.run(options.ready_file, options.signals)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())

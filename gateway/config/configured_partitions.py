@@ -3,7 +3,7 @@
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.config.triton_settings import TritonSettings
-from sluice.mps.partitions.cpu import available_cores, default_partitions
+from sluice.mps.partitions.cpu import default_partitions, usable_cores
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
 
 _MIB = 1 << 20
@@ -22,7 +22,7 @@ def partition_config(
 ) -> PartitionConfig:
     """A partition for the scheduler; `models` restricts the models that it may hold."""
     if isinstance(partition, CpuPartition):
-        share = min(len(partition.cores) / len(available_cores()), 1.0)
+        share = min(len(partition.cores) / len(usable_cores()), 1.0)
     else:
         share = partition.gpu_share
     memory_bytes = 0 if partition.memory_mb is None else max(round(partition.memory_mb * _MIB), 1)

@@ -1,6 +1,7 @@
 """The configuration of a server: a YAML file in which every key has a default."""
 
 import enum
+import errno
 import math
 import re
 from pathlib import Path
@@ -166,9 +167,12 @@ def check_arenas(limits: ServerLimits) -> None:
             Region.create("sluice-trial", size << 20).close()
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "beyond the address space"
-            raise ConfigError(
-                f"limits: {name}: too large for the memory of this machine, got {size}: {reason}"
-            ) from error
+            allows = "the limits of this process (ulimit -f)" if _is_file_limit(error) else "the memory of this machine"
+            raise ConfigError(f"limits: {name}: too large for {allows}, got {size}: {reason}") from error
+
+
+def _is_file_limit(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EFBIG
 
 
 def read_config(path: Path) -> ServerConfig:

@@ -115,7 +115,7 @@ def _stamp(file: str) -> tuple[int, int, int] | None:
         about = os.stat(file)
     except OSError:
         return None
-    return about.st_mtime_ns, about.st_size, about.st_ino
+    return about.st_ctime_ns, about.st_size, about.st_ino
 
 
 def _read(file: str) -> bytes:

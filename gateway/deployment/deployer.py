@@ -5,6 +5,7 @@ its last request is done. A failure on the way leaves everything as it was.
 """
 
 import asyncio
+import errno
 import itertools
 import logging
 from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
@@ -20,6 +21,7 @@ from sluice.gateway.deployment.rollout import PreparedRevision, Rollout
 from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.models.errors import (
+    BackendUnavailable,
     ConfigError,
     ModelNotFound,
     RejectedError,
@@ -279,11 +281,22 @@ class Deployer:
         return task
 
 
+_NAMES_AT_FAULT = (errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.EINVAL)
+"""Errors of files that come from the names that a client gives, and not from this machine."""
+
+
 def _write(override: Override, name: str) -> None:
+    subject = f"the files of '{name:.80}' cannot be stored"
     try:
         override.write(name)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"the files of '{name:.80}' cannot be stored: {error}") from error
+    except ValueError as error:
+        raise RequestError(f"{subject}: {error}") from error
+    except OSError as error:
+        if error.errno in _NAMES_AT_FAULT:
+            raise RequestError(f"{subject}: {error}") from error
+        raise BackendUnavailable(
+            f"{subject} on the server: {error}; its TMPDIR must name a directory that can be written and has room"
+        ) from error
 
 
 def _models(deployed: Mapping[str, Deployed]) -> set[str]:

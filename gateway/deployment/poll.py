@@ -24,6 +24,7 @@ class Poll:
     def __init__(self, deployer: Deployer, interval_s: float) -> None:
         self._deployer = deployer
         self._interval_s = interval_s
+        self._soon = asyncio.Event()
         self._seen: dict[str, FileStamps] = {}
         self._failed: set[str] = set()
 
@@ -31,13 +32,21 @@ class Poll:
         """Poll the repository until cancelled."""
         self._seen = {name: each.files for name, each in self._served().items() if each.files is not None}
         while True:
-            await asyncio.sleep(self._interval_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._soon.wait()
+            self._soon.clear()
             try:
                 await self.look()
             except OSError as error:
                 log(logger, logging.ERROR, "the repository cannot be read", reason=str(error))
             except Exception:  # the next look may succeed
                 logger.exception("what is served could not be brought to what the repository has")
+
+    def look_soon(self, interval_s: float) -> None:
+        """Poll at once, or once more if a poll is under way, and then at this interval."""
+        self._interval_s = interval_s
+        self._soon.set()
 
     async def look(self) -> None:
         """Poll once, and load and unload the differences; raises OSError."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from sluice.gateway.tensors.input_slots import SharedRegions
 from sluice.models.errors import ConfigError, PartitionError
 from sluice.mps.ipc.arena import Region
 from sluice.mps.isolation.back_off import BackOff
+from sluice.mps.partitions.cpu import usable_cores
 from sluice.mps.supervisor.child import Child
 from sluice.mps.supervisor.process import wait_for_exit
 from sluice.mps.supervisor.spare import SpareWorker
@@ -311,7 +311,7 @@ def front_end_count(setting: int | str) -> int:
     """The number of front ends for the setting `front_ends`: `auto` is one for each four cores, from 8 cores on."""
     if isinstance(setting, int):
         return setting
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     return 0 if cores < AUTO_CORES else min(cores // CORES_EACH, MAX_AUTO)
 
 

@@ -42,6 +42,7 @@ from sluice.gateway.grpc.transport.http2.server import Http2Server
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.server import HttpServer, http_config
+from sluice.models.processes import leave_signals_to_gateway
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import MapRegion, UnmapRegion
@@ -205,9 +206,7 @@ def main() -> int:
     options = parser.parse_args()
     if not end_with_parent(options.parent, signal.SIGKILL):
         return 1
-    # The gateway drains its front ends: a signal to all processes of the service must not end connections.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    leave_signals_to_gateway()
     channel: Channel[ToFrontEnd] = Channel(socket.socket(fileno=options.socket), ToFrontEnd)
     with suppress(EOFError), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(channel))

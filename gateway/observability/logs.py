@@ -1,4 +1,4 @@
-"""Structured logs on standard error: one line per event, as JSON or as text."""
+"""Structured logs on standard error, or in a file: one line per event, as JSON or as text."""
 
 import enum
 import json
@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Collection
 from datetime import UTC, datetime
+from pathlib import Path
 
 
 class LogFormat(enum.StrEnum):
@@ -15,9 +16,12 @@ class LogFormat(enum.StrEnum):
     JSON = "json"
 
 
-def configure(format: LogFormat, level: str) -> None:
-    """Send all logs of the process to standard error, replacing the previous handlers."""
-    handler = logging.StreamHandler(sys.stderr)
+def configure(format: LogFormat, level: str, file: Path | None = None) -> None:
+    """Send all logs of the process to standard error, or append them to a file, replacing the previous handlers.
+
+    Raises OSError for a file that cannot be opened.
+    """
+    handler = logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(_Formatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The server logs its own start and stop.
@@ -39,6 +43,25 @@ def reconfigure(format: LogFormat, levels: Collection[int]) -> None:
         if isinstance(handler.formatter, _Formatter):
             handler.setFormatter(_Formatter(format))
             handler.filters = [lambda record: record.levelno in levels]
+
+
+def reopen() -> None:
+    """Open the log file again by its name, in case that it was moved away to be kept; standard error stays.
+
+    Where it cannot be opened, lines go to the old file.
+    """
+    for handler in logging.getLogger().handlers:
+        if not isinstance(handler, logging.FileHandler):
+            continue
+        try:
+            opened = open(handler.baseFilename, "a", encoding="utf-8")  # noqa: SIM115  # the handler closes it
+        except OSError as error:
+            log(logging.getLogger(__name__), logging.ERROR, "the log file cannot be opened again", reason=error)
+            continue
+        before = handler.setStream(opened)
+        if before is not None:
+            before.close()
+        log(logging.getLogger(__name__), logging.INFO, "log file opened again")
 
 
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:

@@ -18,7 +18,7 @@ from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 from sluice.mps.partitions.balance import BalanceSettings, ResizeTrigger
 from sluice.mps.partitions.capacity_check import WHOLE
-from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.partitions.cpu import spare_cores
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, ShareMode
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class AutoResize:
         return PartitionsSampled(
             busy,
             {each.name: each.cores for each in partitions if isinstance(each, CpuPartition)},
-            tuple(sorted({*available_cores()} - self._taken - assigned)),
+            spare_cores(assigned.union(self._taken)),
             shares,
             {device: round(WHOLE) + unpromised[device] for device in shares},
         )

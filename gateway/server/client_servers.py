@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 
 from sluice.gateway.config.access import host_names, is_loopback
+from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.config.server_config import ServerConfig
@@ -33,7 +34,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
-from sluice.gateway.server.open_files import allowed_connections
+from sluice.gateway.server.open_files import raise_open_files
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,11 @@ def client_servers(
     context = None if config.tls is None else config.tls.ssl_context()
     host = listening_address(config.host)
     limits = config.front_door
-    http_connections, grpc_connections = allowed_connections(limits)
+    files = raise_open_files(limits, configured_partitions(config))
     count = front_end_count(config.front_ends)
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
     faults = ClientFaults()
-    grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
+    grpc_door = FrontDoor(limits, budget, faults, files.grpc)
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
     ends: FrontEnds | None = None
@@ -87,7 +88,7 @@ def client_servers(
             add_services(grpc, dataplane, control, grpc_door)
         ports = {name: each[0].getsockname()[1] for name, each in zip(("HTTP", "gRPC"), listeners, strict=False)}
         grpc_port = ports.get("gRPC", 0)
-        door = FrontDoor(_for_relays(limits, http_connections + grpc_connections), budget)
+        door = FrontDoor(_for_relays(limits, files.http + files.grpc), budget)
         scheme = "http" if context is None else "https"
         connection = partial(RelayedConnection, client_scheme=scheme)
         http = HttpServer(
@@ -99,7 +100,7 @@ def client_servers(
             _for_front_ends(config, count),
             list(zip(*listeners, strict=True)),
             lambda: [listen(name, host, port, BACKLOG, reuse_port=True) for name, port in ports.items()],
-            (-(-http_connections // count), -(-grpc_connections // count), budget.limit),
+            (-(-files.http // count), -(-files.grpc // count), budget.limit),
             dataplane,
             control.registry,
             regions,
@@ -110,7 +111,7 @@ def client_servers(
         metrics.add_input_memory(ends.input_bytes)
         http_counts = ends.counts
     else:
-        door = FrontDoor(limits, budget, faults, http_connections)
+        door = FrontDoor(limits, budget, faults, files.http)
         settings = http_config(app, route, door, restrictions=restrictions, access=access)
         http = http_server(settings, host, config.http_port, context, door)
         http_port = http.port

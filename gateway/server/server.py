@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,13 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.executors.mixed import MixedExecutor
-from sluice.gateway.observability.logs import log
+from sluice.gateway.observability.logs import log, reopen
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.client_servers import ClientServers
+from sluice.gateway.server.reload import Reload
+from sluice.gateway.server.signals import ServerSignals, SignalActions
 from sluice.models.errors import PartitionError
 
 logger = logging.getLogger(__name__)
@@ -39,22 +40,21 @@ class Server:
     runtime: Runtime
     executor: MixedExecutor
     client_servers: ClientServers
-    drain_timeout_s: float
+    reload: Reload
     deployer: Deployer
     poll: Poll | None = None
     auto_resize: AutoResize | None = None
 
-    async def run(self, ready_file: Path | None) -> int:
-        """Serve until SIGTERM or SIGINT, then finish the open requests; a second signal ends the server at once.
+    async def run(self, ready_file: Path | None, signals: ServerSignals) -> int:
+        """Serve until a signal to stop, then finish the open requests; a second one ends the server at once.
 
         `ready_file` gets the ports and the process id when all workers are up. Returns the exit status: 0, or 1 when
         requests were abandoned or the scheduler failed. Raises PartitionError, after the end, if it ended because a
         partition did not prove its limits under `strict`.
         """
         stop, force = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, lambda: force.set() if stop.is_set() else stop.set())
+        actions = SignalActions(stop.set, force.set, self.reload, reopen, _log_ignored)
+        signals.attach(asyncio.get_running_loop(), actions)
         self.runtime.start()
         ends = self.client_servers
         await ends.grpc.start()
@@ -84,6 +84,7 @@ class Server:
             failed.cancel()
             refused.cancel()
             await self._close(http)
+            signals.detach()
         log(logger, logging.INFO, "server stopped", given_up=given_up)
         if self.inventory.refusal:
             raise PartitionError(self.inventory.refusal)
@@ -120,7 +121,7 @@ class Server:
         """Finish the open requests while new ones are refused; returns how many were abandoned."""
         self.registry.start_draining()
         log(logger, logging.INFO, "drain begun", in_flight=self.runtime.in_flight)
-        drained = asyncio.create_task(self.runtime.drain(self.drain_timeout_s))
+        drained = asyncio.create_task(self.runtime.drain(self.reload.config.drain_timeout_s))
         forced = asyncio.create_task(force.wait())
         await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
         drained.cancel()
@@ -144,3 +145,7 @@ class Server:
             await ends.metrics.stop()
         await asyncio.gather(http, closing)
         await self.executor.drain()
+
+
+def _log_ignored(name: str) -> None:
+    log(logger, logging.INFO, "signal ignored", signal=name)

@@ -53,6 +53,8 @@ from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
 from sluice.gateway.runtime.driver import Runtime, Timer
 from sluice.gateway.server.client_servers import client_servers
+from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
+from sluice.gateway.server.reload import Reload
 from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.response_cache import ResponseCache
@@ -68,6 +70,8 @@ from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.capacity_check import check_capacity
+from sluice.mps.partitions.cpu import available_cores
+from sluice.mps.partitions.host import cpu_quota
 from sluice.mps.partitions.partition import CpuPartition, Partition
 from sluice.mps.supervisor.child import Launch, launch_worker
 from sluice.mps.supervisor.worker_spec import WorkerSpec
@@ -112,11 +116,13 @@ def build_server(
     triton: Discovery = NOTHING,
     processes: Mapping[str, TritonProcess] = {},
     mps: Mapping[str, MpsControl] = {},
+    read_again: Callable[[], ServerConfig] | None = None,
 ) -> Server:
     """Build all parts of a server; it listens already, and its workers start when it runs.
 
-    To be called on the event loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be
-    met, such as a port that is taken.
+    `read_again` reads the configuration again when the server is asked to (None: it stays). To be called on the event
+    loop that is to run it. Raises ConfigError or PartitionError for settings that cannot be met, such as a port that
+    is taken.
     """
     gateway = build_gateway(config, repository, journal, triton, processes, mps)
     control = ControlPlane(
@@ -131,6 +137,7 @@ def build_server(
         gateway.inventory,
         gateway.resizing,
     )
+    poll = Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None
     return Server(
         registry=gateway.registry,
         inventory=gateway.inventory,
@@ -144,9 +151,9 @@ def build_server(
             gateway.runtime.traces,
             gateway.executor.regions,
         ),
-        drain_timeout_s=config.drain_timeout_s,
+        reload=Reload(config, read_again or (lambda: config), poll),
         deployer=gateway.deployer,
-        poll=Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None,
+        poll=poll,
         auto_resize=gateway.auto_resize,
     )
 
@@ -166,6 +173,7 @@ def build_gateway(
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
     core = _build_core(config, repository, triton)
+    _log_limits(config, core)
     state = _build_state(config, core)
     execution = _build_execution(config, core, state, journal, processes, mps, surroundings)
     changes = _build_changes(config, core, state, execution)
@@ -214,6 +222,37 @@ class _Core:
     server_models: Mapping[str, Mapping[str, ModelSpec]]
     begin: InitialResidency
     scheduler: Scheduler
+
+
+def initial_model_bytes(config: ServerConfig, repository: Repository) -> int:
+    """The memory of the host that the models take with which workers begin; raises as `build_gateway`."""
+    return _initial_model_bytes(_build_core(config, repository, NOTHING))
+
+
+def _initial_model_bytes(core: _Core) -> int:
+    local = [each.name for each in core.partitions if isinstance(each, CpuPartition)]
+    return sum(
+        model_memory(core.repository.models[key], core.stored[key])
+        for name in local
+        for key in core.begin.residency[name]
+    )
+
+
+def _log_limits(config: ServerConfig, core: _Core) -> None:
+    """Log which limits of this machine a server will meet. Raises ConfigError if it cannot start within them."""
+    if config.partitions is None:
+        cores = [core for each in core.partitions for core in each.cores]
+        about = {"partitions": len(core.partitions), "cores": cores, "available": len(available_cores())}
+        if (quota := cpu_quota()) is not None:
+            about["quota"] = quota
+        log(logger, logging.INFO, "default partitions", **about)
+    model_bytes = _initial_model_bytes(core)
+    memory = check_memory(host_memory(config, core.partitions, model_bytes))
+    if memory.severity is Severity.WRONG:  # the kernel would end it again and again
+        raise ConfigError(memory.text)
+    for finding in check_limits(config, core.partitions, model_bytes):
+        if finding.severity is not Severity.OK:
+            log(logger, logging.WARNING, f"{finding.part}: {finding.text}")
 
 
 def _build_core(config: ServerConfig, repository: Repository, triton: Discovery) -> _Core:

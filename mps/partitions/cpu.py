@@ -1,9 +1,11 @@
 """CPU partitions: disjoint sets of the cores that this process may use."""
 
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Collection, Sequence
 
 from sluice.models.errors import PartitionError
+from sluice.mps.partitions.host import cgroup_names, cpu_quota
 from sluice.mps.partitions.partition import CpuPartition, Partition
 
 
@@ -12,15 +14,38 @@ def available_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def default_partitions(count: int | None = None) -> tuple[CpuPartition, ...]:
-    """`count` partitions cpu0, cpu1 … that share the available cores evenly; by default one for each core.
+def usable_cores() -> tuple[int, ...]:
+    """The available cores that the cgroups allow the time of, ascending: as many as whole cores of it, at least one.
 
-    Raises PartitionError unless `count` is between 1 and the number of cores.
+    Containers of one machine begin at different cores, by their names, since they see the same ones.
     """
-    cores = available_cores()
+    available, quota = available_cores(), cpu_quota()
+    count = len(available) if quota is None else min(max(int(quota), 1), len(available))
+    if count == len(available):
+        return available
+    begin = zlib.crc32(f"{os.uname().nodename} {cgroup_names()}".encode()) % len(available)
+    return tuple(sorted((available[begin:] + available[:begin])[:count]))
+
+
+def spare_cores(held: Collection[int]) -> tuple[int, ...]:
+    """The usable cores that nobody holds, ascending; no more than the cgroups allow the time of beside those held."""
+    usable = usable_cores()
+    free = [core for core in usable if core not in held]
+    return tuple(free[: max(len(usable) - len(held), 0)])
+
+
+def default_partitions(count: int | None = None) -> tuple[CpuPartition, ...]:
+    """`count` partitions cpu0, cpu1 … that share the usable cores evenly; by default one for each of these.
+
+    More partitions than usable cores get an available core each, although the cgroups do not allow the time of all.
+    Raises PartitionError unless `count` is between 1 and the number of available cores.
+    """
+    cores, available = usable_cores(), available_cores()
     count = len(cores) if count is None else count
-    if not 1 <= count <= len(cores):
-        raise PartitionError(f"partitions: expected 1 to {len(cores)}, one for each core, got {count}")
+    if not 1 <= count <= len(available):
+        raise PartitionError(f"partitions: expected 1 to {len(available)}, one for each core, got {count}")
+    if count > len(cores):
+        cores = available[:count]
     bounds = [len(cores) * index // count for index in range(count + 1)]
     return tuple(CpuPartition(f"cpu{index}", cores[bounds[index] : bounds[index + 1]]) for index in range(count))
 

@@ -35,6 +35,17 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
     return min(quotas, default=None)
 
 
+def process_limit(root: Path = _ROOT) -> int | None:
+    """The number of processes and threads that this process's cgroups allow; None without a limit."""
+    limits = [int(text) for text in _values(root, "pids", "pids.max") if text.isdigit()]
+    return min(limits, default=None)
+
+
+def cgroup_names(root: Path = _ROOT) -> str:
+    """The names of this process's cgroups, as the kernel lists them."""
+    return _text(root / "proc/self/cgroup")
+
+
 def _values(root: Path, controller: str, file: str) -> Iterator[str]:
     """The contents of a file in this process's cgroup of a controller, and in each cgroup above it."""
     for directory, top in _groups(root, controller):
@@ -47,7 +58,7 @@ def _values(root: Path, controller: str, file: str) -> Iterator[str]:
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, Path]]:
     """The directories of this process's cgroups, versions 2 and 1, each with the directory that they are mounted in."""
     mounted = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in cgroup_names(root).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             yield mounted / path.lstrip("/"), mounted
@@ -64,6 +75,6 @@ def _field(file: Path, name: str) -> str:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

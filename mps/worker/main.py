@@ -21,6 +21,7 @@ import msgspec
 
 from sluice.models.errors import PartitionError
 from sluice.models.measuring.memory_meter import share_one_arena
+from sluice.models.processes import leave_signals_to_gateway
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
@@ -207,9 +208,7 @@ def main() -> int:
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="descriptor of the connected socket")
     parser.add_argument("--spare", action="store_true", help="import all libraries before there is a partition")
     arguments = parser.parse_args()
-    # The gateway drains its workers: a signal to the process group must not end them with batches in flight.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_gateway()
     # In addition to the end of the channel, for a gateway that dies while a batch is running.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.set_inheritable(arguments.socket, False)

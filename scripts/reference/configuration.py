@@ -113,7 +113,7 @@ SERVER = Section(
         "drain_timeout_s": "Seconds for open requests to end when the server is stopped.",
     },
     defaults={
-        "partitions": "one for each core",
+        "partitions": "one for each core that the machine and its cgroup allow",
         "policy": "`{name: deadline}`",
         "quarantine": "see below",
         "model_loading": "see below",

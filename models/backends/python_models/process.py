@@ -2,10 +2,12 @@
 
 import argparse
 import fcntl
+import io
 import os
 import select
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from sluice.models.backends.python_models import model as python_model
 from sluice.models.backends.python_models.wire import (
@@ -17,6 +19,41 @@ from sluice.models.backends.python_models.wire import (
     TensorMemory,
 )
 from sluice.models.errors import BackendFailed
+from sluice.models.processes import leave_signals_to_gateway
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class LossyOutput(io.RawIOBase):
+    """A standard stream whose reader may leave, or whose disk may be full: what cannot be written is dropped.
+
+    A model that prints would fail otherwise.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write bytes, or drop them; returns how many."""
+        try:
+            return os.write(self._fd, data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _lossy(fd: int) -> io.TextIOWrapper:
+    return io.TextIOWrapper(
+        io.BufferedWriter(LossyOutput(fd)), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
 
 
 def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
@@ -60,6 +97,8 @@ def main() -> None:
     for name in ("socket", "inputs", "outputs", "life"):
         parser.add_argument(f"--{name}", type=int, required=True, metavar="FD")
     options = parser.parse_args()
+    leave_signals_to_gateway()
+    sys.stdout, sys.stderr = _lossy(1), _lossy(2)
     for fd in (options.socket, options.inputs, options.outputs, options.life):
         os.set_inheritable(fd, False)
     # When the other end of the pipe closes, SIGIO ends this process whatever the model is doing. A signal at the

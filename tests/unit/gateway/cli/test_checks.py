@@ -1,7 +1,6 @@
 import io
 import json
 import os
-import resource
 from collections.abc import Iterator
 from importlib.metadata import PathDistribution
 from pathlib import Path
@@ -11,10 +10,10 @@ import pytest
 
 from sluice.gateway.cli import checks as doctor
 from sluice.gateway.cli import http_client
-from sluice.gateway.cli.checks import Severity
 from sluice.gateway.cli.doctor import partition_findings
 from sluice.gateway.cli.main import main
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+from sluice.gateway.server.limits import Severity
 from sluice.gateway.version import server_version
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
@@ -112,29 +111,6 @@ def test_a_gpu_that_is_lost_is_wrong(gpu: FakeGpu, monkeypatch: pytest.MonkeyPat
     assert (finding.severity, finding.text) == (Severity.WRONG, "GPU 0: lost (NVML: GPU is lost)")
 
 
-def test_few_open_files_are_wrong_under_mps_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 8192))
-    text = "open files: 1024, expected at least {} (ulimit -n; the hard limit is 8192)"
-    finding = next(iter(doctor.check_limits([])))
-    assert (finding.severity, finding.text) == (Severity.NOTE, text.format(4096))
-    finding = next(iter(doctor.check_limits([MPS])))
-    assert (finding.severity, finding.text) == (Severity.WRONG, text.format(16384))
-
-
-def test_less_time_than_cores_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "available_cores", lambda: (0, 1))
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    wrong = [each.text for each in doctor.check_limits([]) if each.text.startswith("cores")]
-    assert wrong == ["cores: 2, but the cgroup allows the time of 1.5: batches stall when it is used"]
-
-
-def test_time_for_the_cores_that_are_used_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "available_cores", lambda: (0, 1))
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
-    finding = next(each for each in doctor.check_limits([CpuPartition("a", (1,))]) if each.text.startswith("cores"))
-    assert (finding.severity, finding.text) == (Severity.OK, "cores: 1")
-
-
 def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [
         PartitionStatus(CpuPartition("a", (0,)), "cpu1", 4242, Enforcement.ENFORCED),
@@ -164,7 +140,7 @@ def test_a_partition_of_cores_is_tried_out() -> None:
 def test_the_command_exits_with_1_when_something_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: None)
+    monkeypatch.setattr("sluice.gateway.server.limits.cpu_quota", lambda: None)
     config = tmp_path / "sluice.yaml"
     config.write_text(json.dumps({"partitions": [{"name": "a", "cores": [CORE]}]}))
     assert main(["doctor", "--config", str(config), "--json"]) == 0

@@ -1,7 +1,9 @@
 """The served models change as clients ask for it."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +16,14 @@ from sluice.gateway.deployment.override import read_override
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.submission import Submission
-from sluice.models.errors import ModelNotFound, RejectedError, RequestError, ServingError, UnsupportedRequest
+from sluice.models.errors import (
+    BackendUnavailable,
+    ModelNotFound,
+    RejectedError,
+    RequestError,
+    ServingError,
+    UnsupportedRequest,
+)
 from tests.support.gateway.processes import until
 from tests.unit.gateway.deployment.deployer_bench import TABLE, Served, served
 from tests.unit.gateway.deployment.test_deployer import save
@@ -345,11 +354,23 @@ def test_files_that_cannot_be_kept_are_refused(files: list[str], reason: str) ->
     refused("m", {"config": "{}", **{f"file:{each}": b"content" for each in files}}, reason)
 
 
-def refused(name: str, parameters: dict[str, object], reason: str) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT])
+def test_files_that_this_machine_has_no_room_for_are_not_the_client_s_fault(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.mkdtemp", fail)
+    reason = f"the files of 'm' cannot be stored on the server: .*{os.strerror(number)}; its TMPDIR must name a "
+    refused("m", {"config": "{}", "file:1/model.onnx": b"content"}, reason, BackendUnavailable)
+
+
+def refused(name: str, parameters: dict[str, object], reason: str, error: type[ServingError] = RequestError) -> None:
     async def main() -> None:
         gateway = Served()
         api = RepositoryApi(gateway.registry, gateway.deployer, ModelControlMode.EXPLICIT, allow_upload=True)
-        with pytest.raises(RequestError, match=reason):
+        with pytest.raises(error, match=reason):
             await api.load("", name, parameters)
         gateway.deployer.close()
         gateway.runtime.close()

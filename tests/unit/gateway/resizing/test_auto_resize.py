@@ -85,7 +85,7 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.gateway.resizing.auto_resize.available_cores", lambda: (0, 1, 2, 3, 4))
+    monkeypatch.setattr("sluice.mps.partitions.cpu.available_cores", lambda: (0, 1, 2, 3, 4))
 
 
 def test_a_sample_has_the_load_and_the_cores_of_partitions_and_the_unassigned_cores() -> None:

@@ -4,13 +4,15 @@ import pytest
 
 from sluice.models.errors import PartitionError
 from sluice.mps.isolation.pinning import pin_to_cores, worker_environment
-from sluice.mps.partitions.cpu import available_cores, check_partitions, default_partitions
+from sluice.mps.partitions import cpu
+from sluice.mps.partitions.cpu import available_cores, check_partitions, default_partitions, spare_cores, usable_cores
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition
 
 
 @pytest.fixture
 def six_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5, 6, 7})
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: None)
 
 
 @pytest.mark.usefixtures("six_cores")
@@ -25,6 +27,47 @@ def test_fewer_partitions_share_all_cores_evenly() -> None:
     assert [partition.cores for partition in default_partitions(2)] == [(0, 1, 2), (5, 6, 7)]
     assert [partition.cores for partition in default_partitions(4)] == [(0,), (1, 2), (5,), (6, 7)]
     assert default_partitions(1)[0].profile_kind == "cpu6"
+
+
+@pytest.mark.usefixtures("six_cores")
+@pytest.mark.parametrize(("quota", "count"), [(None, 6), (6.0, 6), (9.5, 6), (2.9, 2), (1.0, 1), (0.5, 1), (0.01, 1)])
+def test_by_default_there_are_as_many_partitions_as_the_cgroup_allows_whole_cores(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, count: int
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: quota)
+    partitions = default_partitions()
+    assert len(partitions) == count
+    assert all(len(each.cores) == 1 for each in partitions)
+    check_partitions(partitions)
+
+
+@pytest.mark.usefixtures("six_cores")
+def test_containers_of_one_machine_begin_at_different_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: 2.0)
+    sets = set()
+    for number in range(40):
+        monkeypatch.setattr(cpu, "cgroup_names", lambda number=number: f"0::/pod{number}")
+        sets.add(usable_cores())
+        assert usable_cores() == usable_cores()
+    assert {core for cores in sets for core in cores} == {0, 1, 2, 5, 6, 7}
+    assert all(len(cores) == 2 for cores in sets)
+
+
+@pytest.mark.usefixtures("six_cores")
+def test_a_number_of_partitions_shares_what_the_cgroup_allows_or_has_a_core_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_quota", lambda: 4.0)
+    assert [len(each.cores) for each in default_partitions(2)] == [2, 2]
+    assert [each.cores for each in default_partitions(5)] == [(0,), (1,), (2,), (5,), (6,)]
+
+
+@pytest.mark.usefixtures("six_cores")
+def test_cores_are_spare_as_far_as_the_cgroup_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spare_cores({0, 1}) == (2, 5, 6, 7)
+    monkeypatch.setattr(cpu, "usable_cores", lambda: (2, 5, 6))
+    assert spare_cores({0, 1}) == (2,)
+    assert spare_cores({0, 1, 2, 5}) == ()
 
 
 @pytest.mark.usefixtures("six_cores")

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from sluice.mps.partitions.host import cpu_quota, memory_limit_bytes
+from sluice.mps.partitions.host import cpu_quota, memory_limit_bytes, process_limit
 
 MEMINFO = "MemTotal:        8000000 kB\nMemFree:          100 kB\n"
 
@@ -47,3 +47,8 @@ def test_version_1_has_a_directory_for_each_controller(tmp_path: Path) -> None:
     root = machine(tmp_path, "4:memory:/x\n3:cpu,cpuacct:/x\n", **files)
     assert memory_limit_bytes(root) == 2_097_152
     assert cpu_quota(root) == 0.5
+
+
+def test_the_number_of_processes_may_be_limited(tmp_path: Path) -> None:
+    root = machine(tmp_path, "8:pids:/x\n", **{"pids/x/pids.max": "max\n", "pids/pids.max": "100\n"})
+    assert process_limit(root) == 100
