@@ -1,4 +1,4 @@
-"""The file of a journal: whole lines, at most so many bytes, and no wait for a disk or a reader that takes no more."""
+"""The file of a journal: whole lines, a bound on its bytes, and no wait for a disk or a reader that takes no more."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from sluice.models.errors import ConfigError
 MAX_BYTES = 4 << 30
 """The bytes of a journal, after which nothing more is recorded."""
 BUFFER_BYTES = 8 << 10
-"""Lines are written together once they have so many bytes."""
+"""Lines are written together once they have this many bytes."""
 PIECE_BYTES = 64 << 10
 """The most that is written at a time."""
 WAITING_BYTES = 16 << 20
