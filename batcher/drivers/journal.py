@@ -10,7 +10,7 @@ from sluice.batcher.interface.events import AnyEvent
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.policies.registry import decode_policy
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.models.errors import ConfigError
+from sluice.models.errors import ConfigError, ServingError
 
 
 class JournalStep(msgspec.Struct, frozen=True):
@@ -54,22 +54,35 @@ def replay(lines: Iterable[bytes], planner: Planner | None = None) -> JournalDif
     `planner` is what the scheduler that wrote it had.
 
     What follows a difference means nothing: later events answer decisions that were not taken. Raises ConfigError for a
-    line that is not part of a journal.
+    line that is not part of a journal, or that no scheduler of this version can have written after those before it.
     """
     scheduler: Scheduler | None = None
+    now_ns = 0
     for number, line in enumerate(lines, start=1):
+        spec = step = None
         try:
             if scheduler is None:
-                scheduler = Scheduler(decode_spec(line), planner)
-                continue
-            step = decode_step(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                spec = decode_spec(line)
+            else:
+                step = decode_step(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ServingError) as error:
             expected = "the scheduler's spec" if scheduler is None else "a step"
             raise ConfigError(f"journal line {number}: expected {expected} in JSON: {error}") from error
-        if step.event is None:
-            decisions = scheduler.handle_wakeup(step.now_ns)
-        else:
-            decisions = scheduler.handle(step.event, step.now_ns)
+        if step is not None and step.now_ns < now_ns:
+            raise ConfigError(f"journal line {number}: expected a time of at least {now_ns} ns, got {step.now_ns}")
+        try:
+            if spec is not None:
+                scheduler = Scheduler(spec, planner)
+                continue
+            assert scheduler is not None
+            assert step is not None
+            now_ns = step.now_ns
+            decisions = scheduler.handle_wakeup(now_ns) if step.event is None else scheduler.handle(step.event, now_ns)
+        except Exception as error:
+            # Steps that do not belong together break what the scheduler relies on, anywhere.
+            what = "no scheduler can begin with" if step is None else "the lines before it do not lead to"
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"journal line {number}: {what} what it says ({reason:.200})") from error
         if tuple(decisions) != step.decisions:
             return JournalDifference(number, step, tuple(decisions))
     if scheduler is None:

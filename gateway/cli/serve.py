@@ -5,11 +5,12 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.executors.triton.process import TritonProcess
+    from sluice.gateway.observability.journal_file import JournalFile
     from sluice.models.yaml_file import Lines
     from sluice.mps.daemon.control import MpsControl
 
@@ -190,6 +191,7 @@ def _serve_with(
 
     from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.deployment.read import find_triton_models, read_models
+    from sluice.gateway.observability.journal_file import JournalFile
     from sluice.gateway.server.wiring import build_server
     from sluice.models.errors import ConfigError
 
@@ -204,39 +206,28 @@ def _serve_with(
 
     async def serve() -> int:
         with ExitStack() as stack:
-            journal = None
-            if options.journal is not None:
-                journal = _open_new(options.journal)
-                stack.callback(_close, journal)
+            journal = None if options.journal is None else JournalFile(options.journal)
             try:
-                server = build_server(config, repository, journal, triton, processes, mps, read_again)
+                write = None if journal is None else journal.write
+                server = build_server(config, repository, write, triton, processes, mps, read_again)
             except BaseException:
-                # The empty file would be in the way of the next attempt.
-                if options.journal is not None and options.journal.is_file():
-                    options.journal.unlink()
+                if journal is not None:
+                    journal.discard()
                 raise
+            if journal is not None:
+                stack.callback(_close, journal)
             return await server.run(options.ready_file, options.signals)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve())
 
 
-def _open_new(path: Path) -> BinaryIO:
-    """Open a journal for writing: a new file, or an existing device or pipe."""
-    from sluice.models.errors import ConfigError
-
-    try:
-        return path.open("wb" if path.exists() and not path.is_file() else "xb")
-    except FileExistsError as error:
-        raise ConfigError(f"the journal {path} exists already; move it away or name another file") from error
-
-
-def _close(journal: BinaryIO) -> None:
+def _close(journal: "JournalFile") -> None:
     """Close a journal; a journal that a full disk cut short does not fail the server."""
     try:
         journal.close()
     except OSError as error:
-        print(f"sluice: the journal {journal.name} is incomplete: {error}", file=sys.stderr)
+        print(f"sluice: the journal {journal.path} is incomplete: {error}", file=sys.stderr)
 
 
 class EffectiveConfig(NamedTuple):

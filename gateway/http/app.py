@@ -6,6 +6,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -115,13 +116,11 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
 
     @routes.get("/v2/health/live")
     async def server_live() -> Response:
-        return Response(status_code=200 if registry.live else 400)
+        return _health_response("live", registry.live, 400)
 
     @routes.get("/v2/health/ready")
     async def server_ready() -> Response:
-        if registry.draining:
-            return Response(status_code=503)
-        return Response(status_code=200 if registry.server_ready() else 400)
+        return _health_response("ready", registry.server_ready(), 503 if registry.draining else 400)
 
     @routes.get("/v2/models/{name}/ready")
     async def model_ready(name: str) -> Response:
@@ -135,9 +134,14 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
         if not registry.ready(name, version):
             registry.pipeline(name, version)
             raise BackendUnavailable(f"'{name}' is not at ready state: no running worker has it loaded")
-        return Response()
+        return JSONResponse({"name": name, "ready": True})
 
     return routes
+
+
+def _health_response(question: str, answer: bool, status_if_not: int) -> Response:
+    """The answer to a question about the server, in the status and in the body: clients look at either."""
+    return JSONResponse({question: answer}, 200 if answer else status_if_not)
 
 
 def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRouter:

@@ -27,7 +27,7 @@ class _InputParameters(msgspec.Struct):
     binary_data_size: _Count | None = None
     shared_memory_region: str | None = None
     shared_memory_byte_size: _Count | None = None
-    shared_memory_offset: _Count = 0
+    shared_memory_offset: _Count | None = None
 
 
 class _Input(msgspec.Struct):
@@ -40,10 +40,10 @@ class _Input(msgspec.Struct):
 
 class _OutputParameters(msgspec.Struct):
     binary_data: bool | None = None
-    classification: _Count = 0
+    classification: _Count | None = None
     shared_memory_region: str | None = None
     shared_memory_byte_size: _Count | None = None
-    shared_memory_offset: _Count = 0
+    shared_memory_offset: _Count | None = None
 
 
 class _Output(msgspec.Struct):
@@ -52,10 +52,12 @@ class _Output(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
+    """A request; a member that is null counts as absent, as clients send those of which they have no value."""
+
     inputs: list[_Input]
-    outputs: list[_Output] = []
-    id: str = ""
-    parameters: dict[str, bool | int | float | str] = {}
+    outputs: list[_Output] | None = None
+    id: str | None = None
+    parameters: dict[str, bool | int | float | str | None] | None = None
 
 
 class _ParsedInput(_Input):
@@ -88,6 +90,7 @@ class _Response(msgspec.Struct, omit_defaults=True):
 
 
 _BYTES = DataType.BYTES.value
+_NULL = memoryview(b"null")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
@@ -133,13 +136,13 @@ def decode_request(
         inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, data))
     if position != len(binary):
         raise RequestError(f"the body has {len(binary) - position} bytes more than its tensors take")
-    parameters = message.parameters
+    parameters = _given(message.parameters)
     wants_binary = bool(parameters) and parameters.pop("binary_data_output", False)
     if not isinstance(wants_binary, bool):
         raise RequestError(f"parameter 'binary_data_output' must be true or false, got {wants_binary!r:.80}")
     binary_flags, deliveries = _output_options(message.outputs, wants_binary, signature)
     names = [output.name for output in message.outputs] if message.outputs else ()
-    return InferRequest(inputs, names, message.id, parameters, shared, deliveries), binary_flags
+    return InferRequest(inputs, names, message.id or "", parameters, shared, deliveries), binary_flags
 
 
 def decode_large_request(
@@ -205,12 +208,17 @@ def _parse_leniently(text: bytes) -> _Request:
         raise RequestError(f"the body is not an inference request in JSON: {error}") from error
 
 
+def _given(parameters: dict[str, bool | int | float | str | None] | None) -> dict[str, bool | int | float | str]:
+    """The parameters that are not null."""
+    return {name: value for name, value in parameters.items() if value is not None} if parameters else {}
+
+
 def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     """The size of a tensor's binary data, its place in shared memory, or None for JSON data.
 
     Exactly one of the three must be given.
     """
-    given = not isinstance(tensor.data, msgspec.Raw) or len(tensor.data) > 0
+    given = _is_given(tensor.data)
     size = ref = None
     parameters = tensor.parameters
     if parameters is not None:
@@ -227,17 +235,24 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     return size
 
 
+def _is_given(data: object) -> bool:
+    """True if `data` is neither absent nor null."""
+    if isinstance(data, msgspec.Raw):
+        return len(data) > 0 and (len(data) != len(_NULL) or memoryview(data) != _NULL)
+    return data is not None
+
+
 def _shared_memory_ref(tensor: str, parameters: _InputParameters | _OutputParameters) -> SharedMemoryRef | None:
     region, byte_size = parameters.shared_memory_region, parameters.shared_memory_byte_size
     if region is None and byte_size is None:
         return None
     if region is None or byte_size is None:
         raise RequestError(f"{tensor} must have both 'shared_memory_region' and 'shared_memory_byte_size', or neither")
-    return SharedMemoryRef(region, byte_size, parameters.shared_memory_offset)
+    return SharedMemoryRef(region, byte_size, parameters.shared_memory_offset or 0)
 
 
 def _output_options(
-    outputs: list[_Output], binary: bool, signature: Signature
+    outputs: list[_Output] | None, binary: bool, signature: Signature
 ) -> tuple[tuple[bool, ...], dict[str, SharedMemoryRef | int]]:
     """For each output: a flag for binary, and its delivery if outside the body."""
     deliveries: dict[str, SharedMemoryRef | int] = {}
@@ -246,7 +261,7 @@ def _output_options(
     else:
         binary_flags = (binary,) * len(signature.outputs)
     if signature.binary_only:
-        names = [output.name for output in outputs] or list(signature.outputs)
+        names = [output.name for output in outputs] if outputs else list(signature.outputs)
         for name in signature.binary_only:
             if name in names and not binary_flags[names.index(name)] and name not in deliveries:
                 datatype = signature.outputs[name].datatype

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, body_schema, json_body, router
+from sluice.gateway.http.routes import MAX_BODY_BYTES, Version, body_schema, json_body, router, without_null
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.models.errors import RequestError
 
@@ -99,6 +99,6 @@ def _repository(control: ControlPlane, restrictions: Restrictions, max_upload_by
         given = (await json_body(request, max_bytes)).get("parameters", {})
         if not isinstance(given, dict):
             raise RequestError(f"'parameters' must be an object, got {given!r:.80}")
-        return given
+        return without_null(given)
 
     return routes

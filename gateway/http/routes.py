@@ -29,8 +29,11 @@ def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
     return APIRouter(tags=[group.value], dependencies=[Depends(check)] if restrictions else [])
 
 
-async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """The JSON object in a body of at most `max_bytes`; an empty body is an empty object. Raises RequestError."""
+async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES, *, keeps_null: bool = False) -> dict[str, Any]:
+    """The JSON object in a body of at most `max_bytes`; an empty body is an empty object. Raises RequestError.
+
+    A member that is null counts as absent, unless the route `keeps_null`.
+    """
     length = request.headers.get("content-length", "")
     body = bytearray()
     if length.isdigit() and int(length[:20]) > max_bytes:
@@ -49,7 +52,12 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> dict[s
         raise RequestError(f"failed to parse the request JSON buffer: {error}") from error
     if not isinstance(document, dict):
         raise RequestError(f"expected a JSON object, got {type(document).__name__}")
-    return document
+    return document if keeps_null else without_null(document)
+
+
+def without_null(members: dict[str, Any]) -> dict[str, Any]:
+    """The members of an object that are not null."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def body_schema(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:

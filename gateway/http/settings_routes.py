@@ -101,7 +101,14 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
     routes = router(ApiGroup.TRACE, restrictions)
     traces = control.traces
     _add_settings(
-        routes, "/v2/trace/setting", traces.get, partial(traces.update, ""), _TRACE, "trace_settings", dict[str, Any]
+        routes,
+        "/v2/trace/setting",
+        traces.get,
+        partial(traces.update, ""),
+        _TRACE,
+        "trace_settings",
+        dict[str, Any],
+        keeps_null=True,
     )
 
     @routes.get("/v2/models/{name}/trace/setting")
@@ -110,7 +117,7 @@ def _trace(control: ControlPlane, restrictions: Restrictions) -> APIRouter:
 
     @routes.post("/v2/models/{name}/trace/setting", openapi_extra=body_schema(_TRACE))
     async def update_model_trace_settings(name: str, request: Request) -> dict[str, Any]:
-        traces.update(name, await json_body(request))
+        traces.update(name, await json_body(request, keeps_null=True))
         return traces.get(name)
 
     return routes
@@ -132,10 +139,12 @@ def _add_settings(
     schema: dict[str, Any],
     name: str,
     answer: type,
+    *,
+    keeps_null: bool = False,
 ) -> None:
     """Add the routes that read and change the settings of the server at a path; `answer` is the type of what is read.
 
-    OpenAPI clients know the routes by `name`.
+    OpenAPI clients know the routes by `name`. `update` gets members that are null if it `keeps_null`.
     """
 
     @routes.get(path, name=name, response_model=answer)
@@ -144,5 +153,5 @@ def _add_settings(
 
     @routes.post(path, name=f"update_{name}", response_model=answer, openapi_extra=body_schema(schema))
     async def update_settings(request: Request) -> dict[str, Any]:
-        update(await json_body(request))
+        update(await json_body(request, keeps_null=keeps_null))
         return get()

@@ -77,4 +77,10 @@ class ControlPlane:
         else:
             wanted = [(known, each) for known in self.registry.names() for each in self.registry.served(known)]
         of, epoch_ns = self.statistics.of, self.epoch_ns
-        return {"model_stats": [of(f"{name}:{version}").report(name, version, epoch_ns) for name, version in wanted]}
+        memory = self.inventory.memory_usage()
+        return {
+            "model_stats": [
+                of(f"{name}:{version}").report(name, version, epoch_ns, memory.get(f"{name}:{version}", []))
+                for name, version in wanted
+            ]
+        }

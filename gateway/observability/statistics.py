@@ -6,7 +6,7 @@ the sums over its stages.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sluice.batcher.interface.outcome import Outcome
@@ -137,7 +137,9 @@ class ModelStatistics:
         self.failures[reason] += 1
         self.failed_ns += duration_ns
 
-    def report(self, name: str, version: str, epoch_ns: int) -> dict[str, Any]:
+    def report(
+        self, name: str, version: str, epoch_ns: int, memory_usage: Sequence[dict[str, Any]] = ()
+    ) -> dict[str, Any]:
         """An entry of the protocol's `model_stats`; `epoch_ns` is the time of day at 0 of the clock."""
         requests = self.requests
         answered = requests.count + self.cache_hits
@@ -157,7 +159,7 @@ class ModelStatistics:
             },
             "response_stats": {},
             "batch_stats": [{"batch_size": rows, **self.batches[rows].report()} for rows in sorted(self.batches)],
-            "memory_usage": [],
+            "memory_usage": list(memory_usage),
         }
 
     def _batch(self, rows: int) -> PhaseTimes:

@@ -9,8 +9,12 @@ from sluice.gateway.config.tracing import LEAST, MAX_NUMBER, TraceFileSettings, 
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.observability.trace_file import TraceFile
 from sluice.models.errors import RequestError, UnsupportedRequest
+from sluice.models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
+
+RETRY_NS = 60 * NS_PER_S
+"""The time after which a trace file that could not be written is tried again."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,10}")
 
@@ -48,7 +52,11 @@ class TraceSettings:
 
     def __init__(self, start: TraceFileSettings, names: Container[str]) -> None:
         self._names = names
-        self._file = TraceFile(start.file) if start.file else None
+        self._file = TraceFile(start.file, start.max_bytes, start.max_files) if start.file else None
+        self._retry_ns = 0
+        """The time from which a file that could not be written is tried again; 0 if it could be written."""
+        self._lost = 0
+        """The requests that were not written since."""
         self._defaults: dict[str, Any] = {
             "trace_level": [start.level.value],
             "trace_rate": str(start.rate),
@@ -85,18 +93,31 @@ class TraceSettings:
         self._reset_samplers()
 
     def ended(self, trace: Trace) -> None:
-        """Write a request that has its outcome to the trace file, if it is its turn; stop tracing if the file fails."""
+        """Write a request that has its outcome to the trace file, if it is its turn.
+
+        A file that cannot be written is tried again every RETRY_NS.
+        """
         if self._file is None:
             return
         name = trace.arrival.pipeline.rpartition(":")[0]
         sampler = self._samplers.get(name) or self._samplers[""]
         if not sampler.takes():
             return
+        if trace.ended_ns < self._retry_ns:
+            self._lost += 1
+            return
         try:
             self._file.add(trace, sampler.log_frequency)
         except OSError as error:
-            self._file = None
-            logger.error("the trace file cannot be written, tracing stops: %s", error)
+            self._lost += 1
+            if not self._retry_ns:
+                every = RETRY_NS // NS_PER_S
+                logger.error("the trace file cannot be written; it is tried again every %d s: %s", every, error)
+            self._retry_ns = trace.ended_ns + RETRY_NS
+            return
+        if self._retry_ns:
+            logger.warning("the trace file is written again; the traces of %d requests are lost", self._lost)
+            self._retry_ns = self._lost = 0
 
     def _reset_samplers(self) -> None:
         self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}

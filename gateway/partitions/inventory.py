@@ -8,7 +8,7 @@ import asyncio
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,8 +20,9 @@ from sluice.batcher.interface.events import (
     PartitionReady,
     PartitionResized,
 )
+from sluice.models.spec import public_key
 from sluice.mps.partitions.isolation_report import Evidence, isolation_violations
-from sluice.mps.partitions.partition import Partition
+from sluice.mps.partitions.partition import CpuPartition, Partition
 
 PartitionEvent = PartitionReady | PartitionLost | PartitionResized | ModelLoaded | ModelLoadFailed | ModelUnloaded
 
@@ -148,6 +149,28 @@ class Inventory:
         return [
             msgspec.structs.replace(status, models=self._memory_of(name)) for name, status in self._statuses.items()
         ]
+
+    def memory_usage(self) -> dict[str, list[dict[str, Any]]]:
+        """The memory of each loaded model, by public key, as the protocol's `memory_usage`: an entry for each device.
+
+        All cores are the device 0 of type CPU. GPUs, and MIG instances, are numbered in the order of the partitions.
+        """
+        devices: list[str] = []
+        found: dict[str, dict[tuple[str, int], int]] = {}
+        for name, status in self._statuses.items():
+            partition = status.partition
+            device = "CPU", 0
+            if not isinstance(partition, CpuPartition):
+                if partition.uuid not in devices:
+                    devices.append(partition.uuid)
+                device = "GPU", devices.index(partition.uuid)
+            for key, nbytes in self._memory_of(name).items():
+                usage = found.setdefault(public_key(key), {})
+                usage[device] = usage.get(device, 0) + nbytes
+        return {
+            key: [{"type": type, "id": id, "byte_size": nbytes} for (type, id), nbytes in usage.items()]
+            for key, usage in found.items()
+        }
 
     def enforced(self) -> dict[str, bool]:
         """True for each partition whose limits are enforced, False for unenforced ones; without unknown ones."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns, time_ns
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -80,6 +80,9 @@ logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 
+WriteLine: TypeAlias = Callable[[bytes], object]
+"""Writes a line of a journal; raises OSError."""
+
 
 class Surroundings(NamedTuple):
     """A gateway's machine: the clock in nanoseconds, an alarm on that clock, and the start of worker processes."""
@@ -112,7 +115,7 @@ class Gateway:
 def build_server(
     config: ServerConfig,
     repository: Repository,
-    journal: BinaryIO | None,
+    journal: WriteLine | None,
     triton: Discovery = NOTHING,
     processes: Mapping[str, TritonProcess] = {},
     mps: Mapping[str, MpsControl] = {},
@@ -161,7 +164,7 @@ def build_server(
 def build_gateway(
     config: ServerConfig,
     repository: Repository,
-    journal: BinaryIO | None,
+    journal: WriteLine | None,
     triton: Discovery = NOTHING,
     processes: Mapping[str, TritonProcess] = {},
     mps: Mapping[str, MpsControl] = {},
@@ -323,7 +326,7 @@ def _build_execution(
     config: ServerConfig,
     core: _Core,
     state: _State,
-    journal: BinaryIO | None,
+    journal: WriteLine | None,
     processes: Mapping[str, TritonProcess],
     mps: Mapping[str, MpsControl],
     surroundings: Surroundings,
@@ -369,7 +372,7 @@ def _build_execution(
         timer=surroundings.timer(),
         metrics=metrics,
         inventory=inventory,
-        observe=None if journal is None else JournalWriter(journal.write, spec).record,
+        observe=None if journal is None else JournalWriter(journal, spec).record,
         trace_requests=config.trace_requests,
         build_plan=build_plan,
         on_ended=trace_settings.ended if trace_settings.available else None,

@@ -330,6 +330,8 @@ SECTIONS = (
             "rate": "One of this many requests is traced.",
             "count": "Largest number of traced requests; `-1` for no bound.",
             "log_frequency": "Traces in a file, after which another file with a number begins; `0` for one file.",
+            "max_bytes": "Size of a file; a full one gets a number, and another one begins. At least 65536.",
+            "max_files": "Files that are kept, the latest; numbered ones of earlier servers count. At most 10000.",
         },
         "The initial trace settings of the protocol. Clients can change them, but only this setting names a file.",
     ),

@@ -114,6 +114,8 @@ def test_statistics_count_every_request_and_row(client: Any, protocol: str) -> N
     assert [new - old for new, old in zip(after, before, strict=True)] == [7, 3, 7, 3]
     every = client.get_inference_statistics(**as_json(protocol))["model_stats"]
     assert [entry["name"] for entry in every] == ["first", "second"]
+    assert all(usage["type"] == "CPU" and int(usage["byte_size"]) > 0 for usage in every[0]["memory_usage"])
+    assert len(every[0]["memory_usage"]) == 1
 
 
 @pytest.mark.behaviour("L0_metrics", "nv_inference_request_success and nv_inference_compute_infer_duration_us")

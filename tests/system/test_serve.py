@@ -131,7 +131,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_server(repository: Path, tmp_p
         assert stop(server.process) == 0
         log = server.log.read_text()
         assert log.count("the journal cannot be written") == 1
-        assert log.endswith("sluice: the journal /dev/full is incomplete: [Errno 28] No space left on device\n")
+        assert log.count("No space left on device") == 1
 
 
 def test_a_model_file_is_served_without_any_file_written(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ class WholeGateway:
         surroundings = Surroundings(self.machine.clock.now_ns, self.machine.alarm, self.machine.launch)
         repository = read_models(config.repositories, (), config)
         assert not repository.broken, repository.broken
-        self.gateway = build_gateway(config, repository, self.journal, surroundings=surroundings)
+        self.gateway = build_gateway(config, repository, self.journal.write, surroundings=surroundings)
         self.journal.scheduler = self.gateway.scheduler
         self.users = Users(self.gateway, self.machine, self.repository, FAULTY_S)
 

@@ -173,19 +173,20 @@ def test_metadata(served: InstantGateway) -> None:
     assert "model.onnx is empty" in broken.json["error"]
 
 
-def test_health_has_no_body_and_tells_loading_from_draining(served: InstantGateway) -> None:
-    def statuses() -> list[tuple[int, bytes]]:
+def test_health_is_in_the_status_and_in_the_body_and_tells_loading_from_draining(served: InstantGateway) -> None:
+    def answers() -> list[tuple[int, object]]:
         replies = [get(served, f"/v2/{path}") for path in ("health/live", "health/ready", "models/m/ready")]
-        return [(reply.status, b"" if reply.status == 503 else reply.body) for reply in replies]
+        return [(reply.status, {"error": ...} if "error" in reply.json else reply.json) for reply in replies]
 
-    assert statuses() == [(200, b""), (200, b""), (200, b"")]
-    assert get(served, "/v2/models/m/versions/1/ready").status == 200
+    live, not_there = (200, {"live": True}), (503, {"error": ...})
+    assert answers() == [live, (200, {"ready": True}), (200, {"name": "m", "ready": True})]
+    assert get(served, "/v2/models/m/versions/1/ready").json == {"name": "m", "ready": True}
     assert get(served, "/v2/models/other/ready").status == 404
     assert get(served, "/v2/models/broken/ready").status == 503
     served.inventory.partition_lost("cpu0")
-    assert statuses() == [(200, b""), (400, b""), (503, b"")]
+    assert answers() == [live, (400, {"ready": False}), not_there]
     served.registry.start_draining()
-    assert statuses() == [(200, b""), (503, b""), (503, b"")]
+    assert answers() == [live, (503, {"ready": False}), not_there]
 
 
 def test_metrics_are_exposed_as_text(served: InstantGateway) -> None:

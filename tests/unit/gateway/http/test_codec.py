@@ -67,6 +67,31 @@ def test_outputs_say_each_for_themselves_whether_they_are_binary() -> None:
     assert flags == (True, False)
 
 
+@pytest.mark.parametrize("literal", ["1", "NaN"])  # the second is read by another parser
+def test_members_that_are_null_count_as_absent(literal: str) -> None:
+    signature = Signature(identity("m", ("x", DataType.FP32, (2,))))
+    nothing = {"binary_data_size": None, "shared_memory_region": None, "shared_memory_offset": None}
+    inputs = [
+        tensor(parameters=nothing),
+        tensor(parameters=None, name="b"),
+        tensor(data=None, parameters={**nothing, "binary_data_size": 8}),
+    ]
+    output = {"binary_data": None, "classification": None, "shared_memory_byte_size": None}
+    for outputs, parameters in (None, None), ([{"name": "x", "parameters": output}], {"slo_ms": None, "mine": 1}):
+        message = {"id": None, "inputs": inputs, "outputs": outputs, "parameters": parameters}
+        text = json.dumps(message).replace('"data": [1', f'"data": [{literal}').encode()
+        request, flags = decode_request(text + bytes(8), len(text), signature)
+        assert (request.id, request.parameters) == ("", {} if parameters is None else {"mine": 1})
+        assert request.outputs == (() if outputs is None else ["x"])
+        assert flags == (False,)
+        assert isinstance(request.inputs[2].data, memoryview)
+
+
+def test_data_that_is_null_is_not_there() -> None:
+    with pytest.raises(RequestError, match="must have exactly one of 'data' and the parameters"):
+        decode_request(encode({"inputs": [tensor(data=None)]})[0], None, SIGNATURE)
+
+
 def test_nan_and_infinity_are_read_though_json_lacks_them() -> None:
     text = '{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [[NaN, Infinity, -Infinity]]}]}'
     outputs = Signature(identity("m", ("x", DataType.FP32, (3,))))

@@ -63,7 +63,7 @@ def test_statistics_are_of_one_version_or_all_that_is_ready(served: InstantGatew
     assert get(served, "/v2/models/m/versions/7/stats").status == 404
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}'])
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}', b'{"ready": null}'])
 def test_the_index_lists_what_is_there_and_why_it_is_not_ready(served: InstantGateway, body: bytes) -> None:
     assert post(served, "/v2/repository/index", body).json == [
         {"name": "broken", "state": "UNAVAILABLE", "reason": "model.onnx is empty"},

@@ -1,7 +1,9 @@
 """Log and trace settings, and the trace file."""
 
+import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from sluice.gateway.observability.logs import LogFormat, configure, log
 from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.models.errors import RequestError, UnsupportedRequest
+from sluice.models.units import NS_PER_S
 
 
 @pytest.fixture
@@ -155,13 +158,108 @@ def test_a_log_frequency_begins_a_file_after_that_number_of_traces(tmp_path: Pat
     assert ids(tmp_path / "trace.json.1") == ["r3"]
 
 
-def test_a_trace_file_that_cannot_be_written_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    traces = settings(tmp_path / "no" / "such" / "directory")
+def later(number: int, seconds: float) -> Trace:
+    """A request that ended that long after those of `traced`."""
+    trace = traced(number)
+    trace.ended_ns += int(seconds * NS_PER_S)
+    return trace
+
+
+def test_a_trace_file_that_cannot_be_written_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "vanished" / "trace.json"
+    traces = settings(path)
+    for number, seconds in (1, 0), (2, 1), (3, 70), (4, 71):
+        traces.ended(later(number, seconds))
+    (failed,) = caplog.records
+    assert failed.message.startswith("the trace file cannot be written; it is tried again every 60 s: [Errno 2]")
+    path.parent.mkdir()
+    traces.ended(later(5, 72))
+    assert not path.exists()
+    traces.ended(later(6, 140))
+    traces.ended(later(7, 141))
+    assert ids(path) == ["r6", "r7"]
+    assert caplog.records[1].message == "the trace file is written again; the traces of 5 requests are lost"
+    assert len(caplog.records) == 2
+
+
+def sized(path: Path, max_files: int, log_frequency: int = 0) -> TraceSettings:
+    """Trace files in which two or three requests have room."""
+    start = TraceFileSettings(str(path), TraceLevel.TIMESTAMPS, 1, -1, log_frequency, 1 << 16, max_files)
+    return TraceSettings(start, ["m"])
+
+
+def large(number: int) -> Trace:
+    trace = traced(number)
+    trace.client_id = f"r{number}".ljust(30_000, "-")
+    return trace
+
+
+def kept(path: Path) -> dict[str, list[str]]:
+    return {each.name: [id.rstrip("-") for id in ids(each)] for each in sorted(path.parent.iterdir())}
+
+
+def test_trace_files_are_bounded_in_bytes_and_number(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    traces = sized(path, 3)
+    for number in range(1, 12):
+        traces.ended(large(number))
+    assert kept(path) == {"trace.json": ["r11"], "trace.json.3": ["r7", "r8"], "trace.json.4": ["r9", "r10"]}
+    assert all(each.stat().st_size <= 1 << 16 for each in tmp_path.iterdir())
+    # Those of an earlier server count, and keep their contents until it is their turn.
+    traces = sized(path, 3, log_frequency=1)
+    traces.ended(traced(12))
+    traces.ended(traced(13))
+    assert kept(path) == {"trace.json": ["r11"], "trace.json.5": ["r12"], "trace.json.6": ["r13"]}
+
+
+def test_a_single_trace_file_begins_again_when_it_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    traces = sized(path, 1)
+    for number in range(1, 6):
+        traces.ended(large(number))
+    assert kept(path) == {"trace.json": ["r5"]}
+
+
+def test_a_short_write_leaves_the_trace_file_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "trace.json"
+    traces = settings(path)
     traces.ended(traced(1))
+    free = path.stat().st_size + 100
+    write = os.pwrite
+
+    def full_disk(file: int, text: bytes, place: int) -> int:
+        if place >= free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, text[: free - place], place)
+
+    monkeypatch.setattr(os, "pwrite", full_disk)
     traces.ended(traced(2))
-    (record,) = caplog.records
-    assert record.message.startswith("the trace file cannot be written, tracing stops: [Errno 2]")
-    assert not traces.available
+    assert "No space left" in caplog.text
+    assert ids(path) == ["r1"]
+    monkeypatch.undo()
+    traces.ended(later(3, 61))
+    assert ids(path) == ["r1", "r3"]
+
+
+def test_a_trace_file_that_somebody_else_empties_or_removes_begins_again(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    traces = settings(path)
+    traces.ended(traced(1))
+    path.write_text("")
+    traces.ended(traced(2))
+    assert ids(path) == ["r2"]
+    path.unlink()
+    traces.ended(traced(3))
+    assert ids(path) == ["r3"]
+
+
+def test_a_trace_file_that_is_no_file_is_refused_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for number, place in enumerate(("/dev/full", str(tmp_path / "pipe"), str(tmp_path))):
+        settings(place).ended(traced(1))
+        assert "the trace file cannot be written" in caplog.records[number].message
 
 
 @pytest.mark.parametrize(

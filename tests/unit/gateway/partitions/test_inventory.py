@@ -14,7 +14,7 @@ from sluice.gateway.partitions.inventory import (
 )
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
-from sluice.mps.partitions.partition import CpuPartition
+from sluice.mps.partitions.partition import CpuPartition, MpsPartition
 from tests.support.gateway.inventory import PlayedInventory, resized
 
 TABLE = LatencyTable.from_ms({1: 1})
@@ -84,6 +84,24 @@ def test_a_report_has_the_models_that_are_held() -> None:
     ready(known, HELD)
     (shown,) = json.loads(msgspec.json.encode(known.report()))
     assert (shown["worker"], shown["models"]) == (8, {"of-cpu0:1": 4096})
+
+
+def test_memory_usage_is_by_model_and_device() -> None:
+    gpus = [MpsPartition(f"mps{number}", f"GPU-{number // 2}", 50) for number in range(3)]
+    memory = {
+        "cpu0": {"m:1": 10},
+        "cpu1": {"m:1": 10},
+        "mps0": {"m:1": 5},
+        "mps1": {"n:2": 7, "m:1": 5},
+        "mps2": {"n:2": 7},
+    }
+    cores = [CpuPartition("cpu0", (0,)), CpuPartition("cpu1", (1,))]
+    known = Inventory([*cores, *gpus], memory_of=lambda name: memory[name])
+    gpu = {"type": "GPU", "id": 0}
+    assert known.memory_usage() == {
+        "m:1": [{"type": "CPU", "id": 0, "byte_size": 20}, {**gpu, "byte_size": 10}],
+        "n:2": [{**gpu, "byte_size": 7}, {"type": "GPU", "id": 1, "byte_size": 7}],
+    }
 
 
 def test_a_partition_that_is_resized_is_up_all_the_time() -> None:
