@@ -186,7 +186,7 @@ def test_a_wrong_configuration_is_reported_before_a_missing_repository(tmp_path:
     result = sluice("serve", "--config", str(config))
     assert (result.returncode, result.stderr) == (
         2,
-        f"sluice: {config}: http_port: expected a port from 0 (any free one) to 65535, got 70000\n",
+        f"sluice: {config}:1: http_port: expected a port from 0 (any free one) to 65535, got 70000\n",
     )
 
 
@@ -204,7 +204,7 @@ def test_validate_names_what_is_broken_and_where(repository: Path) -> None:
     pipeline.write_text(CASCADE.replace("below: 1.0", "below: 2"))
     result = sluice("validate", str(repository))
     assert result.returncode == 1
-    assert f"{pipeline}: stages.second.when.below: expected a threshold above 0 and at most 1, got 2" in result.stdout
+    assert f"{pipeline}:8: stages.second.when.below: expected a threshold above 0 and at most 1, got 2" in result.stdout
     assert "small:1: ok" in result.stdout
 
 
