@@ -49,16 +49,31 @@ class ClientTls(NamedTuple):
 NO_TLS = ClientTls()
 """The authorities of the system, and no certificate of the client."""
 
+_SIGNS = {
+    ("is not valid for '", "Hostname Verification Check failed"): "; use a name that its certificate has",
+    ("certificate has expired", "not yet valid"): "",
+    ("CERTIFICATE_VERIFY_FAILED",): "; give the certificate of its authority with --cacert FILE",
+    ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"): "; the server seems not to use TLS",
+    ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE"): "; it wants a certificate of the client: --cert FILE --key FILE",
+}
+"""Hints by what the texts of errors of TLS contain; the first one that fits counts."""
+_CLOSED = ("Socket closed", "Connection reset")
+_MAY_EXPECT_TLS = "; it may expect TLS: https:// or grpcs://"
 
-def tls_hint(error: BaseException) -> str:
-    """The end of a message about a failed connection: what to do about its cause, if that is TLS."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return "; give the certificate of its authority with --cacert FILE"
-    text = str(error)
-    if isinstance(error, ssl.SSLError) and ("WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text):
-        return "; the server seems not to use TLS"
-    if isinstance(error, ssl.SSLError) and ("CERTIFICATE_REQUIRED" in text or "HANDSHAKE_FAILURE" in text):
-        return "; the server wants a certificate of the client: --cert FILE --key FILE"
+
+def connection_hint(reason: BaseException | str, is_secure: bool) -> str:
+    """The end of a message about a failed connection: what to do about its cause, if that may be TLS.
+
+    `reason` is an error, or the text of one of gRPC. `is_secure` is True if the client used TLS.
+    """
+    text = str(reason)
+    for signs, hint in _SIGNS.items():
+        if any(sign in text for sign in signs):
+            return hint
+    # Servers end a handshake, or the first request, with no more than this.
+    closed = isinstance(reason, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError)
+    if closed or any(sign in text for sign in _CLOSED):
+        return "; it may want a certificate of the client that it trusts (--cert)" if is_secure else _MAY_EXPECT_TLS
     return ""
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from sluice.models.client_tls import NO_TLS, ClientTls, tls_hint
+from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.command_line import add_connection_options
 from sluice.models.errors import NotFoundError, ServingError
 
@@ -120,10 +120,7 @@ def _unreachable(url: str, error: OSError | http.client.HTTPException | ValueErr
     if isinstance(reason, http.client.BadStatusLine) and str(reason)[3:4] == _SETTINGS:
         return ServingError(f"{url}: this is a gRPC port; expected the server's HTTP port, which is 8000 by default")
     if isinstance(reason, OSError | str):
-        hint = tls_hint(reason) if isinstance(reason, OSError) else ""
-        if isinstance(reason, http.client.RemoteDisconnected):
-            is_secure = url.startswith("https://")
-            hint = "; it may want a certificate of the client (--cert)" if is_secure else "; it may expect https://"
+        hint = connection_hint(reason, url.startswith("https://"))
         return ServingError(f"{url}: cannot be reached: {reason}{hint}")
     said = "".join(each if each.isprintable() else "?" for each in str(reason).strip()) or type(reason).__name__
     return ServingError(f"{url}: expected an answer in HTTP, got {said:.200}")

@@ -1,13 +1,14 @@
 """The server's own figures of a run: batch sizes and rows by pipeline stage, from its Prometheus metrics."""
 
 import http.client
+import urllib.error
 import urllib.request
 from collections.abc import Iterable
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.models.client_tls import NO_TLS, ClientTls
+from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.errors import ConfigError
 
 Counters = dict[tuple[str, str, str], float]
@@ -62,7 +63,9 @@ def scrape(url: str, headers: Iterable[tuple[str, str]] = (), tls: ClientTls = N
         with opener.open(request, timeout=_TIMEOUT_S) as response:
             return read_counters(response.read().decode())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise ConfigError(f"--metrics-url {url}: {error}") from error
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        hint = connection_hint(reason, url.startswith("https://"))
+        raise ConfigError(f"--metrics-url {url}: {error}{hint}") from error
 
 
 def read_counters(text: str) -> Counters:

@@ -22,10 +22,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the Server scenario.
 
     `target` is `http://host:port`, `https://…`, `grpc://…`, `grpcs://…` or `sim:FILE`, and gets the `headers` with
-    every query; `model` names a model or a pipeline. The run ends
-    after `duration_s` or `queries`, whichever comes first; with `each_once` every sample is sent once. `percentile` is
-    the share of queries, in %, that has to meet `slo_ms`. `output` names the output to compare with the labels, by
-    default the model's first: class numbers, or scores whose largest gives the class.
+    every query; `model` names a model or a pipeline. The run ends after `duration_s` or `queries`, whichever comes
+    first; with `each_once` every sample is sent once. `percentile` is the share of queries, in %, that has to meet
+    `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class numbers, or
+    scores whose largest gives the class.
     """
 
     target: str

@@ -14,7 +14,7 @@ from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.loadgen.target.base import QueryListener, TargetUnreachable
 from sluice.loadgen.target.v2 import from_wire, wire_bytes
-from sluice.models.client_tls import NO_TLS, ClientTls
+from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -27,6 +27,8 @@ _TIMEOUT_S = 5.0
 _MAX_MESSAGE_BYTES = 1 << 30
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _RETRY_AFTER = "retry-after"
+_KEY_PREFIX = "triton-grpc-protocol-"
+"""Servers of Triton's protocol expect the key of a restricted group under its name with this prefix."""
 _OPTIONS = [
     # Without this option the channels of a process share one connection.
     ("grpc.use_local_subchannel_pool", 1),
@@ -36,7 +38,10 @@ _OPTIONS = [
 
 
 class GrpcTarget:
-    """A V2 server at `grpc://host:port`, or over TLS at `grpcs://host:port`; headers are sent as metadata."""
+    """A V2 server at `grpc://host:port`, or over TLS at `grpcs://host:port`.
+
+    Headers are sent as metadata, under their names and as keys of restricted groups.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,9 @@ class GrpcTarget:
         scheme, _, address = url.partition("://")
         self._address = address.rstrip("/")
         self._credentials = grpc.ssl_channel_credentials(*tls.pem()) if scheme == "grpcs" else None
-        self._metadata = tuple((name.lower(), value) for name, value in headers)
+        named = [(name.lower(), value) for name, value in headers]
+        keys = [(_KEY_PREFIX + name, value) for name, value in named if not name.startswith(_KEY_PREFIX)]
+        self._metadata = (*named, *keys)
         self._model = model
         self._slo_ms = slo_ms
         self._channels: list[grpc.aio.Channel] = []
@@ -66,7 +73,9 @@ class GrpcTarget:
                 answer = await stub.ModelMetadata(request, timeout=_TIMEOUT_S, metadata=self._metadata)
             except grpc.aio.AioRpcError as error:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                    raise TargetUnreachable(f"--target {self._address}: {error.details()}") from error
+                    reason = error.details() or error.code().name
+                    hint = connection_hint(reason, self._credentials is not None)
+                    raise TargetUnreachable(f"--target {self._address}: {reason}{hint}") from error
                 raise ConfigError(f"--model {self._model}: {error.code().name} {error.details()}") from error
         return TargetModel(_specs(answer.inputs), _specs(answer.outputs))
 

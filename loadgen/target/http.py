@@ -18,7 +18,7 @@ from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.loadgen.target.base import QueryListener, TargetUnreachable
 from sluice.loadgen.target.http_response import ProtocolError, Response, ResponseReader
 from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
-from sluice.models.client_tls import NO_TLS, ClientTls, tls_hint
+from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.errors import ConfigError
 
 MAX_BACKLOG = 8192
@@ -77,7 +77,8 @@ class HttpTarget:
         try:
             await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_AT_START, self._connections))))
         except OSError as error:
-            raise TargetUnreachable(f"--target {self._authority}: cannot connect: {error}{tls_hint(error)}") from error
+            hint = connection_hint(error, self._tls is not None)
+            raise TargetUnreachable(f"--target {self._authority}: cannot connect: {error}{hint}") from error
 
     def issue(self, query: int, sample: int) -> None:
         """Send on a free connection, or append to the backlog."""
@@ -180,7 +181,7 @@ class HttpTarget:
             response = connection.getresponse()
             return response.status, response.read()
         except OSError as error:
-            reason = f"{error or type(error).__name__}{tls_hint(error)}"
+            reason = f"{error or type(error).__name__}{connection_hint(error, self._tls is not None)}"
             raise TargetUnreachable(f"--target {self._authority}: {reason}") from error
         except http.client.HTTPException as error:
             problem = f"not an HTTP server; for a gRPC port give grpc://{self._authority}"
