@@ -32,6 +32,8 @@ _SAME_NAME = (
     "cache_bytes",
 )
 """Options that override the configuration key of the same name."""
+_DIRECTORY = "DIR"
+"""The origin of a repository that is named without an option."""
 _LISTS = {"load_models": "load_model", "open_groups": "open_group", "allowed_hosts": "allowed_host"}
 """Repeatable options by the key that they override."""
 
@@ -253,6 +255,7 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
 
     from sluice.gateway.config.server_config import ServerConfig, convert_config, read_document
     from sluice.models.conversion import NO_LINES
+    from sluice.models.errors import ConfigError
 
     document, lines = (None, NO_LINES) if options.config is None else read_document(options.config)
     config = ServerConfig() if options.config is None else convert_config(document, str(options.config), lines)
@@ -275,7 +278,11 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
     for name in _SAME_NAME:
         override(getattr(options, name), name, name)
     if directories := [str(path) for path in options.files if path.is_dir()]:
-        override([*(options.repository or ()), *directories], "repository", "repository")
+        if options.repository is not None and "repository" not in options.environment:
+            raise ConfigError(
+                f"expected the repository as {directories[0]} or as --repository {options.repository[0]}, got both"
+            )
+        settings["repository"], given["repository"] = directories, _DIRECTORY
     override(None if options.policy is None else {"name": options.policy}, "policy", "policy")
     override(options.objective, "objective", "policy", "objective")
     override(options.max_delay_ms, "max_delay_ms", "policy", "max_delay_ms")

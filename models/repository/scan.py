@@ -198,6 +198,8 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
             name = name_of_file(path)
             check_name(path, name)
             return ModelEntry(form.read_tensors(path).spec(name, 1, max_batch_size), path, form.backend)
+    if not path.exists():
+        raise ConfigError(f"{path}: cannot be read: there is no such file or directory")
     endings = " or ".join(form.suffix for form in _FORMATS if form.read_tensors is not None)
     raise ConfigError(f"{path}: expected a file ending in {endings}")
 

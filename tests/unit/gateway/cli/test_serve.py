@@ -1,3 +1,7 @@
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from sluice.gateway.cli.main import main
@@ -15,3 +19,74 @@ def test_what_neither_a_repository_nor_clients_give_cannot_be_served(capsys: pyt
     assert "expected --repository DIR, model files, a triton server in the configuration, or" in capsys.readouterr().err
     assert main(["serve", "mlp.onnx", "--load-model", "mlp"]) == 2
     assert "load_models requires control explicit, got control none" in capsys.readouterr().err
+
+
+def test_a_directory_is_a_repository(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directories = [str(tmp_path / name) for name in ("a", "b")]
+    for directory in directories:
+        Path(directory).mkdir()
+    by_option = shown(["--repository", directories[0], "--repository", directories[1]], capsys)
+    assert shown(directories, capsys) == by_option | {"repository": {"value": directories, "origin": "DIR"}}
+    assert main(["serve", directories[0], "--repository", directories[1]]) == 2
+    assert capsys.readouterr().err == (
+        f"sluice: expected the repository as {directories[0]} or as --repository {directories[1]}, got both\n"
+    )
+    assert main(["serve", directories[0], "mlp.onnx"]) == 2
+    assert capsys.readouterr().err == "sluice: expected either --repository DIR or model files\n"
+
+
+def test_a_directory_replaces_the_repository_of_the_environment_and_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_REPOSITORY", "/models")
+    (tmp_path / "sluice.yaml").write_text("repository: /others\n")
+    found = shown([str(tmp_path), "--config", str(tmp_path / "sluice.yaml")], capsys)
+    assert found["repository"] == {"value": [str(tmp_path)], "origin": "DIR"}
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """All settings that `sluice serve` would have, with their origins."""
+    assert main(["config", "show", "--json", *arguments]) == 0
+    settings: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("SLUICE_HTTP_PROT", "SLUICE_HTTP_PORT"),
+        ("SLUICE_REPOSITOY", "SLUICE_REPOSITORY"),
+        ("SLUICE_ALLOW_UPLAODS", "SLUICE_ALLOW_UPLOAD"),
+        ("SLUICE_LOGLEVEL", "SLUICE_LOG_LEVEL"),
+        ("SLUICE_SERVICE_HOST", None),  # Kubernetes sets it for a service of that name
+        ("SLUICE_COMPILE", None),
+    ],
+)
+def test_a_variable_with_nearly_the_name_of_an_option_is_reported(
+    variable: str, meant: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "8123")
+    assert main(["config", "check"]) == 0
+    note = f"sluice: the environment variable {variable} has no effect; did you mean '{meant}'?\n"
+    assert capsys.readouterr().err == ("" if meant is None else note)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("SLUICE_CONTROL", "pol", "did you mean 'poll'?"),
+        ("SLUICE_DEFAULT_SLO_MS", "50mss", "expected a number of milliseconds"),
+        ("SLUICE_ALLOW_UPLOAD", "maybe", "SLUICE_ALLOW_UPLOAD: expected true or false, got 'maybe'"),
+        ("SLUICE_HTTP_PORT", "70000", "command line and environment: http_port: expected a port"),
+    ],
+)
+def test_a_wrong_value_of_a_variable_is_refused(
+    variable: str, value: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    try:
+        status = main(["serve", "mlp.onnx"])
+    except SystemExit as left:
+        status = int(str(left.code))
+    assert status == 2
+    assert reason in capsys.readouterr().err

@@ -163,8 +163,10 @@ def test_a_file_is_served_by_itself(tmp_path: Path) -> None:
         ("model.pt", r"model\.pt: expected a file ending in \.onnx or \.timed\.json"),
         ("request.onnx", "'request' cannot name a model"),
         ("gone.onnx", "cannot be read: No such file"),
+        ("modles", "modles: cannot be read: there is no such file or directory"),
     ],
 )
 def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "model.pt").touch()
     with pytest.raises(ConfigError, match=message):
         entry_of_file(tmp_path / name)
