@@ -7,8 +7,10 @@ from typing import NamedTuple
 from sluice.gateway.deployment.override import Override
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.repository.entry import FileStamps, file_stamps, needed_names
+from sluice.models.repository.entry import needed_names
+from sluice.models.repository.names import entries_of, is_entry
 from sluice.models.repository.scan import ModelEntry, Repository, Selection
+from sluice.models.repository.stamps import FileStamps, file_stamps
 from sluice.models.spec import public_key
 from sluice.models.triton_config.instance_groups import CPU
 
@@ -40,11 +42,11 @@ class RevisionSource(NamedTuple):
 
     def find(self, name: str) -> Path | None:
         """The first entry of a name."""
-        return next((path for each in self.directories if (path := each / name).is_dir()), None)
+        return next((path for each in self.directories if is_entry(path := each / name)), None)
 
     def is_doubled(self, name: str) -> bool:
         """True if several directories have an entry of a name, which is not served then."""
-        return sum((directory / name).is_dir() for directory in self.directories) > 1
+        return sum(is_entry(directory / name) for directory in self.directories) > 1
 
     def entry(self, name: str, overrides: Mapping[str, Override]) -> Path | None:
         """The directory that a name is read from."""
@@ -52,14 +54,8 @@ class RevisionSource(NamedTuple):
         return override.entry if override is not None and override.entry is not None else self.find(name)
 
     def names(self) -> set[str]:
-        """The names of all entries."""
-        return {
-            entry.name
-            for directory in self.directories
-            if directory.is_dir()
-            for entry in directory.iterdir()
-            if entry.is_dir() and entry.name[0] != "."
-        }
+        """The names of all entries; raises OSError if a directory cannot be read, or is not there."""
+        return {entry.name for directory in self.directories for entry in entries_of(directory)}
 
     def needed(
         self, names: Collection[str], deployed: Mapping[str, Deployed], overrides: Mapping[str, Override]
@@ -102,6 +98,7 @@ def read_revision(
     entries = {name: source.entry(name, overrides) for name in sorted(names)}
     configs = {name: override.config for name, override in overrides.items()}
     needs = {name: needed_names(path, configs.get(name, "")) for name, path in entries.items() if path is not None}
+    # Before the files are read, so that what changes meanwhile is seen as a change later.
     files = {name: file_stamps(path) for name, path in entries.items() if path is not None and name not in overrides}
     kept = {
         public_key(entry.spec.key): entry
@@ -141,7 +138,7 @@ def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, D
         models = tuple(entry for entry in entries if entry.spec.name == name)
         pipelines = tuple(single_model(entry.spec) for entry in models) or (repository.pipelines[name],)
         needs = frozenset[str]() if path is None else needed_names(path)
-        deployed[name] = Deployed(models, pipelines, needs, None if path is None else file_stamps(path))
+        deployed[name] = Deployed(models, pipelines, needs, None if path is None else repository.files.get(name, {}))
     return deployed
 
 
