@@ -28,6 +28,7 @@ from sluice.models.errors import (
     UnsupportedModel,
 )
 from sluice.models.regular_file import printable
+from sluice.models.sources.source import SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class Deployer:
             if override is not None:
                 await asyncio.to_thread(_write, override, name)
             overrides = {} if override is None else {name: override}
+            if always:
+                await self._refresh(name)
             async with self._exclusive(name, overrides):
                 await self._load(name, self.dependencies.overrides(without=name) | overrides, always=always)
         except BaseException:
@@ -131,6 +134,13 @@ class Deployer:
             override.discard()
 
     # -- loading
+
+    async def _refresh(self, name: str) -> None:
+        """Bring the copies of sources up to date; raises RequestError if one cannot be read."""
+        try:
+            await asyncio.to_thread(self.source.refresh)
+        except SourceError as error:
+            raise RequestError(f"load failed for model '{name}': {error}") from error
 
     async def _load(self, name: str, overrides: Mapping[str, Override], *, always: bool) -> None:
         if name not in overrides and self.source.entry(name, overrides) is None:

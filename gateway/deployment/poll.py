@@ -12,6 +12,7 @@ from sluice.models.errors import RejectedError, ServingError
 from sluice.models.regular_file import printable
 from sluice.models.repository.names import is_foreign, why_foreign
 from sluice.models.repository.stamps import FileStamps, file_stamps
+from sluice.models.sources.source import SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,10 @@ class Poll:
         Raises OSError if a directory cannot be read: nothing is known then of what is gone.
         """
         source = self._deployer.source
+        try:
+            source.refresh()
+        except SourceError as error:
+            log(logger, logging.ERROR, "a source cannot be read; its copy is served", reason=str(error))
         names = sorted(source.names())
         found = {name: self._files(name) for name in names if not is_foreign(name)}
         foreign = {printable(name): why_foreign(name) for name in names if is_foreign(name)}

@@ -1,18 +1,25 @@
 """Revisions: the versions that are served under a name, and how the next ones are read from a repository."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from sluice.gateway.deployment.override import Override
+from sluice.gateway.observability.logs import log
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.regular_file import printable
 from sluice.models.repository.entry import needed_names
 from sluice.models.repository.names import entries_of, is_entry
 from sluice.models.repository.scan import ModelEntry, Repository, Selection
 from sluice.models.repository.stamps import FileStamps, file_stamps
+from sluice.models.sources.mirror import Mirror
+from sluice.models.sources.source import SourceError
 from sluice.models.spec import public_key
 from sluice.models.triton_config.instance_groups import CPU
+
+logger = logging.getLogger(__name__)
 
 
 class Deployed(NamedTuple):
@@ -31,7 +38,8 @@ class Deployed(NamedTuple):
 class RevisionSource(NamedTuple):
     """The place that revisions are read from.
 
-    `remote` are models that have no files here, and `kinds` are the kinds of the partitions.
+    `remote` are models that have no files here, and `kinds` are the kinds of the partitions. `mirrors` keep those of
+    the directories that are copies of sources.
     """
 
     directories: Sequence[Path]
@@ -39,6 +47,22 @@ class RevisionSource(NamedTuple):
     max_batch_sizes: Mapping[str, int]
     remote: Mapping[str, ModelEntry]
     kinds: Collection[str] = (CPU,)
+    mirrors: Sequence[Mirror] = ()
+
+    def refresh(self) -> None:
+        """Bring the copies of sources up to date, and log what stays as it was; blocks.
+
+        Raises SourceError, after all others have been tried, if a source cannot be read; its copy stays as it was.
+        """
+        errors: list[SourceError] = []
+        for mirror in self.mirrors:
+            try:
+                for name, reason in mirror.refresh().items():
+                    log(logger, logging.WARNING, "the copy stays as it was", name=printable(name), reason=reason)
+            except SourceError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def find(self, name: str) -> Path | None:
         """The first entry of a name."""

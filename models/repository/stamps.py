@@ -12,8 +12,8 @@ FileStamps = Mapping[str, frozenset[Stamp]]
 """What tells a file from the one that was there before, by the version or file of the entry.
 
 Path, device, inode, time of change of contents and of status in nanoseconds, and bytes. The latter time cannot be set:
-it shows a file that was written again with the size and time of the old one. A folder has no size and no times here,
-since temporary files change them; an entry that cannot be read has its path and the reason.
+it shows a file that was written again with the size and time of the old one. A folder within has its path alone, and
+what cannot be read its path and the reason.
 """
 
 MAX_FILES = 100_000
@@ -50,7 +50,7 @@ def _stamps(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Stamp]:
     except OSError as error:  # it has just been deleted, is a link that leads nowhere, or may not be read
         yield str(path), str(error.strerror)
         return
-    yield (str(path), *place, 0, 0, 0)
+    yield (str(path),)
     for name in names:
         if not _is_passed_over(name):
             yield from _stamps(path / name, above | {place})

@@ -146,21 +146,21 @@ async def test_files_that_are_being_written_are_left_alone_until_they_stay_the_s
 async def test_a_repository_that_is_not_there_for_a_moment_changes_nothing(gateway: Served, repository: Path) -> None:
     poll = Poll(gateway.deployer, 1)
     await poll.look()
-    repository.rename(repository.with_name("moved"))
+    shutil.move(repository, f"{repository}-moved")
     with pytest.raises(FileNotFoundError):
         await poll.look()
     assert gateway.index == ALL
-    repository.with_name("moved").rename(repository)
+    shutil.move(f"{repository}-moved", repository)
 
 
 @served
 async def test_what_cannot_be_a_model_is_listed_while_it_is_there(gateway: Served, repository: Path) -> None:
     poll = Poll(gateway.deployer, 1)
-    odd = Path(os.fsdecode(os.fsencode(repository) + b"/mod\xe8le"))
-    odd.mkdir()
+    odd = os.fsencode(repository) + b"/mod\xe8le"
+    os.mkdir(odd)
     await poll.look()
     (reason,) = [reason for name, _, reason in gateway.index if name == "mod\\xe8le:"]
     assert reason.startswith("'mod\\xe8le' cannot name a model or a pipeline")
-    odd.rmdir()
+    os.rmdir(odd)
     await poll.look()
     assert gateway.index == ALL
