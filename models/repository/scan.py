@@ -213,7 +213,7 @@ class _Reading(NamedTuple):
         replaced, names = self.selection.directories, self.selection.names
         found = {name: [path] for name, path in replaced.items()}
         for directory in directories:
-            if not str(directory).isprintable():  # workers and clients could not be told of its files
+            if not str(directory).isprintable():  # messages to workers and clients could not name its files
                 raise ConfigError(f"{printable(str(directory))}: expected a model repository with a path in UTF-8")
             try:
                 there = entries_of(directory)

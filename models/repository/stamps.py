@@ -1,4 +1,4 @@
-"""What tells the files of a repository entry from those that were there before."""
+"""Stamps of files, which tell those of a repository entry from those that were there before."""
 
 import os
 import stat
@@ -9,7 +9,7 @@ from pathlib import Path
 Stamp = tuple[str | int, ...]
 """The parts of a stamp, as in `FileStamps`."""
 FileStamps = Mapping[str, frozenset[Stamp]]
-"""What tells a file from the one that was there before, by the version or file of the entry.
+"""Stamps of files, which tell each from the one that was there before, by the version or file of the entry.
 
 Path, device, inode, time of change of contents and of status in nanoseconds, and bytes. The latter time cannot be set:
 it shows a file that was written again with the size and time of the old one. A folder within has its path alone, and

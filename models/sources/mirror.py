@@ -47,7 +47,7 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct):
-    """What a mirror has: files by path, of what is served (by entry), and of what was refused, with their tags."""
+    """The record of a mirror: served files by entry and path, and the tags of the files of entries that were refused."""
 
     url: str
     entries: dict[str, dict[str, _Copied]] = {}

@@ -13,7 +13,7 @@ EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az", "http": "http", "htt
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>.+)", re.DOTALL)
 _TAGS = ("ETag", "etag", "e_tag", "blob_id", "generation", "Content-MD5", "LastModified", "last_modified")
-"""What tells two contents of a file apart, the best first, by the names that file systems of fsspec give it."""
+"""Properties that tell two contents of a file apart, the best first, by the names in file systems of fsspec."""
 _LAST_RESORTS = ("Last-Modified", "mtime", "created")
 
 

@@ -148,7 +148,7 @@ def test_a_copy_that_was_cut_short_or_lost_its_state_is_made_again(bucket: Bucke
     ]
 
 
-def test_what_is_not_served_any_more_is_removed_but_for_the_revision_before(bucket: Bucket, mirror: Mirror) -> None:
+def test_what_is_not_served_any_more_is_removed_except_the_revision_before(bucket: Bucket, mirror: Mirror) -> None:
     for text in (b"good 1", b"good 2", b"good 3", b"good 4"):
         bucket.contents["m/1/model"] = text
         mirror.refresh()
