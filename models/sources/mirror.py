@@ -47,7 +47,7 @@ class _Copied(msgspec.Struct, frozen=True):
 
 
 class _State(msgspec.Struct):
-    """The record of a mirror: served files by entry and path, and the tags of the files of entries that were refused."""
+    """The record of a mirror: served files by entry and path, and the tags of the files of refused entries."""
 
     url: str
     entries: dict[str, dict[str, _Copied]] = {}
