@@ -21,6 +21,7 @@ def _validate(options: argparse.Namespace) -> int:
     from sluice.batcher.policies.registry import batch_policies
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.deployment.read import read_models
+    from sluice.models.repository.names import SYSTEM_DIRECTORIES
 
     batch_policies()
     path_planners()
@@ -39,7 +40,8 @@ def _validate(options: argparse.Namespace) -> int:
         print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
     for broken in repository.broken:
         print(broken.reason)
-    return 1 if repository.broken or unloadable else 0
+    meant = [each for each in repository.broken if each.name not in SYSTEM_DIRECTORIES]
+    return 1 if meant or unloadable else 0
 
 
 def _validate_model(key: str, entry: "ModelEntry") -> bool:

@@ -27,6 +27,8 @@ from sluice.models.errors import (
     ServingError,
     UnsupportedModel,
 )
+from sluice.models.regular_file import printable
+from sluice.models.sources.source import SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -65,19 +67,22 @@ class Deployer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def load(self, name: str, override: Override | None = None) -> None:
-        """Serve a name as it is in the repository now, or with an override; nothing happens if it is served so already.
+    async def load(self, name: str, override: Override | None = None, *, always: bool = False) -> None:
+        """Serve a name as it is in the repository now, or with an override.
 
-        Everything that needs it is reloaded with it, and what it needs is loaded if it is not there. Raises
-        RequestError when that fails, RejectedError when there is no room for it now, ModelNotFound without an entry of
-        the name, and ForbiddenRequest if the override has code and may not.
+        If it is served so already, nothing happens, unless it is `always` to be read and loaded again. Everything that
+        needs it is reloaded with it, and what it needs is loaded if it is not there. Raises RequestError when that
+        fails, RejectedError when there is no room for it now, ModelNotFound without an entry of the name, and
+        ForbiddenRequest if the override has code and may not.
         """
         try:
             if override is not None:
                 await asyncio.to_thread(_write, override, name)
             overrides = {} if override is None else {name: override}
+            if always:
+                await self._refresh(name)
             async with self._exclusive(name, overrides):
-                await self._load(name, self.dependencies.overrides(without=name) | overrides)
+                await self._load(name, self.dependencies.overrides(without=name) | overrides, always=always)
         except BaseException:
             if override is not None:
                 override.discard()
@@ -114,6 +119,10 @@ class Deployer:
                     raise RejectedError("the server is stopping") from None
                 raise
 
+    def list_foreign(self, reasons: Mapping[str, str]) -> None:
+        """Show these directories of the repository, with the reasons why they are no models, and no others."""
+        self._registry.list_foreign(reasons)
+
     def close(self) -> None:
         """Refuse present and future changes, and remove the files that clients gave."""
         self._registry.start_draining()
@@ -126,7 +135,14 @@ class Deployer:
 
     # -- loading
 
-    async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
+    async def _refresh(self, name: str) -> None:
+        """Bring the copies of sources up to date; raises RequestError if one cannot be read."""
+        try:
+            await asyncio.to_thread(self.source.refresh)
+        except SourceError as error:
+            raise RequestError(f"load failed for model '{name}': {error}") from error
+
+    async def _load(self, name: str, overrides: Mapping[str, Override], *, always: bool) -> None:
         if name not in overrides and self.source.entry(name, overrides) is None:
             overrides = self.dependencies.overrides()  # a client may have given its files before
         if self.source.entry(name, overrides) is None:
@@ -138,14 +154,14 @@ class Deployer:
         number = next(self._numbers)
         try:
             # A model that workers could not load is tried again.
-            reread = () if self._registry.broken(name) is None else {name}
+            reread = {name} if always or self._registry.broken(name) is not None else ()
             revision = _whole(await self._revision(names, number, overrides, reread), returning)
-            if self._is_same(name, revision, overrides):
+            if not always and self._is_same(name, revision, overrides):
                 return
             prepared = await self._prepare(names, number, revision, overrides)
             await self._load_and_wait(prepared)
         except BaseException as error:
-            reason = str(error) or "loading was cancelled"
+            reason = printable(str(error)) or "loading was cancelled"
             for override in overrides.values():
                 reason = override.without_directory(reason)
             if name not in served:

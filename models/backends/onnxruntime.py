@@ -1,18 +1,23 @@
 """ONNX models on ONNX Runtime, with exactly the given threads and never on another provider than requested."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
 from sluice.models.backends.base import GpuOptions
-from sluice.models.errors import BackendFailed, PartitionError, first_line
+from sluice.models.errors import BackendFailed, ConfigError, PartitionError, first_line
+from sluice.models.regular_file import open_regular
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
 from sluice.models.triton_config.model_config import decode_config
+from sluice.models.triton_config.onnx_outline import OnnxOutline, check_external, is_inside, read_outline
 from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
 
 CPU = "CPUExecutionProvider"
@@ -124,8 +129,12 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     if provider not in available:
         raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
     asked = session_options(decode_config(config), path) if config else SessionOptions()
+    options = _options(asked, threads)
     try:
-        session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
+        with _linked_weights(Path(path), options):
+            session = ort.InferenceSession(path, options, providers=[(provider, _provider_options(gpu))])
+    except ConfigError as error:
+        raise BackendFailed(str(error)) from error
     except Exception as error:  # as above
         raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
@@ -136,6 +145,37 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
         run_options = run_options or ort.RunOptions()
         run_options.add_run_config_entry(name, value)
     return OnnxRuntimeBackend(session, path, run_options)
+
+
+@contextmanager
+def _linked_weights(path: Path, options: ort.SessionOptions) -> Iterator[None]:
+    """Give ONNX Runtime the weights that links beside a model lead to, while it makes a session.
+
+    It takes no file that lies outside of the directory of the model, where stores of files by their contents have it.
+    """
+    try:
+        outline = read_outline(path)
+    except ConfigError:
+        if path.exists() and not path.is_file():  # to open it might take for ever
+            raise
+        outline = OnnxOutline()  # ONNX Runtime has a reason of its own
+    check_external(path, outline)
+    inside = filter(is_inside, outline.external)
+    places = {location: os.path.realpath(path.parent / location) for location in inside}
+    homes = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}
+    linked = {
+        location: place
+        for location, place in sorted(places.items())
+        if not any(os.path.commonpath((home, place)) == home for home in homes)
+    }
+    with ExitStack() as opened:
+        if linked:
+            maps = []
+            for place in linked.values():
+                file = opened.enter_context(open_regular(Path(place)))
+                maps.append(opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+            options.add_external_initializers_from_files_in_memory(list(linked), maps, [len(each) for each in maps])
+        yield
 
 
 @cache

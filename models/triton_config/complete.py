@@ -1,5 +1,6 @@
 """Completes a model's configuration from the model file, and checks the rest of it against the file."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +10,7 @@ import msgspec
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.regular_file import read_text
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.check import PLATFORMS, check_batching, check_options, check_warm_up
@@ -28,7 +30,6 @@ from sluice.models.triton_config.model_config import (
 from sluice.models.triton_config.pbtxt import encode_config
 
 _Config = TypeVar("_Config", bound=TensorConfig)
-_MAX_LABEL_BYTES = 16 << 20
 
 
 def configured_spec(
@@ -104,20 +105,20 @@ def complete_ensemble(
 def read_labels(path: Path, filename: str) -> tuple[str, ...]:
     """The lines of a label file in the directory of the configuration `path`; none without a name.
 
-    Raises ConfigError for a file that cannot be read, or is not in that directory.
+    Raises ConfigError for a file that cannot be read, or whose name leads out of that directory. It may be a
+    link.
     """
     if not filename:
         return ()
-    file = path.parent / filename
     at = f"{path}: label_filename: {filename}"
-    if not file.resolve().is_relative_to(path.parent.resolve()):
+    if os.path.isabs(filename) or ".." in Path(filename).parts:
         raise ConfigError(f"{at}: expected a file in the directory of the model")
+    file = path.parent / filename
     try:
-        if file.stat().st_size > _MAX_LABEL_BYTES:
-            raise ConfigError(f"{at}: expected at most {_MAX_LABEL_BYTES} bytes")
-        return tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{at}: cannot be read: {error}") from error
+        text = read_text(file)
+    except (ConfigError, ValueError) as error:  # ValueError: a name that no file can have
+        raise ConfigError(f"{at}: {str(error).removeprefix(f'{file}: ')}") from error
+    return tuple(line.strip() for line in text.removesuffix("\n").split("\n")) if text else ()
 
 
 def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, default_rows: int) -> TritonModelConfig:

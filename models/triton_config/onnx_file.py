@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
+from sluice.models.triton_config.onnx_outline import check_external, read_outline
 
 _DATATYPE: dict[int, DataType] = {
     onnx.TensorProto.BOOL: DataType.BOOL,
@@ -28,28 +29,26 @@ _DATATYPE: dict[int, DataType] = {
 
 
 def read_tensors(path: Path) -> FileTensors:
-    """Return the tensors of the model in `path`; its weights are not kept.
+    """Return the tensors of the model in `path`; its weights are not read.
 
     The model is batchable if the first dimension of all its tensors is one symbol that no other dimension uses
     (dimensions without a name count as that symbol). Raises ConfigError, with the path, for a file that cannot be read
     and for tensors that the protocol cannot carry.
     """
+    outline = read_outline(path)
     try:
-        data = path.read_bytes()
-        graph = onnx.load_model_from_string(data).graph
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        values = [onnx.ValueInfoProto.FromString(value) for value in outline.inputs]
+        outputs = [onnx.ValueInfoProto.FromString(value) for value in outline.outputs]
     except DecodeError as error:
         raise ConfigError(f"{path}: not an ONNX model: {error}") from error
-    weights = {tensor.name for tensor in graph.initializer}
-    weights.update(tensor.values.name for tensor in graph.sparse_initializer)
-    inputs = [value for value in graph.input if value.name not in weights]
-    if not graph.output:
+    inputs = [value for value in values if value.name not in outline.weights]
+    if not outputs:
         raise ConfigError(f"{path}: not an ONNX model: the graph has no outputs")
+    check_external(path, outline)
     return FileTensors(
         tuple(_tensor(path, "input", value) for value in inputs),
-        tuple(_tensor(path, "output", value) for value in graph.output),
-        _has_batch_dimension(inputs, list(graph.output)),
+        tuple(_tensor(path, "output", value) for value in outputs),
+        _has_batch_dimension(inputs, outputs),
         "onnxruntime_onnx",
     )
 

@@ -6,6 +6,7 @@ import msgspec
 
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.regular_file import read_text
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
 
@@ -33,12 +34,10 @@ _decode = msgspec.json.Decoder(TimedFile).decode
 
 def read_timed_file(path: Path) -> TimedFile:
     """Read the file of a timed model; raises ConfigError with the path."""
+    text = read_text(path)
     try:
-        file = _decode(path.read_bytes())
+        file = _decode(text)
         _ = file.table  # a bad table is an error of the file, not of a later batch
-
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
     for index, output in enumerate(file.outputs):
