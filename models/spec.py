@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice.models.dynamic_batching import DynamicBatching
-from sluice.models.tensors.spec import TensorSpec
+from sluice.models.tensors.spec import DeclaredTensors, TensorSpec
 
 
 def revision_key(name: str, version: int, revision: int) -> str:
@@ -46,6 +46,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def batchable(self) -> bool:
         """Return whether several requests may share a batch."""
         return self.max_batch_size > 0
+
+    @property
+    def declared(self) -> DeclaredTensors:
+        """The tensors for a worker, which needs no labels."""
+        return DeclaredTensors(
+            self.inputs, tuple(msgspec.structs.replace(output, labels=()) for output in self.outputs)
+        )
 
     @property
     def menu(self) -> tuple[int, ...]:

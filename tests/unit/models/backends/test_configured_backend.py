@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from sluice.models.backends.configured import ReshapedBackend, warm_up_runs, warm_up_shapes
+from sluice.models.backends.first_runs import blank_batch
 from sluice.models.errors import BackendFailed
-from sluice.models.measuring.quick import blank_batch
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.model_config import OutputConfig, Reshape, TritonModelConfig
@@ -47,8 +47,8 @@ def test_warm_up_runs_are_those_of_the_configuration() -> None:
 def test_variable_dimensions_are_warmed_and_timed_at_the_size_of_a_warm_up() -> None:
     shapes = warm_up_shapes(config(warm_up()))
     assert shapes == {"x": (5,)}
-    assert blank_batch(Echo((-1, -1)), True, 2, shapes)["x"].shape == (2, 5)
-    assert blank_batch(Echo((-1, -1)), True, 2)["x"].shape == (2, 1)
+    assert blank_batch(Echo((-1,)).inputs, 2, shapes)["x"].shape == (2, 5)
+    assert blank_batch(Echo((-1,)).inputs, 2)["x"].shape == (2, 1)
 
 
 def test_without_a_configuration_there_is_no_warm_up() -> None:
