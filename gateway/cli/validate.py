@@ -46,6 +46,7 @@ def _validate_model(key: str, entry: "ModelEntry") -> bool:
     """Load a model and run it at its batch sizes, as a worker would, and print the outcome."""
     from sluice.models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
     from sluice.models.measuring.quick import measure_steps, run_to_end
+    from sluice.models.spec import describe_batching
 
     spec = entry.spec
     try:
@@ -56,6 +57,5 @@ def _validate_model(key: str, entry: "ModelEntry") -> bool:
     except Exception as error:  # a backend may raise anything
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False
-    batches = f"batches of up to {spec.max_batch_size}" if spec.batchable else "no batches"
-    print(f"{key}: ok, {batches}")
+    print(f"{key}: ok, {describe_batching(spec.max_batch_size, spec.batching_note)}")
     return True

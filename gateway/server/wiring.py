@@ -18,6 +18,7 @@ from sluice.batcher.settings.initial_residency import InitialResidency, initial_
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
+from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.known_sizes import KnownSizes
@@ -165,6 +166,7 @@ def build_gateway(
     check_arenas(config.limits)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
+    log_batching(repository.models.values())
     core = _build_core(config, repository, triton)
     state = _build_state(config, core)
     execution = _build_execution(config, core, state, journal, processes, mps, surroundings)

@@ -1,19 +1,23 @@
 """ONNX models on ONNX Runtime, with exactly the given threads and never on another provider than requested."""
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
 import numpy as np
-import onnxruntime as ort
 
 from sluice.models.backends.base import GpuOptions
 from sluice.models.errors import BackendFailed, PartitionError, first_line
+from sluice.models.processes import TELEMETRY_OFF
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
 from sluice.models.triton_config.model_config import decode_config
 from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
+
+os.environ.update(TELEMETRY_OFF)  # the library reads it when it is imported
+import onnxruntime as ort
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

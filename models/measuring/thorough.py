@@ -40,8 +40,8 @@ def profile_steps(
     Call it in a process that holds no other model, with a new meter of its memory. Inputs, and the check against
     `declared`, are as for `quick.measure_steps`. A batch size is warmed up and then run until its median is settled
     (see `is_settled`), at least `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for
-    `TIME_NS`, at least `LEAST_RUNS` times. The measurement ends before the first size that memory is too small for, unless it is the first
-    of all. All figures are order statistics, which single disturbed runs do not move.
+    `TIME_NS`, at least `LEAST_RUNS` times. The measurement ends before the first size that memory is too small for,
+    unless it is the first of all. All figures are order statistics, which single disturbed runs do not move.
     """
     started = time.monotonic_ns()
     backend = load()

@@ -48,6 +48,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
         config=spec.config,
         revision=spec.revision,
         response_cache=spec.response_cache,
+        batching_note=spec.batching_note,
     )
 
 
@@ -62,6 +63,7 @@ def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
         platform=PLATFORM,
         config="",
         response_cache=False,
+        batching_note="",
         inputs=tuple(msgspec.structs.replace(tensor, optional=False) for tensor in specs[0].inputs),
     )
     pipeline = single_model(seen)

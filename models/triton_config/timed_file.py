@@ -61,4 +61,5 @@ def read_tensors(path: Path) -> FileTensors:
         )
         for tensors in (file.inputs, file.outputs)
     )
-    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size)
+    reason = "" if batchable else "max_batch_size is 0 in the model's file"
+    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size, reason)
