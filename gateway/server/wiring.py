@@ -49,6 +49,7 @@ from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.latency_log import LatencyLog
 from sluice.gateway.partitions.partition_log import log_change
 from sluice.gateway.partitions.partition_metrics import PartitionMetrics
+from sluice.gateway.partitions.worker_output import launch_logged_worker
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
@@ -70,7 +71,7 @@ from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.partition import CpuPartition, Partition
-from sluice.mps.supervisor.child import Launch, launch_worker
+from sluice.mps.supervisor.child import Launch
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Surroundings(NamedTuple):
 
     clock: Callable[[], int] = monotonic_ns
     timer: Callable[[], Timer] = Alarm
-    launch: Launch = launch_worker
+    launch: Launch = launch_logged_worker
 
 
 THIS_MACHINE = Surroundings()

@@ -30,7 +30,7 @@ class Export(NamedTuple):
 
     def save(self, repository: Path, name: str) -> None:
         """Write the model and its configuration."""
-        weights = {"axes": np.array([1]), "two": np.array(2, np.float32), "flat": np.array([-1, 4]), "first": np.array([0])}
+        weights = {"two": np.array(2, np.float32), "flat": np.array([-1, 4]), "first": np.array([0])}
         used = {each for node in self.nodes for each in node.input}
         path = repository / name / "1" / "model.onnx"
         save_model(path, self.nodes, self.inputs, self.outputs, {key: weights[key] for key in used & weights.keys()})
