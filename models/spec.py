@@ -29,7 +29,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     and every request is a batch of its own. `config` is the model's completed configuration as Triton prints it in
     JSON; "" without a `config.pbtxt`. It is the source of `dynamic_batching`, `response_cache` and `replicas`, the
     number of partitions that are to hold the model if there are enough. `batching_note` is the reason why the model is
-    not batched, or is only batched row by row.
+    not batched, or is only batched row by row. With `only_text`, its BYTES must be UTF-8.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     config: str = ""
     revision: int = 0
     batching_note: str = ""
+    only_text: bool = False
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""What workers write to standard error: lines of ONNX Runtime become log lines, and the rest is passed on as it is."""
+"""The standard error of workers: lines of ONNX Runtime become log lines, and the rest is passed on as it is."""
 
 import asyncio
 import logging

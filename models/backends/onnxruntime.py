@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -21,8 +22,12 @@ import onnxruntime as ort
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+TEXT_LOCALE = "en_US.UTF-8"
+"""The locale in which ONNX Runtime changes the case of text for models that name no other one."""
 _ERRORS = 3
 """The level of log lines that are printed, of sessions and of the rest; each CUDA session has a warning otherwise."""
+_LOCALE = re.compile(r"construct locale with name: ?([^:]+):")
+"""The error of a model whose locale is missing."""
 _ONNX_BF16 = 16
 """ONNX's number of the type."""
 _LEAST = bytes.fromhex(
@@ -56,6 +61,15 @@ _DATATYPE = {
 }
 
 ort.set_default_logger_severity(_ERRORS)
+
+
+def missing_locale(name: str) -> str:
+    """Say that this machine lacks a locale, and how to get it; text in other cases is not converted without."""
+    language, _, encoding = name.partition(".")
+    return (
+        "this machine lacks it; install the locales of the system, and create it with "
+        f"localedef -i {language} -f {encoding or 'UTF-8'} {name}"
+    )
 
 
 def available_providers() -> tuple[str, tuple[str, ...]]:
@@ -131,6 +145,10 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     try:
         session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
     except Exception as error:  # as above
+        if (locale := _LOCALE.search(str(error))) is not None:
+            raise BackendFailed(
+                f"{path}: the model needs the locale {locale[1]}: {missing_locale(locale[1])}"
+            ) from error
         raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
     if active[0] != provider:

@@ -34,15 +34,19 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class _Format(NamedTuple):
-    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are."""
+    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are.
+
+    With `only_text`, the strings of its models are UTF-8.
+    """
 
     suffix: str
     backend: str
     read_tensors: Callable[[Path], FileTensors] | None
+    only_text: bool = False
 
 
 _FORMATS = (
-    _Format(".onnx", "onnxruntime", onnx_file.read_tensors),
+    _Format(".onnx", "onnxruntime", onnx_file.read_tensors, only_text=True),
     _Format(".timed.json", "timed", timed_file.read_tensors),
     _Format(".py", "python", None),
 )
@@ -184,7 +188,7 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
             name = name_of_file(path)
             check_name(path, name)
             tensors = _ranked(path, _tensors(form.read_tensors, path))
-            return ModelEntry(tensors.spec(name, 1, max_batch_size), path, form.backend)
+            return _entry(tensors.spec(name, 1, max_batch_size), path, form)
     endings = " or ".join(form.suffix for form in _FORMATS if form.read_tensors is not None)
     raise ConfigError(f"{path}: expected a file ending in {endings}")
 
@@ -291,7 +295,11 @@ def _read_version(
     else:
         tensors = _ranked(path, _tensors(form.read_tensors, path))
         spec = tensors.spec(entry.name, version, most_rows or limits.default)
-    return ModelEntry(spec, path, form.backend)
+    return _entry(spec, path, form)
+
+
+def _entry(spec: ModelSpec, path: Path, form: _Format) -> ModelEntry:
+    return ModelEntry(msgspec.structs.replace(spec, only_text=form.only_text), path, form.backend)
 
 
 def _tensors(read: Callable[[Path], FileTensors], path: Path, config: TritonModelConfig | None = None) -> FileTensors:

@@ -224,3 +224,15 @@ def test_a_bad_timed_file_is_named(tmp_path: Path, old: str, new: str, message: 
     with pytest.raises(ConfigError, match="^" + str(path)) as refused:
         read_tensors(path).spec("slow", 1, 64)
     assert message in str(refused.value)
+
+
+def test_a_model_without_its_locale_names_it(tmp_path: Path) -> None:
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], locale="xx_XX.UTF-8", case_change_action="LOWER")
+    ends = [value("x", DataType.BYTES, ["N"])], [value("y", DataType.BYTES, ["N"])]
+    path = save_model(tmp_path / "m.onnx", [node], *ends)
+    with pytest.raises(BackendFailed) as refused:
+        onnxruntime.load(str(path), 1)
+    assert str(refused.value) == (
+        f"{path}: the model needs the locale xx_XX.UTF-8: this machine lacks it; install the locales of the system, "
+        "and create it with localedef -i xx_XX -f UTF-8 xx_XX.UTF-8"
+    )
