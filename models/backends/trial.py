@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.models.backends.first_runs import Shapes, blank_batch
+from sluice.models.backends.first_runs import FIRST_FILLING, Filling, Shapes, blank_batch, fillings
 from sluice.models.processes import TELEMETRY_OFF, python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
@@ -132,16 +132,21 @@ def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
     except ServingError as error:
         return (TrialRun(error=first_line(error)),) * len(order.runs)
 
-    def run(rows: Mapping[str, int]) -> TrialRun:
+    def run(rows: Mapping[str, int], filling: Filling) -> TrialRun:
         inputs: dict[str, Array] = {}
         for tensor in order.inputs:
-            inputs |= blank_batch([tensor], rows[tensor.name], order.shapes)
+            inputs |= blank_batch([tensor], rows[tensor.name], order.shapes, filling)
         try:
             return TrialRun({name: array.shape for name, array in backend.run(inputs).items()})
         except ServingError as error:
             return TrialRun(error=first_line(error))
 
-    return tuple(map(run, order.runs))
+    first = tuple(run(rows, FIRST_FILLING) for rows in order.runs)
+    if first[0].error:
+        for filling in fillings(order.inputs, order.shapes):
+            if not run(order.runs[0], filling).error:
+                return tuple(run(rows, filling) for rows in order.runs)
+    return first
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sluice.models.backends.base import Backend
 from sluice.models.backends.device_errors import is_out_of_memory
-from sluice.models.backends.first_runs import Shapes, blank_batch, check_outputs, declared_by, naming_rows
+from sluice.models.backends.first_runs import FirstRuns, Shapes, naming_rows
 from sluice.models.measuring.memory_peaks import MemoryPeaks
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING
 from sluice.models.profiles.latency_table import LatencyTable
@@ -70,10 +70,11 @@ def measure_steps(
     """Warm up the batch sizes of the menu, ascending, time them, and return the medians; a step is one run.
 
     Running out of memory, `peaks` and errors are as for `warm_up_steps`. The inputs are zeros, with variable dimensions
-    of 1 unless `shapes` has others. A size gets a first run. If that took what the line through the two sizes before
-    predicts, the curve is known, and it is taken as the latency. Otherwise up to `repeats` timed runs follow, at least
-    one, until two agree; no further one begins after a quarter of a second. If there is only one, the first run counts
-    as well; of two medians the lower one is taken. The time between two steps does not count.
+    of 1 unless `shapes` has others or the model needs more (see `FirstRuns`). A size gets a first run. If that took
+    what the line through the two sizes before predicts, the curve is known, and it is taken as the latency. Otherwise
+    up to `repeats` timed runs follow, at least one, until two agree; no further one begins after a quarter of a second.
+    If there is only one, the first run counts as well; of two medians the lower one is taken. The time between two
+    steps does not count.
 
     A size whose first run would exceed `budget_ns`, at the time per row of the size before, is not run, nor are larger
     ones: they get that time per row, which is more than a model that gains from batches takes. The very first run, in
@@ -110,9 +111,16 @@ def measure_steps(
     return LatencyTable((*cells, *((rows, _in_proportion(cells[-1], rows)) for rows in left)))
 
 
-def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5) -> LatencyTable:
+def measure_table(
+    backend: Backend,
+    batchable: bool,
+    menu: Iterable[int],
+    repeats: int = 5,
+    shapes: Shapes | None = None,
+    declared: DeclaredTensors | None = None,
+) -> LatencyTable:
     """Run all of `measure_steps` at once."""
-    return run_to_end(measure_steps(backend, batchable, menu, repeats))
+    return run_to_end(measure_steps(backend, batchable, menu, repeats, shapes, declared=declared))
 
 
 def _is_known(cells: Sequence[tuple[int, int]], rows: int, took_ns: int) -> bool:
@@ -145,16 +153,12 @@ def _warm(
     declared: DeclaredTensors | None,
 ) -> Iterator[tuple[int, dict[str, Array], int]]:
     """Yield each size that memory suffices for, with inputs that have run once, and the nanoseconds of that run."""
-    tensors = declared or declared_by(backend, batchable)
+    runs = FirstRuns(backend, batchable, shapes, declared)
     for number, rows in enumerate(menu):
         peaks.begin()
         try:
             with naming_rows(rows if batchable else None):
-                inputs = blank_batch(tensors.inputs, rows if batchable else None, shapes)
-                started = time.monotonic_ns()
-                outputs = backend.run(inputs)
-                took_ns = max(1, time.monotonic_ns() - started)
-                check_outputs(outputs, tensors.outputs, rows if batchable else None)
+                inputs, took_ns = runs.run(rows)
         except Exception as error:  # backends raise any type
             if not number or not is_out_of_memory(error):
                 raise

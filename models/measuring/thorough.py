@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from sluice.models.backends.base import Backend
 from sluice.models.backends.device_errors import is_out_of_memory
-from sluice.models.backends.first_runs import Shapes, blank_batch, check_outputs, declared_by
+from sluice.models.backends.first_runs import FirstRuns, Shapes, batch_in_words
 from sluice.models.errors import BackendFailed
 from sluice.models.measuring.memory_meter import MemoryMeter
 from sluice.models.measuring.memory_peaks import MemoryPeaks
@@ -47,7 +47,7 @@ def profile_steps(
     backend = load()
     load_ns = time.monotonic_ns() - started
     yield
-    tensors = declared or declared_by(backend, batchable)
+    runs = FirstRuns(backend, batchable, shapes, declared)
     cells: list[Cell] = []
     peaks = MemoryPeaks(memory)
     first_ns = 0
@@ -55,17 +55,13 @@ def profile_steps(
     for rows in batches:
         peaks.begin()
         try:
-            inputs = blank_batch(tensors.inputs, rows if batchable else None, shapes)
-            started = time.monotonic_ns()
-            outputs = backend.run(inputs)
-            first = max(1, time.monotonic_ns() - started)
-            check_outputs(outputs, tensors.outputs, rows if batchable else None)
+            inputs, first = runs.run(rows)
             times = yield from _times_ns(backend, inputs)
         except (BackendFailed, MemoryError) as error:
             if cells and is_out_of_memory(error):
                 no_memory_batch = rows
                 break
-            raise BackendFailed(f"batch {rows}: {error or 'out of memory'}") from error
+            raise BackendFailed(f"{batch_in_words(rows)}: {error or 'out of memory'}") from error
         first_ns = first_ns or first
         cells.append(percentiles(rows, times))
         peaks.end(rows)

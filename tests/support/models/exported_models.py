@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType
 from tests.support.models.onnx_models import Dimension, save_model, value
 
@@ -26,11 +27,15 @@ class Export(NamedTuple):
     verdict: str
     config: str = ""
     rows: int = 0
-    served: bool = True
 
     def save(self, repository: Path, name: str) -> None:
         """Write the model and its configuration."""
-        weights = {"two": np.array(2, np.float32), "flat": np.array([-1, 4]), "first": np.array([0])}
+        weights: dict[str, Array] = {
+            "kernel": np.ones((1, 1, 5, 5), np.float32),
+            "two": np.array(2, np.float32),
+            "flat": np.array([-1, 4]),
+            "first": np.array([0]),
+        }
         used = {each for node in self.nodes for each in node.input}
         path = repository / name / "1" / "model.onnx"
         save_model(path, self.nodes, self.inputs, self.outputs, {key: weights[key] for key in used & weights.keys()})
@@ -63,6 +68,8 @@ FOUND = [helper.make_node("NonZero", ["x"], ["z"]), helper.make_node("Transpose"
 BOTH = [helper.make_node("Add", ["x", "b"], ["y"])]
 TOWERS = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Relu", ["b"], ["c"])]
 ALL_PAIRS = [helper.make_node("Transpose", ["b"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
+CONVOLUTION = [helper.make_node("Conv", ["x", "kernel"], ["y"])]
+NUMBERS = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
 LOWER = [helper.make_node("Identity", ["x"], ["y"])]
 BATCHED = "ok, batches of up to 64"
 BY_ROW = "ok, batches of up to 8: row by row: the model takes one row"
@@ -108,7 +115,6 @@ EXPORTS = {
         [y("unk__2", 4)],
         f"cannot be loaded: a batch of 2 rows: output 'y' has shape [1, 4], expected 2 in front, {BROKEN}",
         "max_batch_size: 8",
-        served=False,
     ),
     "tf_sum": Export(
         SUM,
@@ -138,7 +144,6 @@ EXPORTS = {
         [x("N", 4)],
         [y("N", 4)],
         f"cannot be loaded: a batch of 2 rows: output 'y' has shape [1, 4], expected 2 in front, {BROKEN}",
-        served=False,
     ),
     "named_sum_without_batches": Export(
         SUM, [x("N", 4)], [y("N", 4)], "ok, no batches: max_batch_size is 0 in config.pbtxt", "max_batch_size: 0"
@@ -177,7 +182,6 @@ EXPORTS = {
         [unranked("x")],
         [unranked("y")],
         "input 'x': its rank is not declared; give its dims in config.pbtxt, or run onnx.shape_inference on the model",
-        served=False,
     ),
     "rankless_configured": Export(
         DOUBLE,
@@ -201,7 +205,6 @@ EXPORTS = {
         [y("N", 50)],
         "cannot be loaded: a batch of 1 row: output 'y' has shape [1, 1], expected [50] after the rows as the model "
         "declares; give the output dims of -1 in config.pbtxt where its size varies",
-        served=False,
     ),
     "narrow_configured": Export(
         DOUBLE, [x("N", "length")], [y("N", 50)], BATCHED, 'output { name: "y" dims: -1 }', rows=3
@@ -214,7 +217,10 @@ EXPORTS = {
         [_zip_map()],
         "output 'y': expected a tensor, got sequence_type; a classifier of scikit-learn is to be exported with "
         "options={'zipmap': False}",
-        served=False,
     ),
+    # The models take neither an image of one pixel nor words that are no numbers.
+    "image": Export(CONVOLUTION, [x("batch", 1, "height", "width")], [y("batch", 1, "h", "w")], BATCHED),
+    "image_tf": Export(CONVOLUTION, [x("unk__1", 1, None, None)], [y("unk__2", 1, None, None)], BATCHED),
+    "numbers_as_text": Export(NUMBERS, [TEXT], [y("batch", 1)], BATCHED),
     "text": Export(LOWER, [TEXT], [y("batch", 1, datatype=BYTES)], BATCHED),
 }

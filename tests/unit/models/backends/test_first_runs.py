@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from sluice.models.backends.first_runs import check_outputs
+from sluice.models.backends.first_runs import check_outputs, fillings
 from sluice.models.errors import BackendFailed
 from sluice.models.measuring.quick import measure_table, run_to_end, warm_up_steps
 from sluice.models.profiles.latency_table import LatencyTable
@@ -75,3 +75,48 @@ class Scalar:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         return {"y": inputs["y"].reshape(1)}
+
+
+class Picky:
+    """A backend that takes images of at least 30 pixels a side, and words that are numbers."""
+
+    inputs = (TensorSpec("image", DataType.FP32, (-1, 3, -1, -1)), TensorSpec("words", DataType.BYTES, (-1, 2)))
+    outputs = (TensorSpec("y", DataType.FP32, (-1,)),)
+    provider, threads = "", 0
+
+    def __init__(self, least: int = 30) -> None:
+        self._least = least
+        self.seen: list[tuple[int, ...]] = []
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.seen.append(inputs["image"].shape)
+        if inputs["image"].shape[-1] < self._least:
+            raise BackendFailed("too small")
+        if b"" in inputs["words"]:
+            raise BackendFailed("no number")
+        return {"y": inputs["words"].astype(np.float32).sum(1)}
+
+
+def test_a_model_that_needs_larger_inputs_is_run_on_such() -> None:
+    backend = Picky()
+    measure_table(backend, True, (1, 2), repeats=1)
+    assert backend.seen[:4] == [(1, 3, 1, 1), (1, 3, 1, 1), (1, 3, 8, 8), (1, 3, 32, 32)]
+    assert {shape[1:] for shape in backend.seen[4:]} == {(3, 32, 32)}
+
+
+def test_sizes_that_are_given_are_not_changed() -> None:
+    backend = Picky()
+    measure_table(backend, True, (1,), repeats=1, shapes={"image": (3, 40, 40)})
+    assert {shape[1:] for shape in backend.seen} == {(3, 40, 40)}
+
+
+def test_a_model_that_takes_none_of_them_fails_with_its_first_error() -> None:
+    expected = "^a batch of 1 row: too small; the model was run on zeros of 6 kinds: give typical sizes of its inputs "
+    with pytest.raises(BackendFailed, match=expected):
+        measure_table(Picky(1000), True, (1, 2))
+
+
+def test_inputs_are_not_made_too_large() -> None:
+    cube = TensorSpec("x", DataType.FP32, (-1, -1, -1))
+    assert [filling.size for filling in fillings([cube], None)] == [8, 32]
+    assert list(fillings([Y], None)) == []
