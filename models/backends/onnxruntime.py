@@ -3,7 +3,7 @@
 import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -78,11 +78,20 @@ def available_providers() -> tuple[str, tuple[str, ...]]:
 
 
 class OnnxRuntimeBackend:
-    """A session of ONNX Runtime; see `Backend`. Strings are returned as `str` objects."""
+    """A session of ONNX Runtime; see `Backend`. Strings are returned as `str` objects.
 
-    def __init__(self, session: ort.InferenceSession, path: str, run_options: ort.RunOptions | None = None) -> None:
+    Only the outputs that are `wanted` are computed; all by default.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        path: str,
+        wanted: Collection[str] = (),
+        run_options: ort.RunOptions | None = None,
+    ) -> None:
         self.inputs = _specs(session.get_inputs(), path)
-        self.outputs = _specs(session.get_outputs(), path)
+        self.outputs = _specs([each for each in session.get_outputs() if not wanted or each.name in wanted], path)
         self.provider: str = session.get_providers()[0]
         self.threads: int = session.get_session_options().intra_op_num_threads
         self._session = session
@@ -129,9 +138,12 @@ def prepare(gpu: GpuOptions | None = None) -> None:
         ort.InferenceSession(_LEAST, _options(SessionOptions(), 1), providers=[(provider, _provider_options(gpu))])
 
 
-def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> OnnxRuntimeBackend:
+def load(
+    path: str, threads: int, config: str = "", gpu: GpuOptions | None = None, wanted: Collection[str] = ()
+) -> OnnxRuntimeBackend:
     """Open a session with at most `threads` threads on the calling process's cores, with the options of `config`.
 
+    Only the outputs that are `wanted`, or that `config` names, are computed.
     With `gpu` it runs on CUDA. Raises PartitionError if ONNX Runtime would run elsewhere (it falls back silently), and
     BackendFailed for a model that it cannot load.
     """
@@ -141,7 +153,11 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
-    asked = session_options(decode_config(config), path) if config else SessionOptions()
+    asked = SessionOptions()
+    if config:
+        form = decode_config(config)
+        asked = session_options(form, path)
+        wanted = [tensor.name for tensor in form.output]
     try:
         session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
     except Exception as error:  # as above
@@ -157,7 +173,7 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     for name, value in asked.run_entries.items():
         run_options = run_options or ort.RunOptions()
         run_options.add_run_config_entry(name, value)
-    return OnnxRuntimeBackend(session, path, run_options)
+    return OnnxRuntimeBackend(session, path, wanted, run_options)
 
 
 @cache

@@ -25,10 +25,11 @@ SIZES = (1, 2, 3)
 
 
 class TrialOrder(msgspec.Struct, frozen=True):
-    """A model file, the items of its inputs, and the rows of each input in each run."""
+    """A model file, the items of its inputs, the outputs of interest, and the rows of each input in each run."""
 
     path: str
     inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
     runs: tuple[dict[str, int], ...]
 
@@ -50,7 +51,8 @@ def tried(tensors: FileTensors, path: Path, shapes: Shapes | None = None) -> Fil
     runs = [dict.fromkeys(names, rows) for rows in SIZES]
     if len(names) > 1:
         runs.append(dict.fromkeys(names, 2) | {names[0]: 3})
-    order = TrialOrder(str(path), without_batch(tensors.inputs), dict(shapes or {}), tuple(runs))
+    outputs = tuple(tensor.name for tensor in tensors.outputs)
+    order = TrialOrder(str(path), without_batch(tensors.inputs), outputs, dict(shapes or {}), tuple(runs))
     return judged(tensors, _run(order))
 
 
@@ -65,14 +67,19 @@ def judged(tensors: FileTensors, runs: Sequence[TrialRun]) -> FileTensors:
     if not reason and tensors.no_batches and any(not run.error for run in unlike):
         inputs = " and ".join(f"'{tensor.name}'" for tensor in tensors.inputs)
         reason = f"inputs {inputs} may have different numbers of rows; set max_batch_size if they never have"
-    outputs = [_with_rank(tensor, alike, tensors.unranked) for tensor in tensors.outputs]
+    ranks = {name: {len(run.outputs[name]) for run in alike} for name in alike[0].outputs}
+    known = {name for name in tensors.unranked if len(ranks[name]) == 1}
+    outputs = [
+        _replaced(tensor, (VARIABLE,) * min(ranks[tensor.name])) if tensor.name in known else tensor
+        for tensor in tensors.outputs
+    ]
     if not reason:
         outputs = [_replaced(tensor, (VARIABLE, *tensor.shape[1:])) for tensor in outputs]
     return tensors._replace(
         outputs=tuple(outputs),
         batchable=not reason,
         no_batches=reason,
-        unranked=tensors.unranked - {tensor.name for tensor in outputs},
+        unranked=tensors.unranked - known,
     )
 
 
@@ -92,12 +99,6 @@ def _rows_missing(outputs: Sequence[TensorSpec], runs: Sequence[TrialRun]) -> st
                 f"output '{tensor.name}' has the number of rows behind its first dimension as well: {list(shapes[-1])}"
             )
     return ""
-
-
-def _with_rank(tensor: TensorSpec, runs: Sequence[TrialRun], unranked: frozenset[str]) -> TensorSpec:
-    """The tensor with the rank that it has in the runs, if its file declares none; all its dimensions are variable."""
-    rank = len(runs[0].outputs[tensor.name])
-    return _replaced(tensor, (VARIABLE,) * rank) if tensor.name in unranked else tensor
 
 
 def _replaced(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
@@ -128,7 +129,7 @@ def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
     from sluice.models.errors import ServingError, first_line
 
     try:
-        backend = onnxruntime.load(order.path, 1)
+        backend = onnxruntime.load(order.path, 1, wanted=order.outputs)
     except ServingError as error:
         return (TrialRun(error=first_line(error)),) * len(order.runs)
 

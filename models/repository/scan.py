@@ -33,6 +33,10 @@ REMOTE = "remote"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
+_Read = Callable[[Path, Collection[str]], FileTensors]
+"""Reads the tensors of a model file, of its outputs those that are named; all if none is."""
+
+
 class _Format(NamedTuple):
     """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are.
 
@@ -41,7 +45,7 @@ class _Format(NamedTuple):
 
     suffix: str
     backend: str
-    read_tensors: Callable[[Path], FileTensors] | None
+    read_tensors: _Read | None
     only_text: bool = False
 
 
@@ -302,9 +306,12 @@ def _entry(spec: ModelSpec, path: Path, form: _Format) -> ModelEntry:
     return ModelEntry(msgspec.structs.replace(spec, only_text=form.only_text), path, form.backend)
 
 
-def _tensors(read: Callable[[Path], FileTensors], path: Path, config: TritonModelConfig | None = None) -> FileTensors:
-    """Read the tensors of a model file; where neither it nor the configuration decides about batches, runs do."""
-    tensors = read(path)
+def _tensors(read: _Read, path: Path, config: TritonModelConfig | None = None) -> FileTensors:
+    """Read the tensors of a model file; where neither it nor the configuration decides about batches, runs do.
+
+    Outputs that a configuration leaves out are not served.
+    """
+    tensors = read(path, () if config is None else {tensor.name for tensor in config.output})
     given = set() if config is None else {tensor.name for tensor in config.tensors if tensor.dims}
     decided = config is not None and config.max_batch_size is not None and given >= tensors.unranked
     if not tensors.needs_trial or decided:

@@ -1,5 +1,6 @@
 """Reads the tensors of a model from its ONNX file."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +29,10 @@ _DATATYPE: dict[int, DataType] = {
 }
 
 
-def read_tensors(path: Path) -> FileTensors:
-    """Return the tensors of the model in `path`; its weights are not kept.
+def read_tensors(path: Path, wanted: Collection[str] = ()) -> FileTensors:
+    """Return the tensors of the model in `path`, without outputs other than those `wanted`; its weights are not kept.
+
+    All outputs are read if none is wanted, or one that there is not.
 
     The model is batchable if the first dimension of all its tensors is one symbol that no other dimension uses. Where
     inputs have variable first dimensions without a name, or of different names, or an output has another one, runs are
@@ -48,11 +51,14 @@ def read_tensors(path: Path) -> FileTensors:
     inputs = [value for value in graph.input if value.name not in weights]
     if not graph.output:
         raise ConfigError(f"{path}: not an ONNX model: the graph has no outputs")
-    shapes = [_Shape.of("input", value) for value in inputs], [_Shape.of("output", value) for value in graph.output]
+    outputs = list(graph.output)
+    if {value.name for value in outputs}.issuperset(wanted):
+        outputs = [value for value in outputs if not wanted or value.name in wanted]
+    shapes = [_Shape.of("input", value) for value in inputs], [_Shape.of("output", value) for value in outputs]
     batchable, no_batches, needs_trial = _batching(*shapes)
     return FileTensors(
         tuple(_tensor(path, "input", value) for value in inputs),
-        tuple(_tensor(path, "output", value) for value in graph.output),
+        tuple(_tensor(path, "output", value) for value in outputs),
         batchable,
         "onnxruntime_onnx",
         no_batches=no_batches,
@@ -68,7 +74,7 @@ def _tensor(path: Path, role: str, value: onnx.ValueInfoProto) -> TensorSpec:
     if kind != "tensor_type":
         hint = ""
         if _is_map(value.type):
-            hint = "; a classifier of scikit-learn is to be exported with options={'zipmap': False}"
+            hint = "; export a classifier of scikit-learn with options={'zipmap': False}"
         raise ConfigError(f"{where}: expected a tensor, got {kind or 'a value without a type'}{hint}")
     tensor = value.type.tensor_type
     datatype = _DATATYPE.get(tensor.elem_type)
@@ -152,4 +158,9 @@ def _no_rows_in(inputs: list[_Shape]) -> str:
 
 def _scalar_in(outputs: list[_Shape]) -> str:
     scalars = [shape.title for shape in outputs if shape.dims == []]
-    return f"{scalars[0]} is a scalar, without rows; send what belongs together in one request" if scalars else ""
+    if not scalars:
+        return ""
+    remedy = "send what belongs together in one request"
+    if len(scalars) < len(outputs):
+        remedy = "name only the other outputs in config.pbtxt"
+    return f"{scalars[0]} is a scalar, without rows; {remedy}"

@@ -55,9 +55,9 @@ def unranked(name: str, element: int = TensorProto.FLOAT) -> onnx.ValueInfoProto
     return helper.make_tensor_value_info(name, element, None)
 
 
-def _zip_map() -> onnx.ValueInfoProto:
+def _zip_map(name: str) -> onnx.ValueInfoProto:
     item = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    return helper.make_value_info("y", helper.make_sequence_type_proto(item))
+    return helper.make_value_info(name, helper.make_sequence_type_proto(item))
 
 
 DOUBLE = [helper.make_node("Mul", ["x", "two"], ["y"])]
@@ -149,7 +149,10 @@ EXPORTS = {
         SUM, [x("N", 4)], [y("N", 4)], "ok, no batches: max_batch_size is 0 in config.pbtxt", "max_batch_size: 0"
     ),
     "scalar_output": Export(
-        SCALAR, [x("N", 4)], [y()], f"ok, no batches: output 'y' is a scalar, without rows; {SEND}"
+        SCALAR,
+        [x("N", 4)],
+        [y()],
+        f"ok, no batches: output 'y' is a scalar, without rows; {SEND}",
     ),
     "scalar_input": Export(
         BOTH,
@@ -214,13 +217,36 @@ EXPORTS = {
     "sklearn_zipmap": Export(
         DOUBLE,
         [x(None, 4)],
-        [_zip_map()],
-        "output 'y': expected a tensor, got sequence_type; a classifier of scikit-learn is to be exported with "
+        [_zip_map("y")],
+        "output 'y': expected a tensor, got sequence_type; export a classifier of scikit-learn with "
         "options={'zipmap': False}",
     ),
     # The models take neither an image of one pixel nor words that are no numbers.
     "image": Export(CONVOLUTION, [x("batch", 1, "height", "width")], [y("batch", 1, "h", "w")], BATCHED),
     "image_tf": Export(CONVOLUTION, [x("unk__1", 1, None, None)], [y("unk__2", 1, None, None)], BATCHED),
     "numbers_as_text": Export(NUMBERS, [TEXT], [y("batch", 1)], BATCHED),
+    "one_scalar": Export(
+        [*DOUBLE, helper.make_node("Identity", ["two"], ["c"])],
+        [x("N", 4)],
+        [y("N", 4), value("c", FP32, [])],
+        "ok, no batches: output 'c' is a scalar, without rows; name only the other outputs in config.pbtxt",
+    ),
+    # A configuration leaves out what cannot be batched, or is no tensor.
+    "with_scalar": Export(
+        [*DOUBLE, helper.make_node("Identity", ["two"], ["c"])],
+        [x("N", 4)],
+        [y("N", 4), value("c", FP32, [])],
+        BATCHED,
+        'output { name: "y" }',
+        rows=3,
+    ),
+    "with_map": Export(
+        [*DOUBLE, helper.make_node("ZipMap", ["y"], ["m"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2, 3])],
+        [x("unk__1", 4)],
+        [y("unk__2", 4), _zip_map("m")],
+        BATCHED,
+        'output { name: "y" }',
+        rows=3,
+    ),
     "text": Export(LOWER, [TEXT], [y("batch", 1, datatype=BYTES)], BATCHED),
 }
