@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
@@ -230,6 +231,7 @@ class Deployer:
         self.dependencies.serve(revision)
         for name, each in revision.items():
             self._registry.serve(name, each.pipelines)
+            log_batching(each.models)
             log(logger, logging.INFO, "loaded", name=name, versions=[pipeline.version for pipeline in each.pipelines])
         self._start_task(self._retire(before, ()))
 

@@ -18,7 +18,8 @@ from sluice.mps.partitions.partition import Partition
 def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
     """A model's file with the batch sizes that it is to be measured at; it reports no confidences."""
     spec = entry.spec
-    return ModelFile(spec.key, str(entry.path.absolute()), entry.backend, menu, spec.batchable, config=spec.config)
+    path = str(entry.path.absolute())
+    return ModelFile(spec.key, path, entry.backend, menu, spec.batchable, config=spec.config, declared=spec.declared)
 
 
 def worker_files(
@@ -41,6 +42,7 @@ def worker_files(
             entry.spec.batchable,
             tuple((each.output, each.confidence) for each in model.confidences),
             config=entry.spec.config,
+            declared=entry.spec.declared,
         )
         for model in models
         if model.key in stored

@@ -36,16 +36,24 @@ REMOTE = "remote"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
+_Read = Callable[[Path, Collection[str]], FileTensors]
+"""Reads the tensors of a model file, of its outputs those that are named; all if none is."""
+
+
 class _Format(NamedTuple):
-    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are."""
+    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are.
+
+    With `only_text`, the strings of its models are UTF-8.
+    """
 
     suffix: str
     backend: str
-    read_tensors: Callable[[Path], FileTensors] | None
+    read_tensors: _Read | None
+    only_text: bool = False
 
 
 _FORMATS = (
-    _Format(".onnx", "onnxruntime", onnx_file.read_tensors),
+    _Format(".onnx", "onnxruntime", onnx_file.read_tensors, only_text=True),
     _Format(".timed.json", "timed", timed_file.read_tensors),
     _Format(".py", "python", None),
 )
@@ -196,7 +204,8 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
         if form.read_tensors is not None and path.name.endswith(form.suffix):
             name = name_of_file(path)
             check_name(path, name)
-            return ModelEntry(form.read_tensors(path).spec(name, 1, max_batch_size), path, form.backend)
+            tensors = _ranked(path, _tensors(form.read_tensors, path))
+            return _entry(tensors.spec(name, 1, max_batch_size), path, form)
     endings = " or ".join(form.suffix for form in _FORMATS if form.read_tensors is not None)
     raise ConfigError(f"{path}: expected a file ending in {endings}")
 
@@ -294,7 +303,7 @@ def _read_version(
 
         spec = configured_spec(
             msgspec.structs.replace(config, backend=form.backend, default_model_filename=path.name),
-            None if form.read_tensors is None else form.read_tensors(path),
+            None if form.read_tensors is None else _tensors(form.read_tensors, path, config),
             entry.name,
             version,
             entry / CONFIG_FILE,
@@ -305,8 +314,41 @@ def _read_version(
     elif form.read_tensors is None:
         raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} with its inputs and outputs")
     else:
-        spec = form.read_tensors(path).spec(entry.name, version, most_rows or limits.default)
-    return ModelEntry(spec, path, form.backend)
+        tensors = _ranked(path, _tensors(form.read_tensors, path))
+        spec = tensors.spec(entry.name, version, most_rows or limits.default)
+    return _entry(spec, path, form)
+
+
+def _entry(spec: ModelSpec, path: Path, form: _Format) -> ModelEntry:
+    return ModelEntry(msgspec.structs.replace(spec, only_text=form.only_text), path, form.backend)
+
+
+def _tensors(read: _Read, path: Path, config: TritonModelConfig | None = None) -> FileTensors:
+    """Read the tensors of a model file; where neither it nor the configuration decides about batches, runs do.
+
+    Outputs that a configuration leaves out are not served.
+    """
+    tensors = read(path, () if config is None else {tensor.name for tensor in config.output})
+    given = set() if config is None else {tensor.name for tensor in config.tensors if tensor.dims}
+    decided = config is not None and config.max_batch_size is not None and given >= tensors.unranked
+    if not tensors.needs_trial or decided:
+        return tensors
+    from sluice.models.backends.trial import tried
+
+    warm_ups = () if config is None else config.model_warmup[:1]
+    return tried(tensors, path, {name: each.dims for run in warm_ups for name, each in run.inputs.items()})
+
+
+def _ranked(path: Path, tensors: FileTensors) -> FileTensors:
+    """Return the tensors of a model without a configuration; raises ConfigError if the rank of one is not known."""
+    for role, group in (("input", tensors.inputs), ("output", tensors.outputs)):
+        for tensor in group:
+            if tensor.name in tensors.unranked:
+                raise ConfigError(
+                    f"{path}: {role} '{tensor.name}': its rank is not declared; give its dims in {CONFIG_FILE}, or run "
+                    "onnx.shape_inference on the model"
+                )
+    return tensors
 
 
 def _find_file(directory: Path, config: TritonModelConfig | None) -> tuple[_Format, Path]:

@@ -1,5 +1,6 @@
 """Reads models that only take time: a JSON file with their tensors and a latency table (see `backends.timed`)."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -49,8 +50,9 @@ def read_timed_file(path: Path) -> TimedFile:
     return file
 
 
-def read_tensors(path: Path) -> FileTensors:
-    """The tensors of a timed model; raises ConfigError with the path."""
+def read_tensors(path: Path, wanted: Collection[str] = ()) -> FileTensors:
+    """The tensors of a timed model, with all its outputs; raises ConfigError with the path."""
+    del wanted
     file = read_timed_file(path)
     batchable = file.max_batch_size > 0
     inputs, outputs = (
@@ -60,4 +62,5 @@ def read_tensors(path: Path) -> FileTensors:
         )
         for tensors in (file.inputs, file.outputs)
     )
-    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size)
+    reason = "" if batchable else "max_batch_size is 0 in the model's file"
+    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size, reason)

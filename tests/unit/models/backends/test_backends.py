@@ -255,3 +255,15 @@ def test_weights_outside_of_the_directory_of_a_model_are_refused(tmp_path: Path)
     path.with_name("abcd").rename(tmp_path / "w")
     with pytest.raises(BackendFailed, match="escapes"):
         onnxruntime.load(str(path), 1)
+
+
+def test_a_model_without_its_locale_names_it(tmp_path: Path) -> None:
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], locale="xx_XX.UTF-8", case_change_action="LOWER")
+    ends = [value("x", DataType.BYTES, ["N"])], [value("y", DataType.BYTES, ["N"])]
+    path = save_model(tmp_path / "m.onnx", [node], *ends)
+    with pytest.raises(BackendFailed) as refused:
+        onnxruntime.load(str(path), 1)
+    assert str(refused.value) == (
+        f"{path}: the model needs the locale xx_XX.UTF-8: this machine lacks it; install the locales of the system, "
+        "and create it with localedef -i xx_XX -f UTF-8 xx_XX.UTF-8"
+    )
