@@ -259,6 +259,7 @@ SECTIONS = (
             "head_bytes": "Size of the head of a request: its target and its headers.",
             "head_lines": "Headers of a request.",
             "json_bytes": "Size of the JSON of an inference request, without binary tensors.",
+            "answer_json_bytes": "Size of the tensors of an answer as JSON over HTTP.",
             "id_bytes": "Size of the id of an inference request.",
             "head_timeout_s": "Seconds for the head of a request, or a frame without data over gRPC, to arrive.",
             "first_request_s": "Seconds for the first request on a connection to begin.",
