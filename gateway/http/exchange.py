@@ -470,6 +470,11 @@ class Exchange:
     def _deliver(self, answer: Answer, encoded: EncodedBody) -> None:
         """Send a response, and release its tensors."""
         try:
+            if encoded.length > self._route.budget.limit:  # or the connection would end with a part of it sent
+                raise RequestError(
+                    f"the answer has {encoded.length} bytes, more than the server keeps for its clients "
+                    f"({self._route.budget.limit}); front_door.buffer_mb sets that"
+                )
             if self.head.accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
                 return

@@ -181,6 +181,21 @@ def test_a_too_large_answer_in_json_is_refused_with_the_limit(served: InstantGat
     assert served.runtime.released == 3
 
 
+def test_an_answer_that_the_buffer_never_has_room_for_is_refused_as_a_whole(served: InstantGateway) -> None:
+    served.route.budget.limit = 5 * WIDTH
+
+    async def conversation(client: Client) -> None:
+        client.send(REQUEST + large_as_json(2) + small(3))
+        assert (await client.reply()).status == 200
+        reply = await client.reply()
+        assert reply.status == 400
+        assert "bytes, more than the server keeps for its clients (250000)" in reply.json["error"]
+        assert (await client.reply()).json["id"] == "3"
+
+    talk(served, conversation)
+    assert served.runtime.released == 3
+
+
 def test_an_answer_that_is_written_when_its_client_goes_is_dropped(served: InstantGateway) -> None:
     go_on = threading.Event()
 
