@@ -23,6 +23,7 @@ from tests.unit.gateway.instant_gateway import identity
 
 IMAGE = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
 """602 112 bytes."""
+JSON_BYTES = 1 << 20
 ANSWER = Answer(Outcome.COMPLETED)
 ROW = np.random.default_rng(0).random((1, 64), np.float32)
 JSON = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "data": ROW.tolist()}]}).encode()
@@ -46,7 +47,7 @@ def http_binary() -> Callable[[], None]:
     def there_and_back() -> None:
         request, flags = codec_http.decode_request(body, len(head), signature)
         inputs = signature.check_inputs(request.inputs).inputs
-        encoded = codec_http.encode_response(respond(inputs["x"]), flags, signature)
+        encoded = codec_http.encode_response(respond(inputs["x"]), flags, signature, JSON_BYTES)
         assert encoded.length > IMAGE.nbytes
 
     return there_and_back
@@ -58,7 +59,7 @@ def http_json() -> Callable[[], None]:
     def there_and_back() -> None:
         request, flags = codec_http.decode_request(JSON, None, signature)
         inputs = signature.check_inputs(request.inputs).inputs
-        codec_http.encode_response(respond(inputs["x"]), flags, signature)
+        codec_http.encode_response(respond(inputs["x"]), flags, signature, JSON_BYTES)
 
     return there_and_back
 
@@ -73,7 +74,7 @@ def http_json_repeated() -> Callable[[], None]:
         assert form.matches(JSON, None, signature)
         inputs = form.tensors(JSON)
         assert inputs is not None
-        codec_http.encode_response(respond(inputs["x"]), form.binary_flags, signature)
+        codec_http.encode_response(respond(inputs["x"]), form.binary_flags, signature, JSON_BYTES)
 
     return there_and_back
 

@@ -24,6 +24,10 @@ SERVICE_SIGNALS = (
 _PROC = Path("/proc")
 
 
+TELEMETRY_OFF = {"ORT_DISABLE_TELEMETRY": "1"}
+"""The variable that keeps ONNX Runtime from reporting to its makers; it must be set before the library starts."""
+
+
 def python_path() -> str:
     """Return the PYTHONPATH of a process that runs a module of Sluice."""
     return os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))

@@ -3,7 +3,7 @@
 import msgspec
 
 from sluice.models.dynamic_batching import DynamicBatching
-from sluice.models.tensors.spec import TensorSpec
+from sluice.models.tensors.spec import DeclaredTensors, TensorSpec
 
 
 def revision_key(name: str, version: int, revision: int) -> str:
@@ -16,13 +16,20 @@ def public_key(key: str) -> str:
     return key.partition("@")[0]
 
 
+def describe_batching(max_batch_size: int, note: str) -> str:
+    """The batches of a model or a pipeline in words, with the note on them."""
+    batches = f"batches of up to {max_batch_size}" if max_batch_size else "no batches"
+    return f"{batches}: {note}" if note else batches
+
+
 class ModelSpec(msgspec.Struct, frozen=True):
     """One version of one model, in one revision: a model that is loaded again is another revision.
 
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
     and every request is a batch of its own. `config` is the model's completed configuration as Triton prints it in
     JSON; "" without a `config.pbtxt`. It is the source of `dynamic_batching`, `response_cache` and `replicas`, the
-    number of partitions that are to hold the model if there are enough.
+    number of partitions that are to hold the model if there are enough. `batching_note` is the reason why the model is
+    not batched, or is only batched row by row. With `only_text`, its BYTES must be UTF-8.
     """
 
     name: str
@@ -36,6 +43,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     replicas: int = 1
     config: str = ""
     revision: int = 0
+    batching_note: str = ""
+    only_text: bool = False
 
     @property
     def key(self) -> str:
@@ -46,6 +55,13 @@ class ModelSpec(msgspec.Struct, frozen=True):
     def batchable(self) -> bool:
         """Return whether several requests may share a batch."""
         return self.max_batch_size > 0
+
+    @property
+    def declared(self) -> DeclaredTensors:
+        """The tensors for a worker, which needs no labels."""
+        return DeclaredTensors(
+            self.inputs, tuple(msgspec.structs.replace(output, labels=()) for output in self.outputs)
+        )
 
     @property
     def menu(self) -> tuple[int, ...]:

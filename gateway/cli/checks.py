@@ -1,5 +1,6 @@
 """The checks of `sluice doctor`: each yields findings about this machine."""
 
+import locale
 import shutil
 from collections.abc import Iterator, Sequence
 from importlib.metadata import distributions
@@ -39,6 +40,7 @@ def run_checks(config: ServerConfig, model_bytes: int = 0, *, with_layout: bool 
     yield check_build()
     yield from check_packages()
     yield from check_providers(partitions)
+    yield from check_locale()
     yield from check_drivers(partitions)
     yield from check_limits(config, partitions, model_bytes)
     if with_layout:
@@ -81,6 +83,23 @@ def check_providers(partitions: Sequence[Partition]) -> Iterator[Finding]:
     if gpus and CUDA not in found:
         text = f"partition {gpus[0]} needs a GPU, but this ONNX Runtime has no {CUDA}"
         yield Finding("providers", Severity.WRONG, text)
+
+
+def check_locale() -> Iterator[Finding]:
+    """Check the locale that models of text need."""
+    try:
+        from sluice.models.backends.onnxruntime import TEXT_LOCALE, missing_locale
+    except ImportError:  # `check_providers` reports it
+        return
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        locale.setlocale(locale.LC_ALL, TEXT_LOCALE)
+        yield Finding("locale", Severity.OK, f"{TEXT_LOCALE}: models can change the case of text")
+    except locale.Error:
+        text = f"{TEXT_LOCALE}, for ONNX models that change the case of text: {missing_locale(TEXT_LOCALE)}"
+        yield Finding("locale", Severity.NOTE, text)
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
 
 
 def check_drivers(partitions: Sequence[Partition]) -> Iterator[Finding]:

@@ -53,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL|DIR",
         help="a model file, such as mlp.onnx, or a directory, which is a --repository",
     )
-    add("--repository", action="append", metavar="DIR", help="a model repository in Triton's layout (repeatable)")
+    add(
+        "--repository",
+        action="append",
+        metavar="DIR",
+        help="a model repository in Triton's layout: a directory, or a URL such as s3://bucket/models (repeatable)",
+    )
     add("--control", choices=["none", "explicit", "poll"], help="model control mode (default none)")
     add(
         "--load-model",
@@ -192,12 +197,13 @@ def _serve_with(
     import uvloop
 
     from sluice.gateway.config.server_config import ModelControlMode
-    from sluice.gateway.deployment.read import find_triton_models, read_models
+    from sluice.gateway.deployment.read import fetch_sources, find_triton_models, read_models
     from sluice.gateway.observability.journal_file import JournalFile
     from sluice.gateway.server.wiring import build_server
     from sluice.models.errors import ConfigError
 
     triton = find_triton_models(config, processes)
+    fetch_sources(config, triton)
     repository = read_models(config.repositories, files, config, triton)
     if not repository.models and config.control is ModelControlMode.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)

@@ -21,6 +21,7 @@ def _validate(options: argparse.Namespace) -> int:
     from sluice.batcher.policies.registry import batch_policies
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.deployment.read import read_models
+    from sluice.models.repository.names import SYSTEM_DIRECTORIES
 
     batch_policies()
     path_planners()
@@ -39,18 +40,24 @@ def _validate(options: argparse.Namespace) -> int:
         print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
     for broken in repository.broken:
         print(broken.reason)
-    return 1 if repository.broken or unloadable else 0
+    meant = [each for each in repository.broken if each.name not in SYSTEM_DIRECTORIES]
+    return 1 if meant or unloadable else 0
 
 
 def _validate_model(key: str, entry: "ModelEntry") -> bool:
-    """Load a model as a worker would and print the outcome."""
-    from sluice.models.backends.configured import load_backend
+    """Load a model and run it at its batch sizes, as a worker would, and print the outcome."""
+    from sluice.models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
+    from sluice.models.measuring.quick import measure_steps, run_to_end
+    from sluice.models.spec import describe_batching
 
+    spec = entry.spec
     try:
-        load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
+        backend = load_backend(entry.backend, str(entry.path), 1, spec.config)
+        run_to_end(warm_up_runs(backend, spec.config))
+        shapes = warm_up_shapes(spec.config)
+        run_to_end(measure_steps(backend, spec.batchable, spec.menu, 1, shapes, declared=spec.declared))
     except Exception as error:  # a backend may raise anything
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False
-    batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
-    print(f"{key}: ok, {batches}")
+    print(f"{key}: ok, {describe_batching(spec.max_batch_size, spec.batching_note)}")
     return True

@@ -14,6 +14,7 @@ _COUNTS = {
     "head_bytes": 1024,
     "head_lines": 8,
     "json_bytes": 1024,
+    "answer_json_bytes": 1024,
     "id_bytes": 1,
     "min_bytes_per_s": 0,
     "grpc_connections": 1,
@@ -52,6 +53,7 @@ class FrontDoorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     head_bytes: int = 64 << 10
     head_lines: int = 100
     json_bytes: int = 4 * _MIB
+    answer_json_bytes: int = 16 * _MIB
     id_bytes: int = 256
     head_timeout_s: float = 10
     first_request_s: float = 60

@@ -3,7 +3,9 @@
 import enum
 import errno
 import math
+import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +21,8 @@ from sluice.models.conversion import NO_LINES
 from sluice.models.errors import ConfigError, InfeasibleLayout
 from sluice.models.measuring.model_loading import ModelLoadingSettings
 from sluice.models.pipelines.pipeline import check_client_key
+from sluice.models.sources.mirror import REPOSITORY, mirror_directory
+from sluice.models.sources.source import check_url, is_url
 from sluice.models.spelling import did_you_mean
 from sluice.models.yaml_file import Lines, YamlDocument, load_yaml
 from sluice.mps.ipc.arena import Region
@@ -70,6 +74,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     repository: str | tuple[str, ...] = ()
     control: ModelControlMode = ModelControlMode.NONE
     load_models: tuple[str, ...] = ()
+    source_cache: str | None = None
     poll_s: float = 15
     recycle: bool = False
     host: str = "127.0.0.1"
@@ -117,6 +122,8 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         self.front_door.buffer_bytes(self.limits.memory_mb, self.max_body_bytes)
         if self.load_models and self.control is not ModelControlMode.EXPLICIT:
             raise ValueError(f"load_models requires control explicit, got control {self.control}")
+        for url in self.sources:
+            check_url(url)
         if self.cache_bytes < 0:
             raise ValueError(f"cache_bytes: expected at least 0, got {self.cache_bytes}")
         if isinstance(self.partitions, tuple):
@@ -155,8 +162,29 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def repositories(self) -> tuple[Path, ...]:
-        """The directories of models."""
-        return tuple(map(Path, (self.repository,) if isinstance(self.repository, str) else self.repository))
+        """The directories of models; those of sources by URL are copies."""
+        places = (self.repository,) if isinstance(self.repository, str) else self.repository
+        return tuple(
+            source_directory(place, self.source_cache) / REPOSITORY if is_url(place) else Path(place)
+            for place in places
+        )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The repositories that are URLs."""
+        return tuple(filter(is_url, self._places))
+
+    @property
+    def _places(self) -> tuple[str, ...]:
+        return (self.repository,) if isinstance(self.repository, str) else self.repository
+
+
+def source_directory(url: str, source_cache: str | None) -> Path:
+    """The directory of the copy of a source: below `source_cache`, by default in the user's folder for caches."""
+    if source_cache is None:
+        home = os.environ.get("HOME") or tempfile.gettempdir()
+        source_cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache", "sluice", "sources")
+    return mirror_directory(url, Path(source_cache))
 
 
 def check_arenas(limits: ServerLimits) -> None:

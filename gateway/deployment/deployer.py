@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
@@ -29,6 +30,8 @@ from sluice.models.errors import (
     ServingError,
     UnsupportedModel,
 )
+from sluice.models.regular_file import printable
+from sluice.models.sources.source import SourceError
 
 logger = logging.getLogger(__name__)
 
@@ -67,19 +70,22 @@ class Deployer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    async def load(self, name: str, override: Override | None = None) -> None:
-        """Serve a name as it is in the repository now, or with an override; nothing happens if it is served so already.
+    async def load(self, name: str, override: Override | None = None, *, always: bool = False) -> None:
+        """Serve a name as it is in the repository now, or with an override.
 
-        Everything that needs it is reloaded with it, and what it needs is loaded if it is not there. Raises
-        RequestError when that fails, RejectedError when there is no room for it now, ModelNotFound without an entry of
-        the name, and ForbiddenRequest if the override has code and may not.
+        If it is served so already, nothing happens, unless it is `always` to be read and loaded again. Everything that
+        needs it is reloaded with it, and what it needs is loaded if it is not there. Raises RequestError when that
+        fails, RejectedError when there is no room for it now, ModelNotFound without an entry of the name, and
+        ForbiddenRequest if the override has code and may not.
         """
         try:
             if override is not None:
                 await asyncio.to_thread(_write, override, name)
             overrides = {} if override is None else {name: override}
+            if always:
+                await self._refresh(name)
             async with self._exclusive(name, overrides):
-                await self._load(name, self.dependencies.overrides(without=name) | overrides)
+                await self._load(name, self.dependencies.overrides(without=name) | overrides, always=always)
         except BaseException:
             if override is not None:
                 override.discard()
@@ -116,6 +122,10 @@ class Deployer:
                     raise RejectedError("the server is stopping") from None
                 raise
 
+    def list_foreign(self, reasons: Mapping[str, str]) -> None:
+        """Show these directories of the repository, with the reasons why they are no models, and no others."""
+        self._registry.list_foreign(reasons)
+
     def close(self) -> None:
         """Refuse present and future changes, and remove the files that clients gave."""
         self._registry.start_draining()
@@ -128,7 +138,14 @@ class Deployer:
 
     # -- loading
 
-    async def _load(self, name: str, overrides: Mapping[str, Override]) -> None:
+    async def _refresh(self, name: str) -> None:
+        """Bring the copies of sources up to date; raises RequestError if one cannot be read."""
+        try:
+            await asyncio.to_thread(self.source.refresh)
+        except SourceError as error:
+            raise RequestError(f"load failed for model '{name}': {error}") from error
+
+    async def _load(self, name: str, overrides: Mapping[str, Override], *, always: bool) -> None:
         if name not in overrides and self.source.entry(name, overrides) is None:
             overrides = self.dependencies.overrides()  # a client may have given its files before
         if self.source.entry(name, overrides) is None:
@@ -140,14 +157,14 @@ class Deployer:
         number = next(self._numbers)
         try:
             # A model that workers could not load is tried again.
-            reread = () if self._registry.broken(name) is None else {name}
+            reread = {name} if always or self._registry.broken(name) is not None else ()
             revision = _whole(await self._revision(names, number, overrides, reread), returning)
-            if self._is_same(name, revision, overrides):
+            if not always and self._is_same(name, revision, overrides):
                 return
             prepared = await self._prepare(names, number, revision, overrides)
             await self._load_and_wait(prepared)
         except BaseException as error:
-            reason = str(error) or "loading was cancelled"
+            reason = printable(str(error)) or "loading was cancelled"
             for override in overrides.values():
                 reason = override.without_directory(reason)
             if name not in served:
@@ -216,6 +233,7 @@ class Deployer:
         self.dependencies.serve(revision)
         for name, each in revision.items():
             self._registry.serve(name, each.pipelines)
+            log_batching(each.models)
             log(logger, logging.INFO, "loaded", name=name, versions=[pipeline.version for pipeline in each.pipelines])
         self._start_task(self._retire(before, ()))
 

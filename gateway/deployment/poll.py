@@ -9,16 +9,23 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import RejectedError, ServingError
-from sluice.models.repository.entry import FileStamps, file_stamps
+from sluice.models.regular_file import printable
+from sluice.models.repository.names import is_foreign, why_foreign
+from sluice.models.repository.stamps import FileStamps, file_stamps
+from sluice.models.sources.source import SourceError
 
 logger = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+"""Time for which the files of an entry must stay the same before they are loaded: a copy that is under way goes on."""
 
 
 class Poll:
     """Loads entries that are new or changed in the repository, and unloads those that are gone or ambiguous.
 
     An entry that does not load is left alone until it, or something that it needs, changes again; it is forgotten when
-    it is gone. An entry without room is tried again at every poll.
+    it is gone. An entry without room is tried again at every poll. An entry whose files are still being written is left
+    alone as well.
     """
 
     def __init__(self, deployer: Deployer, interval_s: float) -> None:
@@ -37,7 +44,7 @@ class Poll:
                     await self._soon.wait()
             self._soon.clear()
             try:
-                await self.look()
+                await self.look(min(SETTLE_S, self._interval_s))
             except OSError as error:
                 log(logger, logging.ERROR, "the repository cannot be read", reason=str(error))
             except Exception:  # the next look may succeed
@@ -48,17 +55,27 @@ class Poll:
         self._interval_s = interval_s
         self._soon.set()
 
-    async def look(self) -> None:
-        """Poll once, and load and unload the differences; raises OSError."""
-        found, changed = await asyncio.to_thread(self._look)
+    async def look(self, settle_s: float = 0) -> None:
+        """Poll once, and load and unload the differences; raises OSError.
+
+        What has changed is loaded only if it is the same `settle_s` later.
+        """
+        found, changed, foreign = await asyncio.to_thread(self._look)
+        written: set[str] = set()
+        if changed:
+            await asyncio.sleep(settle_s)
+            written = await asyncio.to_thread(lambda: {name for name in changed if self._files(name) != found[name]})
+        self._deployer.list_foreign(foreign)
         gone = [name for name, each in self._served().items() if each.files is not None and not found.get(name)]
         gone += sorted(self._failed - found.keys())
-        self._seen = found
+        before, self._seen = self._seen, found
+        for name in written:  # the next look compares with what was there before all this
+            self._seen[name] = before.get(name, {})
         self._failed &= found.keys()
         for name in gone:
             with suppress(ServingError):
                 await self._deployer.unload(name)
-        await asyncio.gather(*map(self._load, changed))
+        await asyncio.gather(*(self._load(name) for name in changed if name not in written))
 
     async def _load(self, name: str) -> None:
         try:
@@ -73,13 +90,22 @@ class Poll:
         else:
             self._failed.discard(name)
 
-    def _look(self) -> tuple[dict[str, FileStamps], list[str]]:
-        """The entries with their files (none for an ambiguous entry), and the names to load."""
+    def _look(self) -> tuple[dict[str, FileStamps], list[str], dict[str, str]]:
+        """The entries with their files (none for an ambiguous entry), the names to load, and why others are no models.
+
+        Raises OSError if a directory cannot be read: nothing is known then of what is gone.
+        """
         source = self._deployer.source
-        found = {name: self._files(name) for name in sorted(source.names())}
+        try:
+            source.refresh()
+        except SourceError as error:
+            log(logger, logging.ERROR, "a source cannot be read; its copy is served", reason=str(error))
+        names = sorted(source.names())
+        found = {name: self._files(name) for name in names if not is_foreign(name)}
+        foreign = {printable(name): why_foreign(name) for name in names if is_foreign(name)}
         changed = {name for name, files in found.items() if self._seen.get(name) != files}
         again = {name for name in self._failed & found.keys() if source.needed({name}, {}, {}) & changed}
-        return found, sorted(changed | again)
+        return found, sorted(changed | again), foreign
 
     def _files(self, name: str) -> FileStamps:
         source = self._deployer.source

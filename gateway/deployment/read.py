@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sluice.gateway.config.server_config import ModelControlMode, ServerConfig
+from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, source_directory
 from sluice.gateway.deployment.revision import RevisionSource
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
 from sluice.gateway.executors.triton.process import TritonProcess
@@ -21,6 +21,8 @@ from sluice.models.repository.scan import (
     entry_of_file,
     name_of_file,
 )
+from sluice.models.sources.mirror import Mirror
+from sluice.models.sources.source import FsspecSource, SourceError
 from sluice.models.triton_config.instance_groups import CPU, GPU
 from sluice.mps.partitions.partition import CpuPartition
 
@@ -75,7 +77,32 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
     remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
     listed = config.partitions if isinstance(config.partitions, tuple) else ()
     kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
-    return RevisionSource(tuple(directories), config.max_batch_size, config.batch_sizes(), remote, kinds)
+    sizes = config.batch_sizes()
+
+    def wrong(directory: Path) -> dict[str, str]:
+        found = Repository.scan(directory, config.max_batch_size, sizes, remote, EVERYTHING, kinds)
+        return {each.name: each.reason for each in found.broken}
+
+    mirrors = tuple(
+        Mirror(FsspecSource(url), source_directory(url, config.source_cache), wrong) for url in config.sources
+    )
+    return RevisionSource(tuple(directories), config.max_batch_size, sizes, remote, kinds, mirrors)
+
+
+def fetch_sources(config: ServerConfig, triton: Discovery = NOTHING) -> None:
+    """Bring the copies of sources up to date before models are read; blocks.
+
+    A source that cannot be read is logged if there is a copy of it from before. Raises SourceError if there is none.
+    """
+    source = model_source(config.repositories, config, triton)
+    for mirror in source.mirrors:
+        mirror.verify()
+    try:
+        source.refresh()
+    except SourceError as error:
+        if any(mirror.is_empty for mirror in source.mirrors):
+            raise
+        log(logger, logging.ERROR, "a source cannot be read; its copy is served", reason=str(error))
 
 
 def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[BrokenEntry]]:

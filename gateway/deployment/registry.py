@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
 from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.repository.names import is_foreign
 from sluice.models.repository.scan import BrokenEntry
 
 
@@ -24,13 +25,14 @@ class _Entry:
     """The definition of one name: `versions` that are served, and others that are not, with the reasons.
 
     "" in `unavailable` stands for all versions. They are `unreadable` if their files could not be read when the
-    server began, and `unsupported` if they are of a kind that is not served.
+    server began, `unsupported` if they are of a kind that is not served, and `foreign` if they are no models at all.
     """
 
     versions: dict[int, Pipeline] = field(default_factory=dict)
     unavailable: dict[str, tuple[VersionStatus, str]] = field(default_factory=dict)
     unreadable: bool = False
     unsupported: bool = False
+    foreign: bool = False
 
 
 class ModelRegistry:
@@ -64,6 +66,7 @@ class ModelRegistry:
             version = "" if each.version is None else str(each.version)
             entry.unavailable[version] = VersionStatus.UNAVAILABLE, each.reason
             entry.unreadable = True
+            entry.foreign |= each.foreign
             entry.unsupported |= each.unsupported
         self._waiting: set[str] = set()  # models that get requests before any partition has loaded them
         self._on_demand: set[str] = set()  # waiting models that count as ready while a partition is up
@@ -114,6 +117,14 @@ class ModelRegistry:
         entry = self._entries.get(name)
         if entry is not None and not entry.versions and (entry.unreadable or "" in entry.unavailable):
             del self._entries[name]
+
+    def list_foreign(self, reasons: Mapping[str, str]) -> None:
+        """Know these names as no models, with the reasons, and no others of that kind."""
+        for name in [name for name in self._entries if is_foreign(name) and name not in reasons]:
+            del self._entries[name]
+        for name, reason in reasons.items():
+            unavailable = {"": (VersionStatus.UNAVAILABLE, reason)}
+            self._entries[name] = _Entry(unavailable=unavailable, unreadable=True, foreign=True)
 
     def mark_waiting(self, model: str) -> None:
         """Accept requests for a model that is not loaded at the start: they cause its load."""
@@ -203,7 +214,7 @@ class ModelRegistry:
         """
         if self.draining or not self._inventory.is_serving:
             return False
-        entries = self._entries.values()
+        entries = [entry for entry in self._entries.values() if not entry.foreign]
         if self._strict:
             failed = any(entry.unreadable or "" in entry.unavailable for entry in entries)
             return not failed and all(self.served(name) == self.versions(name) for name in self._entries)

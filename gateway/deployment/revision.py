@@ -1,16 +1,25 @@
 """Revisions: the versions that are served under a name, and how the next ones are read from a repository."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from sluice.gateway.deployment.override import Override
+from sluice.gateway.observability.logs import log
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.repository.entry import FileStamps, file_stamps, needed_names
+from sluice.models.regular_file import printable
+from sluice.models.repository.entry import needed_names
+from sluice.models.repository.names import entries_of, is_entry
 from sluice.models.repository.scan import ModelEntry, Repository, Selection
+from sluice.models.repository.stamps import FileStamps, file_stamps
+from sluice.models.sources.mirror import Mirror
+from sluice.models.sources.source import SourceError
 from sluice.models.spec import public_key
 from sluice.models.triton_config.instance_groups import CPU
+
+logger = logging.getLogger(__name__)
 
 
 class Deployed(NamedTuple):
@@ -29,7 +38,8 @@ class Deployed(NamedTuple):
 class RevisionSource(NamedTuple):
     """The place that revisions are read from.
 
-    `remote` are models that have no files here, and `kinds` are the kinds of the partitions.
+    `remote` are models that have no files here, and `kinds` are the kinds of the partitions. `mirrors` keep those of
+    the directories that are copies of sources.
     """
 
     directories: Sequence[Path]
@@ -37,14 +47,30 @@ class RevisionSource(NamedTuple):
     max_batch_sizes: Mapping[str, int]
     remote: Mapping[str, ModelEntry]
     kinds: Collection[str] = (CPU,)
+    mirrors: Sequence[Mirror] = ()
+
+    def refresh(self) -> None:
+        """Bring the copies of sources up to date, and log what stays as it was; blocks.
+
+        Raises SourceError, after all others have been tried, if a source cannot be read; its copy stays as it was.
+        """
+        errors: list[SourceError] = []
+        for mirror in self.mirrors:
+            try:
+                for name, reason in mirror.refresh().items():
+                    log(logger, logging.WARNING, "the copy stays as it was", name=printable(name), reason=reason)
+            except SourceError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def find(self, name: str) -> Path | None:
         """The first entry of a name."""
-        return next((path for each in self.directories if (path := each / name).is_dir()), None)
+        return next((path for each in self.directories if is_entry(path := each / name)), None)
 
     def is_doubled(self, name: str) -> bool:
         """True if several directories have an entry of a name, which is not served then."""
-        return sum((directory / name).is_dir() for directory in self.directories) > 1
+        return sum(is_entry(directory / name) for directory in self.directories) > 1
 
     def entry(self, name: str, overrides: Mapping[str, Override]) -> Path | None:
         """The directory that a name is read from."""
@@ -52,14 +78,8 @@ class RevisionSource(NamedTuple):
         return override.entry if override is not None and override.entry is not None else self.find(name)
 
     def names(self) -> set[str]:
-        """The names of all entries."""
-        return {
-            entry.name
-            for directory in self.directories
-            if directory.is_dir()
-            for entry in directory.iterdir()
-            if entry.is_dir() and entry.name[0] != "."
-        }
+        """The names of all entries; raises OSError if a directory cannot be read, or is not there."""
+        return {entry.name for directory in self.directories for entry in entries_of(directory)}
 
     def needed(
         self, names: Collection[str], deployed: Mapping[str, Deployed], overrides: Mapping[str, Override]
@@ -102,6 +122,7 @@ def read_revision(
     entries = {name: source.entry(name, overrides) for name in sorted(names)}
     configs = {name: override.config for name, override in overrides.items()}
     needs = {name: needed_names(path, configs.get(name, "")) for name, path in entries.items() if path is not None}
+    # Before the files are read, so that what changes meanwhile is seen as a change later.
     files = {name: file_stamps(path) for name, path in entries.items() if path is not None and name not in overrides}
     kept = {
         public_key(entry.spec.key): entry
@@ -141,7 +162,7 @@ def deployed_from(repository: Repository, source: RevisionSource) -> dict[str, D
         models = tuple(entry for entry in entries if entry.spec.name == name)
         pipelines = tuple(single_model(entry.spec) for entry in models) or (repository.pipelines[name],)
         needs = frozenset[str]() if path is None else needed_names(path)
-        deployed[name] = Deployed(models, pipelines, needs, None if path is None else file_stamps(path))
+        deployed[name] = Deployed(models, pipelines, needs, None if path is None else repository.files.get(name, {}))
     return deployed
 
 

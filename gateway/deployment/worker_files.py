@@ -1,4 +1,7 @@
-"""Model files in the form in which workers load them."""
+"""Model files in the form in which workers load them.
+
+A link stays a link: what belongs to a model, such as external data, lies beside the link.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +18,8 @@ from sluice.mps.partitions.partition import Partition
 def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
     """A model's file with the batch sizes that it is to be measured at; it reports no confidences."""
     spec = entry.spec
-    return ModelFile(spec.key, str(entry.path.resolve()), entry.backend, menu, spec.batchable, config=spec.config)
+    path = str(entry.path.absolute())
+    return ModelFile(spec.key, path, entry.backend, menu, spec.batchable, config=spec.config, declared=spec.declared)
 
 
 def worker_files(
@@ -32,12 +36,13 @@ def worker_files(
     files = [
         ModelFile(
             model.key,
-            str(entry.path.resolve()),
+            str(entry.path.absolute()),
             entry.backend,
             entry.spec.menu,
             entry.spec.batchable,
             tuple((each.output, each.confidence) for each in model.confidences),
             config=entry.spec.config,
+            declared=entry.spec.declared,
         )
         for model in models
         if model.key in stored

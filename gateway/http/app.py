@@ -3,7 +3,7 @@
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -22,6 +22,7 @@ from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
 from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.spec import describe_batching
 from sluice.models.tensors.spec import TensorSpec
 
 
@@ -49,6 +50,9 @@ class ModelMetadata(BaseModel):
     platform: str
     inputs: list[TensorMetadata]
     outputs: list[TensorMetadata]
+    properties: dict[str, str] | None = Field(
+        None, description="`batching`: why a model has no batches, if it has none"
+    )
 
 
 class ErrorMessage(BaseModel):
@@ -152,11 +156,11 @@ def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRo
     async def server_metadata() -> ServerMetadata:
         return ServerMetadata(name=registry.server_name, version=registry.server_version, extensions=control.extensions)
 
-    @routes.get("/v2/models/{name}")
+    @routes.get("/v2/models/{name}", response_model_exclude_none=True)
     async def model_metadata(name: str) -> ModelMetadata:
         return _metadata(registry.pipeline(name, ""), registry.served(name))
 
-    @routes.get("/v2/models/{name}/versions/{version}")
+    @routes.get("/v2/models/{name}/versions/{version}", response_model_exclude_none=True)
     async def model_version_metadata(name: str, version: Version) -> ModelMetadata:
         pipeline = registry.pipeline(name, version)
         return _metadata(pipeline, [str(pipeline.version)])
@@ -177,6 +181,9 @@ def _metadata(pipeline: Pipeline, versions: list[str]) -> ModelMetadata:
         platform=pipeline.platform,
         inputs=tensors(pipeline.inputs),
         outputs=tensors(pipeline.outputs),
+        properties={"batching": describe_batching(pipeline.max_batch_size, pipeline.batching_note)}
+        if pipeline.batching_note
+        else None,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.http.known_response import EncodedBody
-from sluice.gateway.protocol.json_data import decode_data, encode_data
+from sluice.gateway.protocol.json_data import DataTooLarge, decode_data, encode_data
 from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
@@ -158,8 +158,23 @@ def decode_large_request(
             gc.enable()
 
 
-def encode_response(response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature) -> EncodedBody:
-    """The body of a response; binary tensors are not copied."""
+def json_tensor_bytes(response: InferResponse, binary_flags: tuple[bool, ...]) -> int:
+    """The bytes of the tensors that a response will have as JSON."""
+    size = 0
+    for (_, values), binary in zip(response.outputs, binary_flags, strict=True):
+        if not binary and not isinstance(values, SharedMemoryOutput):
+            size += values.nbytes
+    return size
+
+
+def encode_response(
+    response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature, json_bytes: int
+) -> EncodedBody:
+    """The body of a response; binary tensors are not copied.
+
+    Raises BadTensor if tensors cannot be JSON, or would be more than `json_bytes` of it.
+    """
+    left = json_bytes
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
     blob_bytes = 0
@@ -172,7 +187,15 @@ def encode_response(response: InferResponse, binary_flags: tuple[bool, ...], sig
                 continue
             datatype = _BYTES
         if not binary:
-            tensors.append(_Tensor(name, datatype, values.shape, None, msgspec.Raw(encode_data(name, values))))
+            try:
+                data = encode_data(name, values, left)
+            except DataTooLarge:
+                raise BadTensor(
+                    f"output '{name}': the JSON of the answer exceeds {json_bytes} bytes; ask for large tensors as "
+                    "binary data or over gRPC"
+                ) from None
+            left -= len(data)
+            tensors.append(_Tensor(name, datatype, values.shape, None, msgspec.Raw(data)))
             continue
         if isinstance(values, WireBytes):
             blobs.append(memoryview(values.buffer)[int(values.row_offsets[0]) : int(values.row_offsets[-1])])

@@ -17,7 +17,7 @@ import orjson
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import decompress
-from sluice.gateway.http.codec import decode_large_request, decode_request, encode_response
+from sluice.gateway.http.codec import decode_large_request, decode_request, encode_response, json_tensor_bytes
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
@@ -38,7 +38,7 @@ from sluice.models.errors import RequestError
 from sluice.models.tensors.arrays import Buffer
 
 LARGE_JSON_BYTES = 256 << 10
-"""Larger JSON is parsed in a thread."""
+"""Larger JSON is parsed in a thread, and tensors of more bytes are written as JSON in one."""
 LARGE_BYTES = 64 << 10
 """Smaller responses are joined: a system call of their own would cost more than the copy."""
 THREADS = 2
@@ -118,8 +118,9 @@ class InferenceRelay(Protocol):
 class InferRoute:
     """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`.
 
-    It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`. `threads` do what would take the
-    event loop too long. A `dataplane` that raises RelayNeeded has a `relay`.
+    It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`; that of an answer may have
+    `answer_json_bytes`. `threads` do what would take the event loop too long. A `dataplane` that raises RelayNeeded has
+    a `relay`.
     """
 
     def __init__(
@@ -129,11 +130,13 @@ class InferRoute:
         json_bytes: int = FrontDoorSettings().json_bytes,
         budget: Budget | None = None,
         relay: InferenceRelay | None = None,
+        answer_json_bytes: int = FrontDoorSettings().answer_json_bytes,
     ) -> None:
         self.dataplane = dataplane
         self.relay = relay
         self.max_body_bytes = max_body_bytes
         self.json_bytes = json_bytes
+        self.answer_json_bytes = answer_json_bytes
         self.unchecked_bytes = min(json_bytes, max_body_bytes)
         """No request of this size is too large."""
         self.budget = budget or Budget(1 << 62)
@@ -438,10 +441,40 @@ class Exchange:
         self._send(b"".join((_status_line(answer.status), *lines, self._client.common_headers(), end, answer.body)))
 
     def _answered(self, answer: Answer) -> None:
+        if self.disconnected:
+            answer.release()
+            return
         try:
-            if self.disconnected:
+            response = build_response(answer, self._template.options, self._route.dataplane.statuses)
+            if json_tensor_bytes(response, self._template.binary_flags) > LARGE_JSON_BYTES:
+                encoding = asyncio.get_running_loop().run_in_executor(self._route.threads, self._encode, response)
+                encoding.add_done_callback(partial(self._encoded, answer))
                 return
-            encoded = self._encode(build_response(answer, self._template.options, self._route.dataplane.statuses))
+            encoded = self._encode(response)
+        except Exception as error:
+            answer.release()
+            self._fail(error)
+            return
+        self._deliver(answer, encoded)
+
+    def _encoded(self, answer: Answer, encoding: asyncio.Future[EncodedBody]) -> None:
+        """Send a response that a thread has encoded."""
+        error = encoding.exception()
+        if error is None and not self.disconnected:
+            self._deliver(answer, encoding.result())
+            return
+        answer.release()
+        if isinstance(error, Exception) and not self.disconnected:
+            self._fail(error)
+
+    def _deliver(self, answer: Answer, encoded: EncodedBody) -> None:
+        """Send a response, and release its tensors."""
+        try:
+            if encoded.length > self._route.budget.limit:  # or the connection would end with a part of it sent
+                raise RequestError(
+                    f"the answer has {encoded.length} bytes, more than the server keeps for its clients "
+                    f"({self._route.budget.limit}); front_door.buffer_mb sets that"
+                )
             if self.head.accepted and encoded.length >= MIN_BYTES:
                 self._compress(encoded)
                 return
@@ -460,7 +493,8 @@ class Exchange:
         known: KnownResponse | None = template.response
         encoded = None if known is None else known.encode(response)
         if encoded is None:
-            encoded = encode_response(response, template.binary_flags, template.signature)
+            limit = self._route.answer_json_bytes
+            encoded = encode_response(response, template.binary_flags, template.signature, limit)
             if template.repeatable:
                 template.response = known_response(response, encoded)
         return encoded

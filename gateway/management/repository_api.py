@@ -10,6 +10,8 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.models.errors import RejectedError, RequestError, UnsupportedRequest
+from sluice.models.regular_file import printable
+from sluice.models.repository.names import is_foreign, why_foreign
 
 
 class IndexEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,16 +61,20 @@ class RepositoryApi:
         ]
         if self._deployer is None or self._control is ModelControlMode.NONE or ready_only:
             return entries
-        found = [IndexEntry(name) for name in self._deployer.source.names() if name not in self._registry]
+        try:
+            names = {printable(name): name for name in self._deployer.source.names()}
+        except OSError:  # what is served stays
+            names = {}
+        found = [_not_loaded(shown, name) for shown, name in names.items() if shown not in self._registry]
         return sorted([*entries, *found], key=lambda entry: entry.name)
 
     async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
-        """Load a model or pipeline, or reload it if it has changed; returns when it is ready."""
+        """Load a model or pipeline, again if it is loaded already; returns when it is ready."""
         _check(repository)
         if self._deployer is None or not self.changes:
             raise _not_allowed("load", name, self._control)
         _check_name("load", name)
-        await self._deployer.load(name, read_override(parameters, allows_code=self._allow_upload))
+        await self._deployer.load(name, read_override(parameters, allows_code=self._allow_upload), always=True)
 
     async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
         """Unload a model or pipeline; it gets no more requests."""
@@ -88,6 +94,12 @@ class RepositoryApi:
 
 _UNLOAD_PARAMETERS = ("unload_dependents", "recycle")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+
+
+def _not_loaded(shown: str, name: str) -> IndexEntry:
+    if is_foreign(name):
+        return IndexEntry(shown, "", VersionStatus.UNAVAILABLE, why_foreign(name))
+    return IndexEntry(shown)
 
 
 def _check(repository: str) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import types
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -15,10 +16,12 @@ import orjson
 from sluice.gateway.protocol.answer import Tensor
 from sluice.models.errors import BadTensor
 from sluice.models.tensors.arrays import Array, WireBytes, decode_bytes, numpy_dtype
-from sluice.models.tensors.spec import RAW_ONLY, DataType
+from sluice.models.tensors.spec import RAW_ONLY, DataType, element_count
 
 MAX_DEPTH = 100
 """Deepest nesting of lists in `data`; numpy itself stops at 64 dimensions."""
+PIECE = 1 << 14
+"""Elements that are encoded at a time, which takes less than a millisecond: other threads run in between."""
 
 _OPENING = re.compile(rb"[\s\[]*")
 _BRACKET, _NUMBER = ord("["), b"-0123456789"
@@ -69,18 +72,52 @@ def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
         raise BadTensor(f"input '{tensor}' has a value in its data that is out of range of {datatype}") from error
 
 
-def encode_data(tensor: str, values: Tensor) -> bytes:
-    """The JSON text of an output's elements as one flat list, with NaN and Infinity as literals; raises BadTensor."""
+class DataTooLarge(Exception):
+    """The JSON text of an output is larger than it may be."""
+
+
+def encode_data(tensor: str, values: Tensor, most_bytes: int) -> bytes:
+    """The JSON text of an output's elements as one flat list, with NaN and Infinity as literals.
+
+    Raises BadTensor, and DataTooLarge for more than `most_bytes`: as soon as that is known, so that the work has a
+    bound.
+    """
+    count = element_count(values.shape)
+    elements: Sequence[bytes] | Array
     if isinstance(values, WireBytes):
+        if values.nbytes - 4 * count + 3 * count > most_bytes:  # lengths become quotes and commas
+            raise DataTooLarge
         begin, end = int(values.row_offsets[0]), int(values.row_offsets[-1])
         elements = decode_bytes(memoryview(values.buffer)[begin:end], values.shape).ravel().tolist()
+    else:
+        if 2 * count > most_bytes:
+            raise DataTooLarge
+        elements = values.reshape(-1)
+    text = _encode_piece(tensor, elements[:PIECE])
+    size = len(text)
+    if count > PIECE:
+        pieces = [text[:-1]]
+        for start in range(PIECE, count, PIECE):
+            if size > most_bytes:
+                raise DataTooLarge
+            piece = _encode_piece(tensor, elements[start : start + PIECE])[1:-1]
+            pieces.append(piece)
+            size += len(piece) + 1
+        text = b",".join(pieces) + b"]"
+    if size > most_bytes:
+        raise DataTooLarge
+    return text
+
+
+def _encode_piece(tensor: str, elements: Sequence[bytes] | Array) -> bytes:
+    if not isinstance(elements, np.ndarray):
         try:
             return orjson.dumps([element.decode() for element in elements])
         except UnicodeDecodeError as error:
             raise BadTensor(f"output '{tensor}' is not UTF-8 text; ask for it as binary data") from error
-    text = orjson.dumps(values.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"n" in text:  # the n of null, which orjson writes for NaN and infinities
-        return json.dumps(values.ravel().tolist(), separators=(",", ":")).encode()
+        return json.dumps(elements.tolist(), separators=(",", ":")).encode()
     return text
 
 

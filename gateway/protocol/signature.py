@@ -28,9 +28,10 @@ class CheckedInputs(NamedTuple):
 class _Input:
     """An expected input, with the properties that its check needs."""
 
-    __slots__ = ("datatype", "dtype", "fixed", "itemsize", "shape", "spec")
+    __slots__ = ("datatype", "dtype", "fixed", "is_text", "itemsize", "shape", "spec")
 
-    def __init__(self, spec: TensorSpec) -> None:
+    def __init__(self, spec: TensorSpec, is_text: bool) -> None:
+        self.is_text = is_text
         self.spec = spec
         self.shape = spec.shape
         self.fixed = spec.fixed
@@ -56,7 +57,7 @@ class Signature:
         self.output_names = tuple(self.outputs)
         self.datatypes = {spec.name: spec.datatype.value for spec in pipeline.outputs}
         self.input_datatypes = {spec.name: spec.datatype.value for spec in pipeline.inputs}
-        self._inputs = {spec.name: _Input(spec) for spec in pipeline.inputs}
+        self._inputs = {spec.name: _Input(spec, spec.name in pipeline.text_inputs) for spec in pipeline.inputs}
         self.binary_only = tuple(spec.name for spec in pipeline.outputs if spec.datatype in RAW_ONLY)
         self._keyed = [spec.name for spec in pipeline.inputs if spec.keyed]
         self._batchable = pipeline.batchable
@@ -65,8 +66,8 @@ class Signature:
     def check_inputs(self, tensors: Sequence[WireTensor]) -> CheckedInputs:
         """Check the inputs of a request and make tensors of them; binary data is viewed, not copied.
 
-        BYTES must be UTF-8, like the strings of ONNX. Raises RequestError, or a subclass of it, which names the tensor
-        and the expectation.
+        BYTES that go to a model of ONNX must be UTF-8, as its strings are. Raises RequestError, or a subclass of it,
+        which names the tensor and the expectation.
         """
         inputs: dict[str, Tensor] = {}
         rows = 0
@@ -201,7 +202,8 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
             buffer, offsets = encode_bytes(np.array(data, np.object_), rows)
         except UnicodeEncodeError as error:
             raise BadTensor(f"input '{tensor.name}' has a string that UTF-8 cannot carry") from error
-        _check_text(buffer, count, tensor.name)
+        if expected.is_text:
+            _check_text(buffer, count, tensor.name)
         return WireBytes(buffer, shape, offsets)
     if isinstance(data, SharedMemoryWindow):
         if expected.itemsize and data.byte_size != count * expected.itemsize:
@@ -210,7 +212,8 @@ def _tensor(expected: _Input, tensor: WireTensor, rows: int) -> Tensor:
     assert not isinstance(data, SharedMemoryRef), "it has been looked up"
     if not expected.itemsize:
         offsets = wire_row_offsets(data, count, rows, f"input '{tensor.name}'")
-        _check_text(data, count, tensor.name)
+        if expected.is_text:
+            _check_text(data, count, tensor.name)
         return WireBytes(data, shape, offsets)
     if len(data) != count * expected.itemsize:
         raise _wrong_size(expected, shape, len(data))
@@ -236,7 +239,7 @@ def _check_text(data: Buffer, count: int, name: str) -> None:
             str(data[begin + 4 : end], "utf-8")
         except UnicodeDecodeError as error:
             raise BadTensor(
-                f"input '{name}': element {element} is not UTF-8 text, as the strings of models must be"
+                f"input '{name}': element {element} is not UTF-8 text, as the strings of ONNX models must be"
             ) from error
 
 

@@ -75,7 +75,9 @@ def client_servers(
     faults = ClientFaults()
     grpc_door = FrontDoor(limits, budget, faults, files.grpc)
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
+    route = InferRoute(
+        dataplane, config.max_body_bytes, limits.json_bytes, budget, answer_json_bytes=limits.answer_json_bytes
+    )
     ends: FrontEnds | None = None
     grpc: GrpcServer | None = None
     if count:

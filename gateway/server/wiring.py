@@ -18,6 +18,7 @@ from sluice.batcher.settings.initial_residency import InitialResidency, initial_
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
+from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.known_sizes import KnownSizes
@@ -48,6 +49,7 @@ from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.latency_log import LatencyLog
 from sluice.gateway.partitions.partition_log import log_change
 from sluice.gateway.partitions.partition_metrics import PartitionMetrics
+from sluice.gateway.partitions.worker_output import launch_logged_worker
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.resizing.resizing import ResizeMetrics, Resizing
@@ -73,7 +75,7 @@ from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.host import cpu_quota
 from sluice.mps.partitions.partition import CpuPartition, Partition
-from sluice.mps.supervisor.child import Launch, launch_worker
+from sluice.mps.supervisor.child import Launch
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class Surroundings(NamedTuple):
 
     clock: Callable[[], int] = monotonic_ns
     timer: Callable[[], Timer] = Alarm
-    launch: Launch = launch_worker
+    launch: Launch = launch_logged_worker
 
 
 THIS_MACHINE = Surroundings()
@@ -175,6 +177,7 @@ def build_gateway(
     check_arenas(config.limits)
     for each in repository.broken:
         log(logger, logging.ERROR, "cannot be served", name=each.name, version=each.version, reason=each.reason)
+    log_batching(repository.models.values())
     core = _build_core(config, repository, triton)
     _log_limits(config, core)
     state = _build_state(config, core)

@@ -16,6 +16,7 @@ from sluice.models.measuring.quick import measure_table
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import ModelEntry, Repository
 from sluice.models.spelling import did_you_mean
+from sluice.models.tensors.spec import DeclaredTensors
 from sluice.models.units import NS_PER_US
 from sluice.models.yaml_file import load_yaml
 
@@ -148,9 +149,18 @@ def latency_table(file: SimulationFile, entry: ModelEntry, cores: int) -> Latenc
     """The latency table of a model: from the file, or measured in this process with `cores` threads."""
     if (given := file.latency_ms.get(entry.spec.name)) is not None:
         return LatencyTable.from_ms(given)
-    return _measured(entry.backend, str(entry.path), cores, entry.spec.batchable, entry.spec.menu, entry.spec.config)
+    spec = entry.spec
+    return _measured(entry.backend, str(entry.path), cores, spec.batchable, spec.menu, spec.config, spec.declared)
 
 
 @cache  # all runs of one process have the same machine
-def _measured(backend: str, path: str, cores: int, batchable: bool, menu: tuple[int, ...], config: str) -> LatencyTable:
-    return measure_table(load_backend(backend, path, cores, config), batchable, menu)
+def _measured(
+    backend: str,
+    path: str,
+    cores: int,
+    batchable: bool,
+    menu: tuple[int, ...],
+    config: str,
+    declared: DeclaredTensors,
+) -> LatencyTable:
+    return measure_table(load_backend(backend, path, cores, config), batchable, menu, declared=declared)

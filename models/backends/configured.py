@@ -1,4 +1,4 @@
-"""Adds to any backend what a model's configuration asks for: reshaped tensors and warm-up runs."""
+"""Adds to any backend what a model's configuration asks for: reshaped tensors, batches row by row, warm-up runs."""
 
 import importlib
 from collections.abc import Generator, Iterable, Mapping
@@ -9,7 +9,7 @@ import numpy as np
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array, numpy_dtype
-from sluice.models.tensors.spec import DataType, TensorSpec
+from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.model_config import TensorConfig, TritonModelConfig, WarmUp, WarmUpInput, decode_config
 
 
@@ -56,6 +56,47 @@ class ReshapedBackend:
         return TensorSpec(tensor.name, tensor.datatype, tensor.shape[: self._batch] + reshape.client)
 
 
+class RowByRowBackend:
+    """A backend for batches over one that takes exactly one row; see `Backend`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.provider, self.threads = backend.provider, backend.threads
+        self.inputs = tuple(_with_rows(tensor) for tensor in backend.inputs)
+        self.outputs = tuple(_with_rows(tensor) for tensor in backend.outputs)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the rows of a batch one after the other; raises BackendFailed, also for rows that cannot be joined."""
+        rows = len(next(iter(inputs.values())))
+        # An output is only valid until the next run.
+        answers = [
+            {name: array.copy() for name, array in self._backend.run(_row_of(inputs, row)).items()}
+            for row in range(rows)
+        ]
+        return {name: _joined(name, [answer[name] for answer in answers]) for name in answers[0]}
+
+
+def _with_rows(tensor: TensorSpec) -> TensorSpec:
+    return TensorSpec(tensor.name, tensor.datatype, (VARIABLE, *tensor.shape[1:]))
+
+
+def _row_of(inputs: Mapping[str, Array], row: int) -> dict[str, Array]:
+    return {name: array[row : row + 1] for name, array in inputs.items()}
+
+
+def _joined(name: str, rows: list[Array]) -> Array:
+    """The output of a batch from those of its rows."""
+    for array in rows:
+        if array.shape[:1] != (1,):
+            raise BackendFailed(f"output '{name}' has shape {list(array.shape)} for one row; expected 1 in front")
+        if array.shape != rows[0].shape:
+            raise BackendFailed(
+                f"output '{name}' has shape {list(array.shape)} for one row and {list(rows[0].shape)} for another one; "
+                "send rows whose outputs differ in size one by one"
+            )
+    return np.concatenate(rows)
+
+
 def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOptions | None = None) -> Backend:
     """Load the model of a file on the backend of that name; `config` and `gpu` are as for the backend's `load`.
 
@@ -65,6 +106,8 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
     if not config:
         return loaded
     form = decode_config(config)
+    if form.max_batch_size and loaded.inputs and all(tensor.shape[:1] == (1,) for tensor in loaded.inputs):
+        loaded = RowByRowBackend(loaded)
     return ReshapedBackend(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
 
 

@@ -1,24 +1,37 @@
 """ONNX models on ONNX Runtime, with exactly the given threads and never on another provider than requested."""
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import mmap
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 
 from sluice.models.backends.base import GpuOptions
-from sluice.models.errors import BackendFailed, PartitionError, first_line
+from sluice.models.errors import BackendFailed, ConfigError, PartitionError, first_line
+from sluice.models.processes import TELEMETRY_OFF
+from sluice.models.regular_file import open_regular
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
 from sluice.models.triton_config.model_config import decode_config
+from sluice.models.triton_config.onnx_outline import OnnxOutline, check_external, is_inside, read_outline
 from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
+
+os.environ.update(TELEMETRY_OFF)  # the library reads it when it is imported
+import onnxruntime as ort
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
+TEXT_LOCALE = "en_US.UTF-8"
+"""The locale in which ONNX Runtime changes the case of text for models that name no other one."""
 _ERRORS = 3
 """The level of log lines that are printed, of sessions and of the rest; each CUDA session has a warning otherwise."""
+_LOCALE = re.compile(r"construct locale with name: ?([^:]+):")
+"""The error of a model whose locale is missing."""
 _ONNX_BF16 = 16
 """ONNX's number of the type."""
 _LEAST = bytes.fromhex(
@@ -54,17 +67,35 @@ _DATATYPE = {
 ort.set_default_logger_severity(_ERRORS)
 
 
+def missing_locale(name: str) -> str:
+    """Say that this machine lacks a locale, and how to get it; text in other cases is not converted without."""
+    language, _, encoding = name.partition(".")
+    return (
+        "this machine lacks it; install the locales of the system, and create it with "
+        f"localedef -i {language} -f {encoding or 'UTF-8'} {name}"
+    )
+
+
 def available_providers() -> tuple[str, tuple[str, ...]]:
     """The version of ONNX Runtime and the providers that it was built with, of which CUDA's may still not work."""
     return ort.__version__, tuple(ort.get_available_providers())
 
 
 class OnnxRuntimeBackend:
-    """A session of ONNX Runtime; see `Backend`. Strings are returned as `str` objects."""
+    """A session of ONNX Runtime; see `Backend`. Strings are returned as `str` objects.
 
-    def __init__(self, session: ort.InferenceSession, path: str, run_options: ort.RunOptions | None = None) -> None:
+    Only the outputs that are `wanted` are computed; all by default.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        path: str,
+        wanted: Collection[str] = (),
+        run_options: ort.RunOptions | None = None,
+    ) -> None:
         self.inputs = _specs(session.get_inputs(), path)
-        self.outputs = _specs(session.get_outputs(), path)
+        self.outputs = _specs([each for each in session.get_outputs() if not wanted or each.name in wanted], path)
         self.provider: str = session.get_providers()[0]
         self.threads: int = session.get_session_options().intra_op_num_threads
         self._session = session
@@ -111,9 +142,12 @@ def prepare(gpu: GpuOptions | None = None) -> None:
         ort.InferenceSession(_LEAST, _options(SessionOptions(), 1), providers=[(provider, _provider_options(gpu))])
 
 
-def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> OnnxRuntimeBackend:
+def load(
+    path: str, threads: int, config: str = "", gpu: GpuOptions | None = None, wanted: Collection[str] = ()
+) -> OnnxRuntimeBackend:
     """Open a session with at most `threads` threads on the calling process's cores, with the options of `config`.
 
+    Only the outputs that are `wanted`, or that `config` names, are computed.
     With `gpu` it runs on CUDA. Raises PartitionError if ONNX Runtime would run elsewhere (it falls back silently), and
     BackendFailed for a model that it cannot load.
     """
@@ -123,10 +157,22 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
-    asked = session_options(decode_config(config), path) if config else SessionOptions()
+    asked = SessionOptions()
+    if config:
+        form = decode_config(config)
+        asked = session_options(form, path)
+        wanted = [tensor.name for tensor in form.output]
+    options = _options(asked, threads)
     try:
-        session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
+        with _linked_weights(Path(path), options):
+            session = ort.InferenceSession(path, options, providers=[(provider, _provider_options(gpu))])
+    except ConfigError as error:
+        raise BackendFailed(str(error)) from error
     except Exception as error:  # as above
+        if (locale := _LOCALE.search(str(error))) is not None:
+            raise BackendFailed(
+                f"{path}: the model needs the locale {locale[1]}: {missing_locale(locale[1])}"
+            ) from error
         raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
     if active[0] != provider:
@@ -135,7 +181,38 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     for name, value in asked.run_entries.items():
         run_options = run_options or ort.RunOptions()
         run_options.add_run_config_entry(name, value)
-    return OnnxRuntimeBackend(session, path, run_options)
+    return OnnxRuntimeBackend(session, path, wanted, run_options)
+
+
+@contextmanager
+def _linked_weights(path: Path, options: ort.SessionOptions) -> Iterator[None]:
+    """Give ONNX Runtime the weights that links beside a model lead to, while it makes a session.
+
+    It takes no file that lies outside of the directory of the model, where stores of files by their contents have it.
+    """
+    try:
+        outline = read_outline(path)
+    except ConfigError:
+        if path.exists() and not path.is_file():  # to open it might take for ever
+            raise
+        outline = OnnxOutline()  # ONNX Runtime has a reason of its own
+    check_external(path, outline)
+    inside = filter(is_inside, outline.external)
+    places = {location: os.path.realpath(path.parent / location) for location in inside}
+    homes = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}
+    linked = {
+        location: place
+        for location, place in sorted(places.items())
+        if not any(os.path.commonpath((home, place)) == home for home in homes)
+    }
+    with ExitStack() as opened:
+        if linked:
+            maps = []
+            for place in linked.values():
+                file = opened.enter_context(open_regular(Path(place)))
+                maps.append(opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+            options.add_external_initializers_from_files_in_memory(list(linked), maps, [len(each) for each in maps])
+        yield
 
 
 @cache

@@ -28,7 +28,7 @@ from sluice.models.backends.python_models.wire import (
     TensorMemory,
 )
 from sluice.models.errors import BackendFailed
-from sluice.models.processes import python_path
+from sluice.models.processes import TELEMETRY_OFF, python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.triton_config.model_config import decode_config
 
@@ -236,7 +236,7 @@ def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
             *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
         ],
         pass_fds=tuple(fds.values()),
-        env=os.environ | {"PYTHONPATH": python_path()},
+        env=os.environ | TELEMETRY_OFF | {"PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
     )
 

@@ -1,19 +1,18 @@
 """The first latency table of a model: the batch sizes of its menu are warmed up and timed when it is loaded."""
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-import numpy as np
-
 from sluice.models.backends.base import Backend
 from sluice.models.backends.device_errors import is_out_of_memory
+from sluice.models.backends.first_runs import FirstRuns, Shapes, naming_rows
 from sluice.models.measuring.memory_peaks import MemoryPeaks
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.tensors.arrays import Array, numpy_dtype
-from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import DeclaredTensors
 from sluice.models.units import NS_PER_MS
 
 _T = TypeVar("_T")
@@ -23,8 +22,6 @@ _AGREEMENT = 0.05
 """Two runs of a batch size that differ by less, relative to the shorter one, are enough."""
 _KNOWN = 0.1
 """A first run that differs by less from the line through the two sizes before is not repeated."""
-Shapes = Mapping[str, tuple[int, ...]]
-"""Item shapes for inputs of variable shape, by input."""
 
 
 def run_to_end(steps: Generator[None, None, _T]) -> _T:
@@ -45,16 +42,18 @@ def warm_up_steps(
     shapes: Shapes | None = None,
     peaks: MemoryPeaks | None = None,
     budget_ns: int = DEFAULT_MODEL_LOADING.run_ns,
+    declared: DeclaredTensors | None = None,
 ) -> Generator[None, None, None]:
     """Run the batch sizes of the menu once, one a step, so that no request pays for a first run.
 
     It ends before the first size that memory is too small for, or that would exceed the budget by the `table`. Raises
-    BackendFailed, also when memory is too small for the first size of all. `peaks` measures the memory meanwhile.
+    BackendFailed, also when memory is too small for the first size of all, and when an output is not as `declared`
+    (by default, by the backend). `peaks` measures the memory meanwhile.
     """
     sizes = list(menu)
     totals = accumulate(map(table.latency_ns, sizes))
     within = [rows for rows, total_ns in zip(sizes, totals, strict=True) if total_ns <= budget_ns]
-    for _ in _warm(backend, batchable, within or sizes[:1], shapes, peaks or MemoryPeaks(None)):
+    for _ in _warm(backend, batchable, within or sizes[:1], shapes, peaks or MemoryPeaks(None), declared):
         yield
 
 
@@ -66,14 +65,16 @@ def measure_steps(
     shapes: Shapes | None = None,
     peaks: MemoryPeaks | None = None,
     budget_ns: int = DEFAULT_MODEL_LOADING.run_ns,
+    declared: DeclaredTensors | None = None,
 ) -> Generator[None, None, LatencyTable]:
     """Warm up the batch sizes of the menu, ascending, time them, and return the medians; a step is one run.
 
     Running out of memory, `peaks` and errors are as for `warm_up_steps`. The inputs are zeros, with variable dimensions
-    of 1 unless `shapes` has others. A size gets a first run. If that took what the line through the two sizes before
-    predicts, the curve is known, and it is taken as the latency. Otherwise up to `repeats` timed runs follow, at least
-    one, until two agree; no further one begins after a quarter of a second. If there is only one, the first run counts
-    as well; of two medians the lower one is taken. The time between two steps does not count.
+    of 1 unless `shapes` has others or the model needs more (see `FirstRuns`). A size gets a first run. If that took
+    what the line through the two sizes before predicts, the curve is known, and it is taken as the latency. Otherwise
+    up to `repeats` timed runs follow, at least one, until two agree; no further one begins after a quarter of a second.
+    If there is only one, the first run counts as well; of two medians the lower one is taken. The time between two
+    steps does not count.
 
     A size whose first run would exceed `budget_ns`, at the time per row of the size before, is not run, nor are larger
     ones: they get that time per row, which is more than a model that gains from batches takes. The very first run, in
@@ -90,7 +91,7 @@ def measure_steps(
             else:
                 yield rows
 
-    for rows, inputs, first_ns in _warm(backend, batchable, sizes(), shapes, peaks or MemoryPeaks(None)):
+    for rows, inputs, first_ns in _warm(backend, batchable, sizes(), shapes, peaks or MemoryPeaks(None), declared):
         yield
         spent_ns += first_ns if cells else 0
         if _is_known(cells, rows, first_ns):
@@ -110,9 +111,16 @@ def measure_steps(
     return LatencyTable((*cells, *((rows, _in_proportion(cells[-1], rows)) for rows in left)))
 
 
-def measure_table(backend: Backend, batchable: bool, menu: Iterable[int], repeats: int = 5) -> LatencyTable:
+def measure_table(
+    backend: Backend,
+    batchable: bool,
+    menu: Iterable[int],
+    repeats: int = 5,
+    shapes: Shapes | None = None,
+    declared: DeclaredTensors | None = None,
+) -> LatencyTable:
     """Run all of `measure_steps` at once."""
-    return run_to_end(measure_steps(backend, batchable, menu, repeats))
+    return run_to_end(measure_steps(backend, batchable, menu, repeats, shapes, declared=declared))
 
 
 def _is_known(cells: Sequence[tuple[int, int]], rows: int, took_ns: int) -> bool:
@@ -137,33 +145,23 @@ def _in_proportion(cell: tuple[int, int], rows: int) -> int:
 
 
 def _warm(
-    backend: Backend, batchable: bool, menu: Iterable[int], shapes: Shapes | None, peaks: MemoryPeaks
+    backend: Backend,
+    batchable: bool,
+    menu: Iterable[int],
+    shapes: Shapes | None,
+    peaks: MemoryPeaks,
+    declared: DeclaredTensors | None,
 ) -> Iterator[tuple[int, dict[str, Array], int]]:
     """Yield each size that memory suffices for, with inputs that have run once, and the nanoseconds of that run."""
+    runs = FirstRuns(backend, batchable, shapes, declared)
     for number, rows in enumerate(menu):
         peaks.begin()
         try:
-            inputs = blank_batch(backend, batchable, rows, shapes)
-            started = time.monotonic_ns()
-            backend.run(inputs)
-            took_ns = max(1, time.monotonic_ns() - started)
+            with naming_rows(rows if batchable else None):
+                inputs, took_ns = runs.run(rows)
         except Exception as error:  # backends raise any type
             if not number or not is_out_of_memory(error):
                 raise
             return
         peaks.end(rows)
         yield rows, inputs, took_ns
-
-
-def blank_batch(backend: Backend, batchable: bool, rows: int, shapes: Shapes | None = None) -> dict[str, Array]:
-    """Inputs of zeros, with variable dimensions of 1 unless `shapes` has others."""
-    known = shapes or {}
-    return {tensor.name: _blank(tensor, batchable, rows, known.get(tensor.name)) for tensor in backend.inputs}
-
-
-def _blank(tensor: TensorSpec, batchable: bool, rows: int, item: tuple[int, ...] | None) -> Array:
-    batch, declared = ((rows,), tensor.shape[1:]) if batchable else ((), tensor.shape)
-    shape = batch + (item or tuple(1 if dimension == VARIABLE else dimension for dimension in declared))
-    if tensor.datatype is DataType.BYTES:
-        return np.full(shape, b"", np.object_)
-    return np.zeros(shape, numpy_dtype(tensor.datatype))

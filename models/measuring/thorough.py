@@ -6,12 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 
 from sluice.models.backends.base import Backend
 from sluice.models.backends.device_errors import is_out_of_memory
+from sluice.models.backends.first_runs import FirstRuns, Shapes, batch_in_words
 from sluice.models.errors import BackendFailed
 from sluice.models.measuring.memory_meter import MemoryMeter
 from sluice.models.measuring.memory_peaks import MemoryPeaks
-from sluice.models.measuring.quick import Shapes, blank_batch
 from sluice.models.profiles.measurement import Cell, Measurement
 from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import DeclaredTensors
 from sluice.models.units import NS_PER_S
 
 WARM_UP_RUNS = 3
@@ -32,19 +33,21 @@ def profile_steps(
     batches: Sequence[int],
     memory: MemoryMeter,
     shapes: Shapes | None = None,
+    declared: DeclaredTensors | None = None,
 ) -> Generator[None, None, Measurement]:
     """Load a model and measure it at `batches`, ascending, a run a step; raises as `load` does, and BackendFailed.
 
-    Call it in a process that holds no other model, with a new meter of its memory. Inputs are as for
-    `quick.measure_steps`. A batch size is warmed up and then run until its median is settled (see `is_settled`), at
-    least `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for `TIME_NS`, at least
-    `LEAST_RUNS` times. The measurement ends before the first size that memory is too small for, unless it is the first
-    of all. All figures are order statistics, which single disturbed runs do not move.
+    Call it in a process that holds no other model, with a new meter of its memory. Inputs, and the check against
+    `declared`, are as for `quick.measure_steps`. A batch size is warmed up and then run until its median is settled
+    (see `is_settled`), at least `MIN_RUNS` and at most `MAX_RUNS` times; one that takes too long for that is run for
+    `TIME_NS`, at least `LEAST_RUNS` times. The measurement ends before the first size that memory is too small for,
+    unless it is the first of all. All figures are order statistics, which single disturbed runs do not move.
     """
     started = time.monotonic_ns()
     backend = load()
     load_ns = time.monotonic_ns() - started
     yield
+    runs = FirstRuns(backend, batchable, shapes, declared)
     cells: list[Cell] = []
     peaks = MemoryPeaks(memory)
     first_ns = 0
@@ -52,14 +55,13 @@ def profile_steps(
     for rows in batches:
         peaks.begin()
         try:
-            inputs = blank_batch(backend, batchable, rows, shapes)
-            first = _run_ns(backend, inputs)
+            inputs, first = runs.run(rows)
             times = yield from _times_ns(backend, inputs)
         except (BackendFailed, MemoryError) as error:
             if cells and is_out_of_memory(error):
                 no_memory_batch = rows
                 break
-            raise BackendFailed(f"batch {rows}: {error or 'out of memory'}") from error
+            raise BackendFailed(f"{batch_in_words(rows)}: {error or 'out of memory'}") from error
         first_ns = first_ns or first
         cells.append(percentiles(rows, times))
         peaks.end(rows)

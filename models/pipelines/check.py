@@ -36,7 +36,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
     stage = Stage(
         spec.name, {tensor.name: TensorSource(REQUEST, tensor.name) for tensor in spec.inputs}, model=spec.key
     )
-    return Pipeline(
+    pipeline = Pipeline(
         name=spec.name,
         version=spec.version,
         inputs=spec.inputs,
@@ -48,7 +48,9 @@ def single_model(spec: ModelSpec) -> Pipeline:
         config=spec.config,
         revision=spec.revision,
         response_cache=spec.response_cache,
+        batching_note=spec.batching_note,
     )
+    return pipeline.with_text_inputs({spec.key: spec})
 
 
 def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
@@ -62,11 +64,12 @@ def single_family(family: Family, models: Mapping[str, ModelSpec]) -> Pipeline:
         platform=PLATFORM,
         config="",
         response_cache=False,
+        batching_note="",
         inputs=tuple(msgspec.structs.replace(tensor, optional=False) for tensor in specs[0].inputs),
     )
     pipeline = single_model(seen)
     stage = _model_stage(family.name, pipeline.stages[0].inputs, specs)
-    return msgspec.structs.replace(pipeline, stages=(stage,))
+    return msgspec.structs.replace(pipeline, stages=(stage,)).with_text_inputs(models)
 
 
 def check_pipeline(
@@ -130,7 +133,7 @@ class _Check:
             weight=self._file.weight,
             percentile=self._file.percentile,
             client_key=self._file.client_key,
-        )
+        ).with_text_inputs(self._models)
 
     def _check_file(self) -> None:
         """Check the entries that need no models, and the names."""

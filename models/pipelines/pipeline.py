@@ -2,12 +2,12 @@
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from sluice.models.spec import revision_key
-from sluice.models.tensors.spec import TensorSpec
+from sluice.models.spec import ModelSpec, revision_key
+from sluice.models.tensors.spec import DataType, TensorSpec
 
 REQUEST = "request"
 """The name under which stages and outputs refer to the tensors of the request itself."""
@@ -117,7 +117,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     their weights. `percentile` is the share of the admitted requests that are to be in time, in percent. `client_key`
     names the header that tells clients apart. `late`, `percentile` and `client_key` are None where the server's setting
     applies. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`. With
-    `response_cache`, answers may be reused for requests with equal inputs.
+    `response_cache`, answers may be reused for requests with equal inputs. `batching_note` is that of a model that is
+    served alone. The BYTES of `text_inputs` must be UTF-8.
     """
 
     name: str
@@ -136,6 +137,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     response_cache: bool = False
     percentile: float | None = None
     client_key: str | None = None
+    batching_note: str = ""
+    text_inputs: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -146,6 +149,18 @@ class Pipeline(msgspec.Struct, frozen=True):
     def batchable(self) -> bool:
         """Return whether the tensors have a batch dimension in front."""
         return self.max_batch_size > 0
+
+    def with_text_inputs(self, models: Mapping[str, ModelSpec]) -> "Pipeline":
+        """The pipeline with the inputs that go to models, by key, which take only text."""
+        names = {
+            source.tensor
+            for stage in self.stages
+            if any(models[key].only_text for key in stage.models)
+            for source in stage.inputs.values()
+            if source.stage == REQUEST
+        }
+        text = tuple(each.name for each in self.inputs if each.name in names and each.datatype is DataType.BYTES)
+        return msgspec.structs.replace(self, text_inputs=text)
 
     def wire_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
         """The shape of one of the pipeline's tensors in the protocol."""

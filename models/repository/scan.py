@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,9 @@ from sluice.models.pipelines.check import check_pipeline, single_family
 from sluice.models.pipelines.family import Family, read_family
 from sluice.models.pipelines.file import decode_pipeline
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.repository.names import check_name
+from sluice.models.regular_file import check_regular, is_there, printable, read_text
+from sluice.models.repository.names import check_name, entries_of, is_entry, is_foreign
+from sluice.models.repository.stamps import FileStamps, file_stamps
 from sluice.models.spec import ModelSpec
 from sluice.models.triton_config import onnx_file, timed_file
 from sluice.models.triton_config.check import PLATFORMS, check_config
@@ -34,16 +37,24 @@ REMOTE = "remote"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
+_Read = Callable[[Path, Collection[str]], FileTensors]
+"""Reads the tensors of a model file, of its outputs those that are named; all if none is."""
+
+
 class _Format(NamedTuple):
-    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are."""
+    """A kind of model file; `read_tensors` is None if only a configuration says what its tensors are.
+
+    With `only_text`, the strings of its models are UTF-8.
+    """
 
     suffix: str
     backend: str
-    read_tensors: Callable[[Path], FileTensors] | None
+    read_tensors: _Read | None
+    only_text: bool = False
 
 
 _FORMATS = (
-    _Format(".onnx", "onnxruntime", onnx_file.read_tensors),
+    _Format(".onnx", "onnxruntime", onnx_file.read_tensors, only_text=True),
     _Format(".timed.json", "timed", timed_file.read_tensors),
     _Format(".py", "python", None),
 )
@@ -65,18 +76,22 @@ class ModelEntry(NamedTuple):
 class BrokenEntry(NamedTuple):
     """An entry that cannot be served; `version` is None for a pipeline, a family or a whole model.
 
-    With `unsupported`, nothing but its kind is wrong.
+    With `unsupported`, nothing but its kind is wrong. A `foreign` one is no model that somebody wants to be served, by
+    its name or since it cannot be looked into.
     """
 
     name: str
     version: int | None
     reason: str
     unsupported: bool = False
+    foreign: bool = False
 
     @classmethod
-    def of(cls, name: str, error: ConfigError, version: int | None = None) -> "BrokenEntry":
-        """Make it from an error."""
-        return cls(name, version, str(error), isinstance(error, UnsupportedModel))
+    def of(cls, name: str, error: ConfigError | OSError, version: int | None = None) -> "BrokenEntry":
+        """Make it from an error; what cannot be printed of its name becomes escapes."""
+        foreign = version is None and (is_foreign(name) or isinstance(error, PermissionError))
+        reason = f"{error.filename}: cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return cls(printable(name), version, printable(reason), isinstance(error, UnsupportedModel), foreign)
 
     def located(self) -> "BrokenEntry":
         """The same with the line of the field, for a reason that is about a field of a `config.pbtxt`."""
@@ -84,8 +99,8 @@ class BrokenEntry(NamedTuple):
         if not found:
             return self
         try:
-            text = Path(f"{path}/{CONFIG_FILE}").read_text(encoding="utf-8")
-        except (OSError, ValueError):
+            text = read_text(Path(f"{path}/{CONFIG_FILE}"))
+        except (ConfigError, OSError):
             return self
         return self._replace(reason=with_line(self.reason, f"{path}/{CONFIG_FILE}", text))
 
@@ -111,12 +126,14 @@ EVERYTHING = Selection()
 class Repository:
     """The contents of directories: model versions by key (`mlp:1`), pipelines by name, and broken entries with reasons.
 
-    A family is a pipeline as well: of one stage, which any of its models may run.
+    A family is a pipeline as well: of one stage, which any of its models may run. `files` are the files of readable
+    entries, by name, as they were before they were read.
     """
 
     models: dict[str, ModelEntry]
     pipelines: dict[str, Pipeline]
     broken: tuple[BrokenEntry, ...]
+    files: Mapping[str, FileStamps] = field(default_factory=dict)
 
     @classmethod
     def scan(
@@ -141,19 +158,23 @@ class Repository:
         pipelines: dict[str, Pipeline] = {}
         ensembles: dict[str, tuple[Path, TritonModelConfig]] = {}
         entries, broken = reading.entries([directories] if isinstance(directories, Path) else directories)
+        files: dict[str, FileStamps] = {}
+        for entry in entries:
+            with suppress(OSError):  # reading it reports the error
+                files[entry.name] = file_stamps(entry)
         # Families are checked against the models, and pipelines against both.
         for entry in sorted(entries, key=_order):
             try:
                 check_name(entry, entry.name)
-                if (entry / PIPELINE_FILE).exists():
+                if is_there(entry / PIPELINE_FILE):
                     pipelines[entry.name] = _read_pipeline(entry, models, families)
-                elif (entry / FAMILY_FILE).exists():
+                elif is_there(entry / FAMILY_FILE):
                     families[entry.name] = _read_family(entry, models)
                 elif (config := reading.config(entry)) is not None and config.is_ensemble:
                     ensembles[entry.name] = (entry, config)
                 else:
                     reading.model(entry, config, models, broken)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 broken.append(BrokenEntry.of(entry.name, error))
         inner: dict[str, Pipeline | None] = {}
         for name, problem in nesting_order({name: config for name, (_, config) in ensembles.items()}).items():
@@ -163,7 +184,7 @@ class Repository:
                 if problem:
                     raise ConfigError(f"{entry / CONFIG_FILE}: ensemble_scheduling: {problem}")
                 pipelines[name] = inner[name] = _read_ensemble(entry, config, models, inner)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 broken.append(BrokenEntry.of(name, error))
         specs = _specs(models)
         alone = {name: single_family(family, specs) for name, family in families.items()}
@@ -173,7 +194,7 @@ class Repository:
         }
         # A configuration that replaces the one in the repository has no lines.
         reasons = (each if each.name in selection.configs else each.located() for each in broken)
-        return cls(models, found, tuple(reasons))
+        return cls(models, found, tuple(reasons), files)
 
 
 class BatchLimits(NamedTuple):
@@ -197,8 +218,9 @@ def entry_of_file(path: Path, max_batch_size: int = DEFAULT_MAX_BATCH_SIZE) -> M
         if form.read_tensors is not None and path.name.endswith(form.suffix):
             name = name_of_file(path)
             check_name(path, name)
-            return ModelEntry(form.read_tensors(path).spec(name, 1, max_batch_size), path, form.backend)
-    if not path.exists():
+            tensors = _ranked(path, _tensors(form.read_tensors, path))
+            return _entry(tensors.spec(name, 1, max_batch_size), path, form)
+    if not is_there(path):
         raise ConfigError(f"{path}: cannot be read: there is no such file or directory")
     endings = " or ".join(form.suffix for form in _FORMATS if form.read_tensors is not None)
     raise ConfigError(f"{path}: expected a file ending in {endings}")
@@ -216,10 +238,16 @@ class _Reading(NamedTuple):
         replaced, names = self.selection.directories, self.selection.names
         found = {name: [path] for name, path in replaced.items()}
         for directory in directories:
-            if not directory.is_dir():
-                raise ConfigError(f"{directory}: expected a directory, the model repository")
-            for entry in directory.iterdir() if names is None else [directory / name for name in names]:
-                if entry.is_dir() and entry.name[0] != "." and entry.name not in replaced:
+            if not str(directory).isprintable():  # messages to workers and clients could not name its files
+                raise ConfigError(f"{printable(str(directory))}: expected a model repository with a path in UTF-8")
+            try:
+                there = entries_of(directory)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                raise ConfigError(f"{directory}: expected a directory, the model repository") from error
+            except OSError as error:
+                raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from error
+            for entry in there if names is None else [directory / name for name in names]:
+                if entry.name not in replaced and is_entry(entry):
                     found.setdefault(entry.name, []).append(entry)
         twice = [
             BrokenEntry(name, None, f"{paths[0]} and {paths[1]}: expected one model or pipeline of that name")
@@ -232,18 +260,15 @@ class _Reading(NamedTuple):
         """The configuration of a model or an ensemble, if there is one."""
         path = entry / CONFIG_FILE
         override = self.selection.configs.get(entry.name)
-        if override is None and not path.exists():
+        if override is None and not is_there(path):
             return None
         # The decoder is slow to import, and many repositories have no configurations.
         from sluice.models.triton_config.pbtxt import decode_config, decode_config_json
 
-        try:
-            if override is not None:
-                config = decode_config_json(override, str(path))
-            else:
-                config = decode_config(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
+        if override is not None:
+            config = decode_config_json(override, str(path))
+        else:
+            config = decode_config(read_text(path), str(path))
         check_config(config, entry.name, str(path), self.kinds)
         return config
 
@@ -255,6 +280,7 @@ class _Reading(NamedTuple):
         if not versions:
             raise ConfigError(
                 f"{entry}: expected a version directory such as {entry.name}/1, a {PIPELINE_FILE} or a {FAMILY_FILE}"
+                f"{_instead(entry)}"
             )
         for version in versions if config is None else _served(versions, config.version_policy):
             try:
@@ -268,7 +294,7 @@ class _Reading(NamedTuple):
                     spec = msgspec.structs.replace(model.spec, revision=self.selection.revision)
                     model = model._replace(spec=spec)
                 models[model.spec.key] = model
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 broken.append(BrokenEntry.of(entry.name, error, version))
 
 
@@ -293,7 +319,7 @@ def _read_version(
 
         spec = configured_spec(
             msgspec.structs.replace(config, backend=form.backend, default_model_filename=path.name),
-            None if form.read_tensors is None else form.read_tensors(path),
+            None if form.read_tensors is None else _tensors(form.read_tensors, path, config),
             entry.name,
             version,
             entry / CONFIG_FILE,
@@ -304,8 +330,41 @@ def _read_version(
     elif form.read_tensors is None:
         raise ConfigError(f"{path}: expected a {entry / CONFIG_FILE} with its inputs and outputs")
     else:
-        spec = form.read_tensors(path).spec(entry.name, version, most_rows or limits.default)
-    return ModelEntry(spec, path, form.backend)
+        tensors = _ranked(path, _tensors(form.read_tensors, path))
+        spec = tensors.spec(entry.name, version, most_rows or limits.default)
+    return _entry(spec, path, form)
+
+
+def _entry(spec: ModelSpec, path: Path, form: _Format) -> ModelEntry:
+    return ModelEntry(msgspec.structs.replace(spec, only_text=form.only_text), path, form.backend)
+
+
+def _tensors(read: _Read, path: Path, config: TritonModelConfig | None = None) -> FileTensors:
+    """Read the tensors of a model file; where neither it nor the configuration decides about batches, runs do.
+
+    Outputs that a configuration leaves out are not served.
+    """
+    tensors = read(path, () if config is None else {tensor.name for tensor in config.output})
+    given = set() if config is None else {tensor.name for tensor in config.tensors if tensor.dims}
+    decided = config is not None and config.max_batch_size is not None and given >= tensors.unranked
+    if not tensors.needs_trial or decided:
+        return tensors
+    from sluice.models.backends.trial import tried
+
+    warm_ups = () if config is None else config.model_warmup[:1]
+    return tried(tensors, path, {name: each.dims for run in warm_ups for name, each in run.inputs.items()})
+
+
+def _ranked(path: Path, tensors: FileTensors) -> FileTensors:
+    """Return the tensors of a model without a configuration; raises ConfigError if the rank of one is not known."""
+    for role, group in (("input", tensors.inputs), ("output", tensors.outputs)):
+        for tensor in group:
+            if tensor.name in tensors.unranked:
+                raise ConfigError(
+                    f"{path}: {role} '{tensor.name}': its rank is not declared; give its dims in {CONFIG_FILE}, or run "
+                    "onnx.shape_inference on the model"
+                )
+    return tensors
 
 
 def _find_file(directory: Path, config: TritonModelConfig | None) -> tuple[_Format, Path]:
@@ -318,7 +377,8 @@ def _find_file(directory: Path, config: TritonModelConfig | None) -> tuple[_Form
         path = directory / (named or f"model{form.suffix}")
         if path.is_dir():
             path /= path.name
-        if path.exists():
+        if is_there(path):
+            check_regular(path)
             return form, path
     raise ConfigError(f"{directory}: expected a file {named or _default_files(backend)}")
 
@@ -336,27 +396,24 @@ def _read_ensemble(
 
 def _read_family(entry: Path, models: Mapping[str, ModelEntry]) -> Family:
     path = entry / FAMILY_FILE
-    return read_family(_read_text(path), _specs(models), name=entry.name, path=str(path))
+    return read_family(_read_alone(path), _specs(models), name=entry.name, path=str(path))
 
 
 def _read_pipeline(entry: Path, models: Mapping[str, ModelEntry], families: Mapping[str, Family]) -> Pipeline:
     path = entry / PIPELINE_FILE
-    if (entry / FAMILY_FILE).exists():
+    if is_there(entry / FAMILY_FILE):
         raise ConfigError(f"{path}: the directory also holds a {FAMILY_FILE}, which would have the same name")
-    file = decode_pipeline(_read_text(path), str(path))
+    file = decode_pipeline(_read_alone(path), str(path))
     return check_pipeline(file, _specs(models), families, name=entry.name, path=str(path))
 
 
-def _read_text(path: Path) -> str:
+def _read_alone(path: Path) -> str:
     """The text of a file that must be alone in its directory."""
     if any(child.is_dir() and _VERSION.fullmatch(child.name) for child in path.parent.iterdir()):
         raise ConfigError(f"{path}: the directory also holds versions of a model, which would have the same name")
-    if (path.parent / CONFIG_FILE).exists():
+    if is_there(path.parent / CONFIG_FILE):
         raise ConfigError(f"{path}: the directory also holds a {CONFIG_FILE}; expected one of the two")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return read_text(path)
 
 
 def _specs(models: Mapping[str, ModelEntry]) -> dict[str, ModelSpec]:
@@ -364,7 +421,16 @@ def _specs(models: Mapping[str, ModelEntry]) -> dict[str, ModelSpec]:
 
 
 def _order(entry: Path) -> tuple[bool, bool]:
-    return (entry / PIPELINE_FILE).exists(), (entry / FAMILY_FILE).exists()
+    try:
+        return is_there(entry / PIPELINE_FILE), is_there(entry / FAMILY_FILE)
+    except OSError:  # reading the entry reports it
+        return False, False
+
+
+def _instead(entry: Path) -> str:
+    """The directories that are there in place of versions, for an error."""
+    others = sorted(child.name for child in entry.iterdir() if child.name[0] != "." and child.is_dir())[:3]
+    return f"; got {', '.join(others)}" if others else ""
 
 
 def _default_files(backend: str) -> str:

@@ -84,6 +84,13 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class DeclaredTensors(msgspec.Struct, frozen=True, array_like=True):
+    """The tensors that a model says it takes and gives; shapes are those of items, without the batch dimension."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
 def element_count(shape: tuple[int, ...]) -> int:
     """The number of elements of a tensor of `shape` (1 for a scalar)."""
     count = 1

@@ -1,5 +1,6 @@
 """Completes a model's configuration from the model file, and checks the rest of it against the file."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +10,7 @@ import msgspec
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.regular_file import read_text
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.check import PLATFORMS, check_batching, check_options, check_warm_up
@@ -28,7 +30,6 @@ from sluice.models.triton_config.model_config import (
 from sluice.models.triton_config.pbtxt import encode_config
 
 _Config = TypeVar("_Config", bound=TensorConfig)
-_MAX_LABEL_BYTES = 16 << 20
 
 
 def configured_spec(
@@ -49,6 +50,9 @@ def configured_spec(
     tensor.
     """
     check_options(config, str(path))
+    given_rows = config.max_batch_size
+    if file is not None:
+        file = _ranked(config, file, str(path))
     config = _complete(config, file, str(path), default_rows if most_rows is None else most_rows)
     rows = config.max_batch_size or 0
     if rows and most_rows is not None and most_rows < rows:
@@ -78,6 +82,7 @@ def configured_spec(
         replicas=replicas(config.instance_group),
         response_cache=config.response_cache is not None and config.response_cache.enable,
         config=encode_config(full),
+        batching_note=_batching_note(given_rows, rows, file),
     )
 
 
@@ -104,20 +109,51 @@ def complete_ensemble(
 def read_labels(path: Path, filename: str) -> tuple[str, ...]:
     """The lines of a label file in the directory of the configuration `path`; none without a name.
 
-    Raises ConfigError for a file that cannot be read, or is not in that directory.
+    Raises ConfigError for a file that cannot be read, or whose name leads out of that directory. It may be a
+    link.
     """
     if not filename:
         return ()
-    file = path.parent / filename
     at = f"{path}: label_filename: {filename}"
-    if not file.resolve().is_relative_to(path.parent.resolve()):
+    if os.path.isabs(filename) or ".." in Path(filename).parts:
         raise ConfigError(f"{at}: expected a file in the directory of the model")
+    file = path.parent / filename
     try:
-        if file.stat().st_size > _MAX_LABEL_BYTES:
-            raise ConfigError(f"{at}: expected at most {_MAX_LABEL_BYTES} bytes")
-        return tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{at}: cannot be read: {error}") from error
+        text = read_text(file)
+    except (ConfigError, ValueError) as error:  # ValueError: a name that no file can have
+        raise ConfigError(f"{at}: {str(error).removeprefix(f'{file}: ')}") from error
+    return tuple(line.strip() for line in text.removesuffix("\n").split("\n")) if text else ()
+
+
+def _batching_note(given: int | None, rows: int, file: FileTensors | None) -> str:
+    """The remark on batches of up to `rows`, of which the configuration gives `given`."""
+    if rows:
+        return "row by row: the model takes one row" if file is not None and file.one_row else ""
+    if given == 0:
+        return "max_batch_size is 0 in config.pbtxt"
+    if file is None:
+        return "config.pbtxt has no max_batch_size"
+    if file.batchable:
+        return "dims in config.pbtxt are those of whole batches; set max_batch_size and leave the batch dimension out"
+    return file.no_batches
+
+
+def _ranked(config: TritonModelConfig, file: FileTensors, path: str) -> FileTensors:
+    """The tensors of a file, with the ranks of the configuration where the file declares none; raises ConfigError."""
+    given = {tensor.name: tensor.model_shape for tensor in config.tensors}
+    batch = (VARIABLE,) if config.max_batch_size else ()
+
+    def ranked(role: str, tensor: TensorSpec) -> TensorSpec:
+        if tensor.name not in file.unranked:
+            return tensor
+        if not given.get(tensor.name):
+            raise ConfigError(f"{path}: {role} '{tensor.name}': expected dims: the model's file declares no rank")
+        return msgspec.structs.replace(tensor, shape=batch + given[tensor.name])
+
+    return file._replace(
+        inputs=tuple(ranked("input", tensor) for tensor in file.inputs),
+        outputs=tuple(ranked("output", tensor) for tensor in file.outputs),
+    )
 
 
 def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, default_rows: int) -> TritonModelConfig:
@@ -160,11 +196,14 @@ def _rows(config: TritonModelConfig, file: FileTensors, path: str, default_rows:
         )
         return file.rows(default_rows) if file.batchable and not given_whole else 0
     if config.max_batch_size:
-        for tensor in whole:
-            if tensor.shape[:1] != (VARIABLE,):
+        # What the file says of an output may be outdated: the runs at load show whether it has the rows of the batch.
+        for tensor in () if file.one_row else whole:
+            allowed = {(VARIABLE,), (1,)} if tensor in file.outputs else {(VARIABLE,)}
+            if tensor.shape[:1] not in allowed:
                 raise ConfigError(
                     f"{path}: max_batch_size: {config.max_batch_size}, but '{tensor.name}' has the shape "
-                    f"{list(tensor.shape)} in the model's file; expected a variable dimension in front"
+                    f"{list(tensor.shape)} in the model's file; expected a variable dimension in front, or 1 in front "
+                    "of every input"
                 )
         if file.rows(config.max_batch_size) < config.max_batch_size:
             raise ConfigError(
@@ -191,8 +230,10 @@ def _settle(
         if tensor.datatype != known.datatype:
             raise ConfigError(f"{at}: data_type is {typed}, but {DATA_TYPE[known.datatype]} in the model's file")
         shape = tensor.model_shape
+        # An output may vary where the file has a number, as exporters write it that saw one size only.
+        loose = (VARIABLE,) if form is OutputConfig else ()
         if len(shape) != len(known.shape) or any(
-            want not in (VARIABLE, got) for want, got in zip(known.shape, shape, strict=True)
+            want not in (VARIABLE, got) and got not in loose for want, got in zip(known.shape, shape, strict=True)
         ):
             what = "dims are" if tensor.reshape is None else "reshape is"
             without = f" after the batch dimension (max_batch_size is {rows})" if rows else ""

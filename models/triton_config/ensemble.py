@@ -71,7 +71,7 @@ class EnsembleCheck:
             platform=ENSEMBLE,
             config=config,
             response_cache=self._config.response_cache is not None and self._config.response_cache.enable,
-        )
+        ).with_text_inputs(self._models)
 
     def _check_fields(self) -> None:
         config = self._config

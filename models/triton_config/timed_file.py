@@ -1,11 +1,13 @@
 """Reads models that only take time: a JSON file with their tensors and a latency table (see `backends.timed`)."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.regular_file import read_text
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
 
@@ -33,12 +35,10 @@ _decode = msgspec.json.Decoder(TimedFile).decode
 
 def read_timed_file(path: Path) -> TimedFile:
     """Read the file of a timed model; raises ConfigError with the path."""
+    text = read_text(path)
     try:
-        file = _decode(path.read_bytes())
+        file = _decode(text)
         _ = file.table  # a bad table is an error of the file, not of a later batch
-
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
     for index, output in enumerate(file.outputs):
@@ -50,8 +50,9 @@ def read_timed_file(path: Path) -> TimedFile:
     return file
 
 
-def read_tensors(path: Path) -> FileTensors:
-    """The tensors of a timed model; raises ConfigError with the path."""
+def read_tensors(path: Path, wanted: Collection[str] = ()) -> FileTensors:
+    """The tensors of a timed model, with all its outputs; raises ConfigError with the path."""
+    del wanted
     file = read_timed_file(path)
     batchable = file.max_batch_size > 0
     inputs, outputs = (
@@ -61,4 +62,5 @@ def read_tensors(path: Path) -> FileTensors:
         )
         for tensors in (file.inputs, file.outputs)
     )
-    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size)
+    reason = "" if batchable else "max_batch_size is 0 in the model's file"
+    return FileTensors(inputs, outputs, batchable, "sluice_timed", file.max_batch_size, reason)

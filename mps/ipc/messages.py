@@ -13,7 +13,7 @@ from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLo
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Measurement, ModelMemory
-from sluice.models.tensors.spec import DataType
+from sluice.models.tensors.spec import DataType, DeclaredTensors
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 
@@ -24,7 +24,7 @@ class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     A worker that is given the `table`, such as a restarted one, only warms the model up. It measures the memory of
     models unless `memory_measured`. `confidences` are the outputs whose
     confidence is computed for each row. `config` is the model's configuration in JSON, as Triton prints it; "" if there
-    is none.
+    is none. A model whose outputs are not as `declared` is not loaded; without it, the backend says what they are.
     """
 
     key: str
@@ -36,6 +36,7 @@ class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     table: LatencyTable | None = None
     config: str = ""
     memory_measured: bool = False
+    declared: DeclaredTensors | None = None
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from sluice.models.errors import PartitionError
-from sluice.models.processes import IMPORT_ROOT, python_path
+from sluice.models.processes import IMPORT_ROOT, TELEMETRY_OFF, python_path
 from sluice.mps.isolation.mps_environment import environment_without_mps
 from sluice.mps.isolation.pinning import pin_to_cores
 
@@ -23,8 +23,11 @@ _PROGRAM = (
 
 
 def module_environment() -> dict[str, str]:
-    """The environment of a process that runs a module of Sluice: it finds the package and has no settings of MPS."""
-    return environment_without_mps() | {"PYTHONPATH": python_path()}
+    """The environment of a process that runs a module of Sluice: it finds the package and has no settings of MPS.
+
+    Libraries that such a process loads report nothing to their makers.
+    """
+    return environment_without_mps() | TELEMETRY_OFF | {"PYTHONPATH": python_path()}
 
 
 def launch_command(cores: Sequence[int]) -> list[str]:

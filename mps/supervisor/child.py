@@ -65,17 +65,21 @@ class ChildProcess:
         return status
 
 
-def launch_worker(partition: Partition | None, stdout: int | None = None) -> ChildProcess:
-    """Start a process of this machine (see `Launch`)."""
+def launch_worker(partition: Partition | None, stdout: int | None = None, stderr: int | None = None) -> ChildProcess:
+    """Start a process of this machine (see `Launch`); `stderr` is its standard error (None: the gateway's own)."""
     if partition is None:
         arguments, environment = ["", "--spare"], array_library_environment()
     else:
         arguments, environment = [",".join(map(str, partition.cores))], worker_environment(partition)
-    return launch_module("sluice.mps.worker.start", arguments, environment, stdout)
+    return launch_module("sluice.mps.worker.start", arguments, environment, stdout, stderr)
 
 
 def launch_module(
-    module: str, arguments: Sequence[str] = (), environment: Mapping[str, str] = {}, stdout: int | None = None
+    module: str,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] = {},
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> ChildProcess:
     """Start a module of Sluice, which gets `--socket` and the number of its end of the channel after the arguments.
 
@@ -84,7 +88,7 @@ def launch_module(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
-            process = _spawn(module, arguments, environment, theirs, stdout)
+            process = _spawn(module, arguments, environment, theirs, stdout, stderr)
         except BaseException:
             ours.close()
             raise
@@ -103,6 +107,7 @@ def _spawn(
     environment: Mapping[str, str],
     theirs: socket.socket,
     stdout: int | None,
+    stderr: int | None,
 ) -> "subprocess.Popen[bytes]":
     """Start the process in a session of its own, so that a terminal's interrupt reaches the gateway alone."""
     return subprocess.Popen(
@@ -112,5 +117,6 @@ def _spawn(
         env={**module_environment(), **environment},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
+        stderr=stderr,
         start_new_session=True,
     )

@@ -115,10 +115,18 @@ class Runner:
             yield from warm_up_runs(backend, file.config)
             if table is None:
                 table = yield from measure_steps(
-                    backend, file.batchable, file.menu, shapes=shapes, peaks=peaks, budget_ns=budget_ns
+                    backend,
+                    file.batchable,
+                    file.menu,
+                    shapes=shapes,
+                    peaks=peaks,
+                    budget_ns=budget_ns,
+                    declared=file.declared,
                 )
             else:
-                yield from warm_up_steps(backend, file.batchable, file.menu, table, shapes, peaks, budget_ns)
+                yield from warm_up_steps(
+                    backend, file.batchable, file.menu, table, shapes, peaks, budget_ns, file.declared
+                )
         except Exception as error:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
@@ -138,7 +146,7 @@ class Runner:
         try:
             shapes = warm_up_shapes(file.config)
             prepare(file.backend, self._gpu)
-            measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
+            measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes, file.declared)
         except Exception as error:
             return ModelMeasured(error=first_line(error))
         self._models[file.key] = _Model(file, made[0], measurement.table(50))

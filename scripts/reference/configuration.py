@@ -86,9 +86,12 @@ SERVER = Section(
         "limits": "Bounds of queues and memory. See [below](#limits).",
         "max_body_bytes": "Largest request over HTTP and gRPC, compressed or not.",
         "front_door": "Bounds of connections and of what clients send. See [below](#front_door).",
-        "repository": "A directory of [models](../start/models.md), or a list of directories.",
+        "repository": "A directory of [models](../start/models.md), a "
+        "[URL](../operate/loading.md#repositories-by-url), or a list of them.",
         "control": "The model control mode: `none`, `explicit` or `poll`. See [loading](../operate/loading.md).",
         "load_models": 'With `control: explicit`, the models to load at the start, `"*"` for all.',
+        "source_cache": "The directory of the copies of repositories by URL; by default `sluice/sources` in "
+        "`$XDG_CACHE_HOME` or `~/.cache`.",
         "poll_s": "With `control: poll`, the seconds between two checks of the repository.",
         "recycle": "Restart the workers that held an unloaded model, which frees all its memory.",
         "cache_bytes": "Size of the response cache, for models with "
@@ -256,6 +259,7 @@ SECTIONS = (
             "head_bytes": "Size of the head of a request: its target and its headers.",
             "head_lines": "Headers of a request.",
             "json_bytes": "Size of the JSON of an inference request, without binary tensors.",
+            "answer_json_bytes": "Size of the tensors of an answer as JSON over HTTP.",
             "id_bytes": "Size of the id of an inference request.",
             "head_timeout_s": "Seconds for the head of a request, or a frame without data over gRPC, to arrive.",
             "first_request_s": "Seconds for the first request on a connection to begin.",
@@ -558,6 +562,7 @@ front_door: {buffer_mb: 512, idle_s: 300}
 repository: [models, /srv/models]
 control: explicit             # clients load and unload models
 load_models: [mlp]            # the others are loaded by clients
+source_cache: /var/cache/sluice  # of repositories that are URLs
 poll_s: 5                     # only used with `control: poll`
 recycle: true
 allow_client_shm: true

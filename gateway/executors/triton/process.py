@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.triton.errors import ServerLost
+from sluice.models.processes import TELEMETRY_OFF
 from sluice.mps.isolation.launch import launch_command
 from sluice.mps.isolation.pinning import worker_environment
 from sluice.mps.partitions.partition import CpuPartition
@@ -61,7 +62,7 @@ class TritonProcess:
             # A session of its own: a terminal's interrupt reaches the gateway alone, and all can be killed together.
             process = subprocess.Popen(
                 [*launch_command(settings.cores), *settings.command],
-                env=os.environ | pinned | settings.environment,
+                env=os.environ | TELEMETRY_OFF | pinned | settings.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,

@@ -17,6 +17,7 @@ import numpy as np
 
 from sluice.models.backends.python_models import triton_utils
 from sluice.models.errors import BackendFailed, BadTensor
+from sluice.models.regular_file import read_regular
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.model_config import TensorConfig, TritonModelConfig, decode_config
@@ -91,7 +92,7 @@ def _import(path: str, name: str) -> ModuleType:
     beside = [str(Path(path).parent), str(Path(path).parent.parent)]
     sys.path[:0] = beside
     try:
-        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
+        exec(compile(read_regular(Path(path)), path, "exec", dont_inherit=True), module.__dict__)
     finally:
         del sys.path[: len(beside)]
     return module

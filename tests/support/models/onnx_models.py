@@ -48,7 +48,10 @@ def save_model(
     """Write a model and the parent folders of `path`; returns `path`."""
     tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (weights or {}).items()]
     graph = helper.make_graph(list(nodes), path.parent.name or "model", list(inputs), list(outputs), tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    opsets = [helper.make_opsetid("", 17)]
+    if any(node.domain == "ai.onnx.ml" for node in nodes):
+        opsets.append(helper.make_opsetid("ai.onnx.ml", 3))
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString())
     return path

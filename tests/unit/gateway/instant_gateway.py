@@ -62,6 +62,7 @@ class InstantRuntime:
         self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
+        self.let_free = asyncio.Event()
         self.released = 0
         self.answer: Answer | None = None
         self.hold = False
@@ -127,6 +128,7 @@ class InstantRuntime:
 
     def _released(self) -> None:
         self.released += 1
+        self.let_free.set()
 
 
 class Exposition:

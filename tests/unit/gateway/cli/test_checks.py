@@ -1,5 +1,6 @@
 import io
 import json
+import locale
 import os
 from collections.abc import Iterator
 from importlib.metadata import PathDistribution
@@ -158,3 +159,15 @@ def test_the_command_exits_with_1_when_something_is_wrong(
 def test_a_server_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--url", "http://127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("sluice: http://127.0.0.1:1: cannot be reached: ")
+
+
+@pytest.mark.parametrize(("name", "severity"), [("C", Severity.OK), ("xx_XX.UTF-8", Severity.NOTE)])
+def test_the_locale_of_text_is_looked_for_and_nothing_changes(
+    monkeypatch: pytest.MonkeyPatch, name: str, severity: Severity
+) -> None:
+    monkeypatch.setattr("sluice.models.backends.onnxruntime.TEXT_LOCALE", name)
+    before = locale.setlocale(locale.LC_ALL)
+    (finding,) = doctor.check_locale()
+    assert (finding.part, finding.severity) == ("locale", severity)
+    assert finding.text.startswith(name)
+    assert locale.setlocale(locale.LC_ALL) == before

@@ -53,9 +53,13 @@ async def test_a_model_is_served_from_its_load_to_its_unload(gateway: Served, re
     assert gateway.index == [("m:1", "READY", "")]
     await gateway.deployer.load("m")  # it has not changed
     assert gateway.executor.orders == ["load m:1@1"]
+    await gateway.deployer.load("m", always=True)
+    await gateway.settle()
+    now = gateway.registry.pipeline("m", "").key
+    assert gateway.executor.orders == ["load m:1@1", f"load {now}", "unload m:1@1"]
     await gateway.deployer.unload("m")
     await gateway.settle()
-    assert gateway.executor.orders == ["load m:1@1", "unload m:1@1"]
+    assert gateway.executor.orders[3:] == [f"unload {now}"]
     assert gateway.index == [("m:1", "UNAVAILABLE", "unloaded")]
     with pytest.raises(ModelNotFound, match="'m' has no available versions"):
         gateway.registry.pipeline("m", "")

@@ -1,5 +1,7 @@
 """The served models follow a repository that is polled."""
 
+import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -111,5 +113,54 @@ async def test_what_failed_unexpectedly_is_tried_at_the_next_look(gateway: Serve
         patch.setattr(gateway.deployer, "load", broken)
         with pytest.raises(RuntimeError, match="out of order: m"):
             await poll.look()
+    await poll.look()
+    assert gateway.index == ALL
+
+
+@served
+async def test_files_that_are_being_written_are_left_alone_until_they_stay_the_same(
+    gateway: Served, repository: Path
+) -> None:
+    poll = Poll(gateway.deployer, 1)
+    await poll.look()
+    path = save(repository, "m", latency_ms=2)
+    whole, written = path.read_text(), [3, 9]
+
+    async def write_more(_: float) -> None:
+        if written:
+            path.write_text(whole[: written.pop(0)])
+        else:
+            path.write_text(whole)
+
+    for _ in range(3):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio, "sleep", write_more)
+            await poll.look(1)
+        assert gateway.registry.pipeline("m", "").key == "m:1@1"
+        assert gateway.index == ALL
+    await poll.look()
+    assert gateway.registry.pipeline("m", "").key != "m:1@1"
+
+
+@served
+async def test_a_repository_that_is_not_there_for_a_moment_changes_nothing(gateway: Served, repository: Path) -> None:
+    poll = Poll(gateway.deployer, 1)
+    await poll.look()
+    shutil.move(repository, f"{repository}-moved")
+    with pytest.raises(FileNotFoundError):
+        await poll.look()
+    assert gateway.index == ALL
+    shutil.move(f"{repository}-moved", repository)
+
+
+@served
+async def test_what_cannot_be_a_model_is_listed_while_it_is_there(gateway: Served, repository: Path) -> None:
+    poll = Poll(gateway.deployer, 1)
+    odd = os.fsencode(repository) + b"/mod\xe8le"
+    os.mkdir(odd)
+    await poll.look()
+    (reason,) = [reason for name, _, reason in gateway.index if name == "mod\\xe8le:"]
+    assert reason.startswith("'mod\\xe8le' cannot name a model or a pipeline")
+    os.rmdir(odd)
     await poll.look()
     assert gateway.index == ALL

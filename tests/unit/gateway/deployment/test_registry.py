@@ -155,6 +155,16 @@ def test_the_server_is_not_ready_when_nothing_that_was_to_be_served_did_load() -
     assert not unreadable.server_ready()
 
 
+def test_nobody_waits_for_what_is_no_model() -> None:
+    foreign = BrokenEntry("lost+found", None, "'lost+found' is no model", foreign=True)
+    inventory, strict = new_registry([], [foreign], ["cpu0"], strict=True)
+    inventory.partition_ready("cpu0", [], {})
+    assert strict.server_ready()
+    assert strict.states("lost+found") == [("", VersionStatus.UNAVAILABLE, "'lost+found' is no model")]
+    strict.list_foreign({})
+    assert strict.names() == []
+
+
 def test_a_strict_server_is_ready_while_all_is_served() -> None:
     inventory, strict = new_registry(PIPELINES, [], ["cpu0"], strict=True)
     inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})

@@ -13,7 +13,7 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse, SharedMemoryOutput
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
-from sluice.models.errors import RequestError
+from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import WireBytes, encode_bytes
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.instant_gateway import identity
@@ -22,6 +22,8 @@ SIGNATURE = Signature(
     identity("m", ("x", DataType.FP32, (2,)), ("s", DataType.BYTES, (1,)), ("h", DataType.FP16, (1,)))
 )
 BINARY = {"binary_data_output": True}
+LIMIT = 1 << 20
+"""Bytes of tensors that an answer may have as JSON."""
 
 
 def encode(message: dict[str, Any], blobs: bytes = b"") -> tuple[bytes, int]:
@@ -257,7 +259,7 @@ def respond(*outputs: tuple[str, Tensor | SharedMemoryOutput], id: str = "") -> 
 def encoded(
     response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature
 ) -> tuple[bytes, list[Any], int]:
-    body = encode_response(response, binary_flags, signature)
+    body = encode_response(response, binary_flags, signature, LIMIT)
     return body.head, body.blobs, body.length
 
 
@@ -291,11 +293,25 @@ def test_a_json_response_has_no_id_unless_the_request_had_one() -> None:
     }
 
 
+def test_an_answer_with_more_json_than_it_may_have_is_refused_by_the_name_of_the_output() -> None:
+    x = np.zeros((100, 2), np.float32)
+    assert encode_response(respond(("x", x)), (True,), SIGNATURE, 10).length > 800
+    response = respond(("x", x), ("x", x))
+    size = 2 * len("[" + "0.0," * 199 + "0.0]")
+    assert encode_response(response, (False, False), SIGNATURE, size).length > size
+    with pytest.raises(BadTensor) as refused:
+        encode_response(response, (False, False), SIGNATURE, size - 1)
+    assert str(refused.value) == (
+        f"output 'x': the JSON of the answer exceeds {size - 1} bytes; ask for large tensors as binary data or over "
+        "gRPC"
+    )
+
+
 def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
     turned = np.array([[1, 2], [3, 4]], np.float32).T
-    (blob,) = encode_response(respond(("x", turned)), (True,), SIGNATURE).blobs
+    (blob,) = encode_response(respond(("x", turned)), (True,), SIGNATURE, LIMIT).blobs
     assert bytes(blob) == np.array([1, 3, 2, 4], np.float32).tobytes()
-    head = encode_response(respond(("x", turned)), (False,), SIGNATURE).head
+    head = encode_response(respond(("x", turned)), (False,), SIGNATURE, LIMIT).head
     assert json.loads(head)["outputs"][0]["data"] == [1, 3, 2, 4]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import struct
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.front_door.front_door import FrontDoor
+from sluice.gateway.http.exchange import THREADS
 from sluice.gateway.http.server import HttpServer, http_server
 from sluice.gateway.protocol.answer import Answer
 from sluice.models.errors import ConfigError
@@ -138,6 +140,81 @@ def test_any_number_of_bad_requests_may_wait_for_a_good_one(served: InstantGatew
             assert (await client.reply()).status == 400
 
     talk(served, conversation)
+
+
+def large_as_json(rows: int = 2) -> bytes:
+    """A request whose answer has so much JSON that a thread writes it."""
+    size = 4 * WIDTH * rows
+    tensor = {"name": "x", "shape": [rows, WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    return message("POST", PATH, head + bytes(size), headers={"Inference-Header-Content-Length": str(len(head))})
+
+
+def test_a_large_answer_in_json_is_written_in_a_thread_and_answers_keep_their_order(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        client.send(large_as_json() + small(3))
+        reply = await client.reply()
+        assert (reply.status, reply.json["outputs"][0]["data"]) == (200, 2 * WIDTH * [0.0])
+        assert (await client.reply()).json["id"] == "3"
+
+    talk(served, conversation)
+    assert served.runtime.released == 2
+
+
+def test_a_too_large_answer_in_json_is_refused_with_the_limit(served: InstantGateway) -> None:
+    served.route.answer_json_bytes = 8 * WIDTH
+
+    async def conversation(client: Client) -> None:
+        client.send(large_as_json(1) + large_as_json(2) + small(3))
+        assert (await client.reply()).status == 200
+        reply = await client.reply()
+        assert (
+            reply.status,
+            f"output 'x': the JSON of the answer exceeds {8 * WIDTH} bytes" in reply.json["error"],
+        ) == (
+            400,
+            True,
+        )
+        assert (await client.reply()).json["id"] == "3"
+
+    talk(served, conversation)
+    assert served.runtime.released == 3
+
+
+def test_an_answer_that_the_buffer_never_has_room_for_is_refused_as_a_whole(served: InstantGateway) -> None:
+    served.route.budget.limit = 5 * WIDTH
+
+    async def conversation(client: Client) -> None:
+        client.send(REQUEST + large_as_json(2) + small(3))
+        assert (await client.reply()).status == 200
+        reply = await client.reply()
+        assert reply.status == 400
+        assert "bytes, more than the server keeps for its clients (250000)" in reply.json["error"]
+        assert (await client.reply()).json["id"] == "3"
+
+    talk(served, conversation)
+    assert served.runtime.released == 3
+
+
+def test_an_answer_that_is_written_when_its_client_goes_is_dropped(served: InstantGateway) -> None:
+    go_on = threading.Event()
+
+    async def conversation(client: Client) -> None:
+        for _ in range(THREADS):
+            served.route.threads.submit(go_on.wait, TIMEOUT_S)
+        client.send(large_as_json())
+        await asyncio.wait_for(served.runtime.arrived.wait(), TIMEOUT_S)
+        client.close()
+        await until(lambda: client.connection.half_closed)
+        for second in (1, 2):
+            client.connection.sweep(second)
+        await asyncio.wait_for(served.runtime.gone.wait(), TIMEOUT_S)
+        assert served.runtime.released == 0
+        go_on.set()
+        await asyncio.wait_for(served.runtime.let_free.wait(), TIMEOUT_S)
+
+    talk(served, conversation)
+    assert served.runtime.released == 1
 
 
 def test_a_large_body_may_come_in_chunks(served: InstantGateway) -> None:

@@ -245,21 +245,28 @@ def test_malformed_bytes_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, as the strings of models must be"),
-        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, as the strings of models must be"),
+        (b"\1\0\0\0a\2\0\0\0\xc3(", "input 's': element 1 is not UTF-8 text, as the strings of ONNX models must be"),
+        ([b"\xff", b"a"], "input 's': element 0 is not UTF-8 text, as the strings of ONNX models must be"),
         (["a", "\ud800"], "input 's' has a string that UTF-8 cannot carry"),
     ],
 )
 def test_strings_that_are_not_utf8_are_refused_by_name(data: bytes | list[bytes] | list[str], sentence: str) -> None:
-    served = instant_gateway(WHOLE)
+    served = instant_gateway(msgspec.structs.replace(WHOLE, text_inputs=("s",)))
     with pytest.raises(errors.BadTensor) as caught:
         infer(served, "w", x(), WireTensor("s", "BYTES", (2,), data))
     assert str(caught.value) == sentence
     assert served.runtime.submitted == []
 
 
-def test_utf8_of_any_length_is_accepted() -> None:
+@pytest.mark.parametrize("data", [b"\1\0\0\0a\2\0\0\0\xc3(", [b"\xff", b"a"]])
+def test_bytes_of_other_models_are_any(data: bytes | list[bytes]) -> None:
     served = instant_gateway(WHOLE)
+    infer(served, "w", x(), WireTensor("s", "BYTES", (2,), data))
+    assert len(served.runtime.submitted) == 1
+
+
+def test_utf8_of_any_length_is_accepted() -> None:
+    served = instant_gateway(msgspec.structs.replace(WHOLE, text_inputs=("s",)))
     long = b"\xe2\x82\xac" * 100
     data = b"\x2c\1\0\0" + long + b"\2\0\0\0\xc3\xa9"
     infer(served, "w", x(), WireTensor("s", "BYTES", (2,), memoryview(data)))

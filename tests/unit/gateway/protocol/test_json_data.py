@@ -7,9 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from sluice.gateway.protocol.json_data import decode_data, encode_data
+from sluice.gateway.protocol.json_data import PIECE, DataTooLarge, decode_data, encode_data
 from sluice.models.errors import BadTensor
 from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes
+
+LIMIT = 1 << 30
 
 
 def decode(datatype: str, text: str) -> Array | list[str]:
@@ -77,20 +79,42 @@ def test_data_that_does_not_fit_is_refused_by_the_name_of_its_tensor(datatype: s
 
 def test_arrays_are_written_flat_and_as_short_as_their_type_allows() -> None:
     array = np.array([[0.1, 2], [3, 4]], np.float32)
-    assert encode_data("y", array) == b"[0.1,2.0,3.0,4.0]"
-    assert encode_data("y", np.array([True, False])) == b"[true,false]"
-    assert encode_data("y", np.array([2**64 - 1], np.uint64)) == b"[18446744073709551615]"
+    assert encode_data("y", array, LIMIT) == b"[0.1,2.0,3.0,4.0]"
+    assert encode_data("y", np.array([True, False]), LIMIT) == b"[true,false]"
+    assert encode_data("y", np.array([2**64 - 1], np.uint64), LIMIT) == b"[18446744073709551615]"
 
 
 def test_nan_and_infinities_are_written_as_such() -> None:
-    text = encode_data("y", np.array([1, math.nan, math.inf, -math.inf], np.float32))
+    text = encode_data("y", np.array([1, math.nan, math.inf, -math.inf], np.float32), LIMIT)
     assert text == b"[1.0,NaN,Infinity,-Infinity]"
 
 
 def test_bytes_are_written_as_text_from_the_rows_they_span() -> None:
     buffer, offsets = encode_bytes(np.array([["skipped"], ["ä"], ["b"]], np.object_))
     tensor = WireBytes(buffer, (2, 1), offsets[1:])
-    assert json.loads(encode_data("y", tensor)) == ["ä", "b"]
+    assert json.loads(encode_data("y", tensor, LIMIT)) == ["ä", "b"]
     buffer, offsets = encode_bytes(np.array([b"\xff"], np.object_))
     with pytest.raises(BadTensor, match="output 'y' is not UTF-8 text"):
-        encode_data("y", WireBytes(buffer, (1,), offsets))
+        encode_data("y", WireBytes(buffer, (1,), offsets), LIMIT)
+
+
+def test_large_arrays_are_one_list_as_well() -> None:
+    values = np.arange(3 * PIECE + 5, dtype=np.float64)
+    values[2 * PIECE] = math.nan
+    text = encode_data("y", values.reshape(1, -1), LIMIT)
+    np.testing.assert_array_equal(json.loads(text), values)
+    words = [f"ä{number}" for number in range(2 * PIECE)]
+    buffer, offsets = encode_bytes(np.array([words], np.object_))
+    assert json.loads(encode_data("y", WireBytes(buffer, (1, len(words)), offsets), LIMIT)) == words
+
+
+@pytest.mark.parametrize("count", [4, PIECE, 3 * PIECE + 5])
+def test_text_may_be_as_long_as_its_limit_and_no_longer(count: int) -> None:
+    numbers = np.linspace(0, 1, count)
+    buffer, offsets = encode_bytes(np.array([["\n"] * count], np.object_))
+    for values in (numbers, WireBytes(buffer, (1, count), offsets)):
+        size = len(encode_data("y", values, LIMIT))
+        assert len(encode_data("y", values, size)) == size
+        for limit in (0, count, 3 * count, size - 1):
+            with pytest.raises(DataTooLarge):
+                encode_data("y", values, limit)

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.support.models.onnx_models import (
     save_variable,
     value,
 )
+from tests.unit.models.triton_config.test_onnx_outline import save_external
 
 TIMED = """{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}],
  "outputs": [{"name": "y", "datatype": "FP32", "shape": [2]}],
@@ -224,3 +226,44 @@ def test_a_bad_timed_file_is_named(tmp_path: Path, old: str, new: str, message: 
     with pytest.raises(ConfigError, match="^" + str(path)) as refused:
         read_tensors(path).spec("slow", 1, 64)
     assert message in str(refused.value)
+
+
+def test_weights_behind_links_are_loaded_wherever_they_are(tmp_path: Path) -> None:
+    save_external(tmp_path / "made" / "model.onnx")
+    for layout, (model, data) in {
+        "beside": ("store/model", "store/data"),
+        "apart": ("store/1/data", "store/2/data"),
+        "weights-only": ("", "store/3/data"),
+    }.items():
+        links = tmp_path / layout
+        links.mkdir()
+        for name, place in (("model.onnx", model), ("model.onnx_data", data)):
+            file = tmp_path / place if place else links / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(tmp_path / "made" / name, file)
+            if place:
+                (links / name).symlink_to(file)
+        backend = onnxruntime.load(str(links / "model.onnx"), 1)
+        x = np.arange(8, dtype=np.float32).reshape(2, 4)
+        np.testing.assert_array_equal(backend.run({"x": x})["y"], x)
+
+
+def test_weights_outside_of_the_directory_of_a_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m" / "model.onnx"
+    save_external(path, "abcd")
+    path.write_bytes(path.read_bytes().replace(b"abcd", b"../w"))
+    path.with_name("abcd").rename(tmp_path / "w")
+    with pytest.raises(BackendFailed, match="escapes"):
+        onnxruntime.load(str(path), 1)
+
+
+def test_a_model_without_its_locale_names_it(tmp_path: Path) -> None:
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], locale="xx_XX.UTF-8", case_change_action="LOWER")
+    ends = [value("x", DataType.BYTES, ["N"])], [value("y", DataType.BYTES, ["N"])]
+    path = save_model(tmp_path / "m.onnx", [node], *ends)
+    with pytest.raises(BackendFailed) as refused:
+        onnxruntime.load(str(path), 1)
+    assert str(refused.value) == (
+        f"{path}: the model needs the locale xx_XX.UTF-8: this machine lacks it; install the locales of the system, "
+        "and create it with localedef -i xx_XX -f UTF-8 xx_XX.UTF-8"
+    )

@@ -85,7 +85,7 @@ def test_a_batch_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             raise BackendFailed("no kernel for it")
         return 1000
 
-    with pytest.raises(BackendFailed, match="batch 4: no kernel for it"):
+    with pytest.raises(BackendFailed, match="a batch of 4 rows: no kernel for it"):
         measured_of(Clocked(monkeypatch, fail), (1, 2, 4))
 
 
@@ -100,7 +100,7 @@ def test_it_ends_before_the_first_size_that_there_is_no_memory_for(monkeypatch: 
     assert ([cell.batch for cell in measured.cells], measured.no_memory_batch) == ([1, 2], 4)
     assert 8 not in backend.runs
     assert measured.warnings == ("there was no memory for batch 4",)
-    with pytest.raises(BackendFailed, match="batch 4: std::bad_alloc"):
+    with pytest.raises(BackendFailed, match="a batch of 4 rows: std::bad_alloc"):
         measured_of(backend, (4, 8))
 
 

@@ -431,3 +431,24 @@ def test_a_pipeline_may_not_be_named_like_a_model() -> None:
     file = decode_pipeline(CASCADE, "f")
     with pytest.raises(ConfigError, match=r"^f:2: there is already a model named 'small'; expected another name"):
         check_pipeline(file, MODELS, name="small", path="f")
+
+
+def test_inputs_are_text_if_a_model_that_takes_only_text_gets_them() -> None:
+    words, y = TensorSpec("words", DataType.BYTES, (1,)), TensorSpec("y", FP32, (4,))
+    text = ModelSpec("text", 1, (words, X), (y,), 64, only_text=True)
+    free = ModelSpec("free", 1, (words,), (y,), 64)
+    assert single_model(text).text_inputs == ("words",)
+    assert single_model(free).text_inputs == ()
+    file = decode_pipeline(
+        """
+        stages:
+          a: {model: text, inputs: {words: request.a, x: b.y}}
+          b: {model: free, inputs: {words: request.b}}
+        outputs: {y: a.y}
+        """,
+        "",
+    )
+    models = {spec.key: spec for spec in (text, free)}
+    pipeline = check_pipeline(file, models, name="p", path="")
+    assert {each.name for each in pipeline.inputs} == {"a", "b"}
+    assert pipeline.text_inputs == ("a",)

@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from sluice.models.tensors.spec import DataType
 from tests.support.located import without_line
 from tests.support.models.onnx_models import save_fixed_batch, save_identity, save_mlp
 from tests.unit.models.backends.test_backends import TIMED
+from tests.unit.models.triton_config.test_onnx_outline import save_external
 
 PIPELINE = """
 stages:
@@ -170,3 +173,83 @@ def test_a_file_that_cannot_be_served_is_named(tmp_path: Path, name: str, messag
     (tmp_path / "model.pt").touch()
     with pytest.raises(ConfigError, match=message):
         entry_of_file(tmp_path / name)
+
+
+def test_what_nobody_meant_as_a_model_is_listed_as_foreign(tmp_path: Path) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    for name in (b"lost+found", b"@eaDir", b"__pycache__", b"mod\xe8le", b"two\nlines", b"empty"):
+        os.mkdir(os.path.join(os.fsencode(tmp_path), name))
+    (tmp_path / "circle").symlink_to("circle")
+    found = Repository.scan(tmp_path)
+    assert list(found.models) == ["mlp:1"]
+    assert sorted((each.name, each.foreign) for each in found.broken) == [
+        ("@eaDir", True),
+        ("__pycache__", True),
+        ("empty", False),
+        ("lost+found", True),
+        ("mod\\xe8le", True),
+        ("two\\nlines", True),
+    ]
+    assert all(each.reason.isprintable() for each in found.broken)
+
+
+def test_an_entry_that_cannot_be_read_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [4, 3])
+    for name, error in {"closed": errno.EACCES, "stale": errno.ESTALE}.items():
+        (tmp_path / name).mkdir()
+        refuse(monkeypatch, tmp_path / name, error)
+    found = Repository.scan(tmp_path)
+    assert list(found.models) == ["mlp:1"]
+    assert [(each.name, each.foreign) for each in found.broken] == [("closed", True), ("stale", False)]
+    assert found.broken[0].reason == f"{tmp_path}/closed/pipeline.yaml: cannot be read: Permission denied"
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, directory: Path, error: int) -> None:
+    """Let nobody look into a directory, root included."""
+    lstat = Path.lstat
+
+    def refusing(path: Path) -> os.stat_result:
+        if path.parent == directory:
+            raise OSError(error, os.strerror(error), str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", refusing)
+
+
+def test_files_that_are_links_are_read_where_the_links_are(tmp_path: Path) -> None:
+    store, entry = tmp_path / "store", tmp_path / "models" / "m"
+    save_external(tmp_path / "made" / "model.onnx")
+    labels = "cat\r\ndog\r\nfox\r\nowl\r\n"
+    for name, data in {
+        "1/model.onnx": (tmp_path / "made" / "model.onnx").read_bytes(),
+        "1/model.onnx_data": (tmp_path / "made" / "model.onnx_data").read_bytes(),
+        "labels.txt": b"\xef\xbb\xbf" + labels.encode(),
+        "config.pbtxt": b'\xef\xbb\xbfoutput [{name: "y"\r\n label_filename: "labels.txt"}]\r\n',
+    }.items():
+        target = store / str(len(data)) / "data"  # each in a directory of its own
+        target.parent.mkdir(parents=True)
+        target.write_bytes(data)
+        (entry / name).parent.mkdir(parents=True, exist_ok=True)
+        (entry / name).symlink_to(target)
+    found = Repository.scan(tmp_path / "models")
+    assert found.broken == ()
+    model = found.models["m:1"]
+    assert model.path == entry / "1" / "model.onnx"
+    assert model.spec.outputs[0].labels == ("cat", "dog", "fox", "owl")
+
+
+def test_a_model_that_is_no_file_is_refused_by_its_kind(tmp_path: Path) -> None:
+    for name, kind in {"a": "model.onnx", "b": "model.py", "c": "../config.pbtxt", "d": "../pipeline.yaml"}.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        os.mkfifo(tmp_path / name / "1" / kind)
+    (tmp_path / "d" / "1").rmdir()
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    (tmp_path / "e" / "1" / "model.onnx").symlink_to("gone")
+    reasons = [each.reason.removeprefix(f"{tmp_path}/") for each in Repository.scan(tmp_path).broken]
+    assert sorted(reasons) == [
+        "a/1/model.onnx: expected a file, got a FIFO",
+        "b/1/model.py: expected a file, got a FIFO",
+        "c/config.pbtxt: expected a file, got a FIFO",
+        "d/pipeline.yaml: expected a file, got a FIFO",
+        "e/1/model.onnx: cannot be read: it is a link to gone, which does not exist",
+    ]

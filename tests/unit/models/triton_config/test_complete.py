@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 from sluice.models.dynamic_batching import DynamicBatching
 from sluice.models.errors import ConfigError
@@ -10,7 +11,15 @@ from sluice.models.repository.scan import ModelEntry, Repository
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.as_json import model_config_json
-from tests.support.models.onnx_models import save_fixed_batch, save_identity, save_mlp, save_variable
+from tests.support.models.onnx_models import (
+    Dimension,
+    save_fixed_batch,
+    save_identity,
+    save_mlp,
+    save_model,
+    save_variable,
+    value,
+)
 from tests.unit.models.backends.test_backends import TIMED
 
 FP32 = DataType.FP32
@@ -174,13 +183,25 @@ def test_what_does_not_go_with_the_file(tmp_path: Path, text: str, message: str)
         configured(tmp_path, text)
 
 
-def test_a_fixed_batch_cannot_be_given_another_size(tmp_path: Path) -> None:
-    save_fixed_batch(tmp_path / "m" / "1" / "model.onnx")
+@pytest.mark.parametrize(("x", "y"), [([2, 4], [2, 4]), ([1, 4], [2, 4]), (["N", 4], [2, 4]), (["N", 4], [])])
+def test_a_fixed_batch_cannot_be_given_another_size(tmp_path: Path, x: list[Dimension], y: list[Dimension]) -> None:
+    ends = [value("x", DataType.FP32, x)], [value("y", DataType.FP32, y)]
+    save_model(tmp_path / "m" / "1" / "model.onnx", [helper.make_node("Relu", ["x"], ["y"])], *ends)
     (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: 8")
     with pytest.raises(
         ConfigError, match=r"max_batch_size: 8, but '\w+' has the shape \[.*expected a variable dimension"
     ):
         only(tmp_path)
+
+
+def test_a_batch_of_one_row_may_be_run_row_by_row(tmp_path: Path) -> None:
+    save_fixed_batch(tmp_path / "m" / "1" / "model.onnx")
+    spec = only(tmp_path).spec
+    assert (spec.max_batch_size, spec.inputs[0].shape) == (0, (1, 4))
+    (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: 8")
+    spec = only(tmp_path).spec
+    assert (spec.max_batch_size, spec.inputs[0].shape) == (8, (4,))
+    assert spec.batching_note == "row by row: the model takes one row"
 
 
 def test_variable_dimensions_may_be_given_a_size(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""Trial runs of a model whose file does not say whether it can be batched.
+
+They run in a process of their own, `python -m sluice.models.backends.trial`, before the model is loaded anywhere: a
+model may take the process that runs it with it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from sluice.models.backends.first_runs import FIRST_FILLING, Filling, Shapes, blank_batch, fillings
+from sluice.models.processes import TELEMETRY_OFF, python_path
+from sluice.models.tensors.arrays import Array
+from sluice.models.tensors.spec import VARIABLE, TensorSpec
+from sluice.models.triton_config.file_tensors import FileTensors, without_batch
+
+TRIAL_TIMEOUT_S = 60.0
+SIZES = (1, 2, 3)
+"""The numbers of rows that are tried."""
+
+
+class TrialOrder(msgspec.Struct, frozen=True):
+    """A model file, the items of its inputs, the outputs of interest, and the rows of each input in each run."""
+
+    path: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    runs: tuple[dict[str, int], ...]
+
+
+class TrialRun(msgspec.Struct, frozen=True):
+    """The shapes of the outputs of a run, or the reason why it failed."""
+
+    outputs: dict[str, tuple[int, ...]] = {}
+    error: str = ""
+
+
+def tried(tensors: FileTensors, path: Path, shapes: Shapes | None = None) -> FileTensors:
+    """Run the model at a few sizes, and return its tensors with what the runs show.
+
+    `shapes` are sizes for variable dimensions of items. A model that cannot be run so stays as its file says. Blocks
+    for up to `TRIAL_TIMEOUT_S`.
+    """
+    names = [tensor.name for tensor in tensors.inputs]
+    runs = [dict.fromkeys(names, rows) for rows in SIZES]
+    if len(names) > 1:
+        runs.append(dict.fromkeys(names, 2) | {names[0]: 3})
+    outputs = tuple(tensor.name for tensor in tensors.outputs)
+    order = TrialOrder(str(path), without_batch(tensors.inputs), outputs, dict(shapes or {}), tuple(runs))
+    return judged(tensors, _run(order))
+
+
+def judged(tensors: FileTensors, runs: Sequence[TrialRun]) -> FileTensors:
+    """The tensors with what the runs show: those of `SIZES`, and one in which the first input has one row more."""
+    alike, unlike = runs[: len(SIZES)], runs[len(SIZES) :]
+    for rows, run in zip(SIZES, alike, strict=True):
+        if run.error:
+            failed = f"a trial run of {rows} {'row' if rows == 1 else 'rows'} failed: {run.error}"
+            return tensors._replace(no_batches=f"{tensors.no_batches} ({failed})")
+    reason = _rows_missing(tensors.outputs, alike)
+    if not reason and tensors.no_batches and any(not run.error for run in unlike):
+        inputs = " and ".join(f"'{tensor.name}'" for tensor in tensors.inputs)
+        reason = f"inputs {inputs} may have different numbers of rows; set max_batch_size if they never have"
+    ranks = {name: {len(run.outputs[name]) for run in alike} for name in alike[0].outputs}
+    known = {name for name in tensors.unranked if len(ranks[name]) == 1}
+    outputs = [
+        _replaced(tensor, (VARIABLE,) * min(ranks[tensor.name])) if tensor.name in known else tensor
+        for tensor in tensors.outputs
+    ]
+    if not reason:
+        outputs = [_replaced(tensor, (VARIABLE, *tensor.shape[1:])) for tensor in outputs]
+    return tensors._replace(
+        outputs=tuple(outputs),
+        batchable=not reason,
+        no_batches=reason,
+        unranked=tensors.unranked - known,
+    )
+
+
+def _rows_missing(outputs: Sequence[TensorSpec], runs: Sequence[TrialRun]) -> str:
+    """The reason why the first dimension of some output is not the rows; "" if it is for all."""
+    for tensor in outputs:
+        shapes = [run.outputs[tensor.name] for run in runs]
+        for rows, shape in zip(SIZES, shapes, strict=True):
+            if shape[:1] != (rows,):
+                given = "a row" if rows == 1 else f"{rows} rows"
+                return (
+                    f"output '{tensor.name}' has the shape {list(shape)} for {given}; "
+                    "export the model with a row of each output for each row of its inputs"
+                )
+        if len({shape[1:] for shape in shapes}) > 1:
+            return (
+                f"output '{tensor.name}' has the number of rows behind its first dimension as well: {list(shapes[-1])}"
+            )
+    return ""
+
+
+def _replaced(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    return msgspec.structs.replace(tensor, shape=shape)
+
+
+def _run(order: TrialOrder) -> Sequence[TrialRun]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "sluice.models.backends.trial"],
+            input=msgspec.json.encode(order),
+            env=os.environ | TELEMETRY_OFF | {"PYTHONPATH": python_path()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=TRIAL_TIMEOUT_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=tuple[TrialRun, ...])
+    except subprocess.TimeoutExpired:
+        error = f"it took longer than {TRIAL_TIMEOUT_S:g} s"
+    except (OSError, msgspec.DecodeError) as failed:
+        error = str(failed) if isinstance(failed, OSError) else f"its process ended with status {done.returncode}"
+    return [TrialRun(error=error)] * len(order.runs)
+
+
+def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
+    from sluice.models.backends import onnxruntime
+    from sluice.models.errors import ServingError, first_line
+
+    try:
+        backend = onnxruntime.load(order.path, 1, wanted=order.outputs)
+    except ServingError as error:
+        return (TrialRun(error=first_line(error)),) * len(order.runs)
+
+    def run(rows: Mapping[str, int], filling: Filling) -> TrialRun:
+        inputs: dict[str, Array] = {}
+        for tensor in order.inputs:
+            inputs |= blank_batch([tensor], rows[tensor.name], order.shapes, filling)
+        try:
+            return TrialRun({name: array.shape for name, array in backend.run(inputs).items()})
+        except ServingError as error:
+            return TrialRun(error=first_line(error))
+
+    first = tuple(run(rows, FIRST_FILLING) for rows in order.runs)
+    if first[0].error:
+        for filling in fillings(order.inputs, order.shapes):
+            if not run(order.runs[0], filling).error:
+                return tuple(run(rows, filling) for rows in order.runs)
+    return first
+
+
+def main() -> None:
+    """Read an order from standard input, write its runs to standard output."""
+    signal.alarm(round(TRIAL_TIMEOUT_S) + 1)  # in case the process that waits for this one has ended
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialOrder)
+    sys.stdout.buffer.write(msgspec.json.encode(_run_order(order)))
+
+
+if __name__ == "__main__":
+    main()
