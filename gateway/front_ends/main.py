@@ -107,7 +107,15 @@ class FrontEnd:
         self._budget = Budget(start.buffer_bytes)
         self._door = FrontDoor(limits, self._budget, max_connections=start.max_connections)
         relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]), start.grpc_connections)
-        route = InferRoute(self._plane, config.max_body_bytes, limits.json_bytes, self._budget, relay)
+        route = InferRoute(
+            self._plane,
+            config.max_body_bytes,
+            limits.json_bytes,
+            self._budget,
+            relay,
+            config.default_model,
+            config.json_nan,
+        )
         access = AccessRules(
             host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None
         )

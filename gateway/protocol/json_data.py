@@ -6,20 +6,25 @@ import json
 import re
 import struct
 import types
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 import orjson
 
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.protocol.answer import Tensor
-from sluice.models.errors import BadTensor
-from sluice.models.tensors.arrays import Array, WireBytes, decode_bytes, numpy_dtype
+from sluice.models.errors import BadTensor, RequestError
+from sluice.models.tensors.arrays import Array, Buffer, WireBytes, decode_bytes, numpy_dtype
 from sluice.models.tensors.spec import RAW_ONLY, DataType
 
 MAX_DEPTH = 100
 """Deepest nesting of lists in `data`; numpy itself stops at 64 dimensions."""
 
+T = TypeVar("T")
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _OPENING = re.compile(rb"[\s\[]*")
 _BRACKET, _NUMBER = ord("["), b"-0123456789"
 _ELEMENTS: dict[str, Any] = {
@@ -37,6 +42,28 @@ _ELEMENTS: dict[str, Any] = {
     DataType.BYTES: str,
 }
 _DTYPES: dict[str, np.dtype[np.generic]] = {datatype: numpy_dtype(DataType(datatype)) for datatype in _ELEMENTS}
+
+
+def parse_message(text: Buffer, decode: Callable[[Buffer], T], lenient: type[T], what: str) -> T:
+    """Parse JSON with `decode`, or, if it has the literals NaN, Infinity or -Infinity, as a `lenient` structure.
+
+    Clients send these literals although JSON has none. Raises RequestError, which says `what` the text should be.
+    """
+    try:
+        return decode(text)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"the body is not {what}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = bytes(text)
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise RequestError(f"the body is not {what} in JSON: {error}") from error
+    try:
+        document = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        return msgspec.convert(document, lenient)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not {what} in JSON: {error}") from error
 
 
 def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
@@ -69,8 +96,8 @@ def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
         raise BadTensor(f"input '{tensor}' has a value in its data that is out of range of {datatype}") from error
 
 
-def encode_data(tensor: str, values: Tensor) -> bytes:
-    """The JSON text of an output's elements as one flat list, with NaN and Infinity as literals; raises BadTensor."""
+def encode_data(tensor: str, values: Tensor, nan: JsonNan = JsonNan.LITERAL) -> bytes:
+    """The JSON text of an output's elements as one flat list; `nan` is for NaN and infinities. Raises BadTensor."""
     if isinstance(values, WireBytes):
         begin, end = int(values.row_offsets[0]), int(values.row_offsets[-1])
         elements = decode_bytes(memoryview(values.buffer)[begin:end], values.shape).ravel().tolist()
@@ -79,9 +106,20 @@ def encode_data(tensor: str, values: Tensor) -> bytes:
         except UnicodeDecodeError as error:
             raise BadTensor(f"output '{tensor}' is not UTF-8 text; ask for it as binary data") from error
     text = orjson.dumps(values.reshape(-1), option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"n" in text:  # the n of null, which orjson writes for NaN and infinities
-        return json.dumps(values.ravel().tolist(), separators=(",", ":")).encode()
+    if b"n" in text and nan is not JsonNan.NULL:  # the n of null, which orjson writes for NaN and infinities
+        return json.dumps(nested_lists(values.ravel(), nan), separators=(",", ":")).encode()
     return text
+
+
+def nested_lists(values: Array, nan: JsonNan) -> Any:
+    """The elements of an array as nested lists, with strings for NaN and infinities unless `nan` is LITERAL."""
+    if nan is JsonNan.LITERAL or values.dtype.kind != "f":
+        return values.tolist()
+    elements = values.astype(np.object_)
+    elements[np.isnan(values)] = "NaN"
+    elements[values == np.inf] = "Infinity"
+    elements[values == -np.inf] = "-Infinity"
+    return elements.tolist()
 
 
 def _depth(data: object) -> int:

@@ -74,7 +74,14 @@ def client_servers(
     faults = ClientFaults()
     grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
+    route = InferRoute(
+        dataplane,
+        config.max_body_bytes,
+        limits.json_bytes,
+        budget,
+        default_model=config.default_model,
+        json_nan=config.json_nan,
+    )
     ends: FrontEnds | None = None
     grpc: GrpcServer | None = None
     if count:
