@@ -70,7 +70,7 @@ def decode_invocation(
             message = _parse(body)
         except RequestError:
             message = _Predict()
-        if message.instances is None and not _is_columnar(message.inputs):
+        if message.instances is None and (message.inputs is None or _is_of_v2(message.inputs)):
             raise
     return _request(message, signature)
 
@@ -111,14 +111,16 @@ def _parse(body: Buffer) -> _Predict:
     return parse_message(body, _decode, _Predict, "a V1 request")
 
 
-def _is_columnar(inputs: object) -> bool:
-    """True for the inputs of V1, False for those of V2, which are a list of objects."""
-    return inputs is not None and not (isinstance(inputs, list) and (not inputs or isinstance(inputs[0], dict)))
+def _is_of_v2(inputs: object) -> bool:
+    """True for a list of objects, which are not the content of strings."""
+    return isinstance(inputs, list) and bool(inputs) and _is_named(inputs[0])
 
 
 def _request(message: _Predict, signature: Signature) -> tuple[PredictRequest, tuple[bool, ...]]:
     if (message.instances is None) == (message.inputs is None):
         raise RequestError("a V1 request must have either 'instances' or 'inputs'")
+    if _is_of_v2(message.inputs):
+        raise RequestError("the 'inputs' are those of V2, which is served at /v2/models/NAME/infer")
     if message.signature_name not in (None, SIGNATURE_NAME):
         raise RequestError(f"'signature_name' must be '{SIGNATURE_NAME}', got {message.signature_name!r:.80}")
     if signature.binary_only:
