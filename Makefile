@@ -29,6 +29,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
+KSERVE := .venv-kserve
+# The newest one that was tried. It has 450 MB of dependencies, so the tests do not have it.
+KSERVE_VERSION := 0.21.0
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
 PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
@@ -134,7 +137,7 @@ test-conformance: $(TEST)/installed-$(ORT)
 
 # What clients see of a server, once more with front ends. The rest of tests/conformance starts no server.
 FRONT_ENDS := $(addprefix tests/conformance/test_,bad_models.py dynamic_batching.py endpoints.py fuzz.py \
-		hostile_input.py model_update.py openapi.py protocol_errors.py tensors.py trouble.py) \
+		hostile_input.py model_update.py openapi.py protocol_errors.py tensors.py trouble.py v1_and_sagemaker.py) \
 	$(addprefix tests/system/test_,access.py drain.py ensembles.py explain.py lifecycle_protocol.py management.py \
 		model_changes.py optional_inputs.py response_cache.py statuses.py tritonclient.py)
 
@@ -160,7 +163,17 @@ structure:
 	@"$(PYTHON)" scripts/structure.py
 
 conformance: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour
+	@$(MAKE) --no-print-directory $(KSERVE)/installed-$(KSERVE_VERSION) || \
+		echo "make: kserve $(KSERVE_VERSION) could not be installed; KServe's clients are not tried"
+	@KSERVE_PYTHON=$$(test ! -e $(KSERVE)/installed-$(KSERVE_VERSION) || echo $(CURDIR)/$(KSERVE)/bin/python) \
+		$(TEST)/bin/python -m pytest -q --no-header -p tests.support.conformance -m behaviour
+
+$(KSERVE)/installed-$(KSERVE_VERSION):
+	@echo "Installing into $(KSERVE) with $(PYTHON): kserve $(KSERVE_VERSION)"
+	@rm -rf $(KSERVE)
+	@"$(PYTHON)" -m venv $(KSERVE)
+	@$(KSERVE)/bin/python -m pip install $(PIP_OPTIONS) kserve==$(KSERVE_VERSION)
+	@touch $@
 
 lint: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/ruff check --quiet .
@@ -175,7 +188,7 @@ triton: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m tests.support.triton.setup
 
 clean:
-	rm -rf $(DEMO) $(TEST) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
 # $(call install,ENVIRONMENT,EXTRAS): a new virtual environment, so that it never holds both builds of ONNX Runtime.
 define install

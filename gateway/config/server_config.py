@@ -12,6 +12,7 @@ from typing import Any, Literal
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -108,6 +109,8 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     trace: TraceFileSettings = TraceFileSettings()
     trace_requests: int = TRACE_REQUESTS
     client_key: str | None = None
+    default_model: str | None = None
+    json_nan: JsonNan | None = JsonNan.LITERAL
     drain_timeout_s: float = 30
 
     def __post_init__(self) -> None:

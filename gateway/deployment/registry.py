@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
-from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
+from sluice.models.errors import BackendUnavailable, ModelNotFound, RequestError, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.repository.names import is_foreign
 from sluice.models.repository.scan import BrokenEntry
@@ -165,6 +165,21 @@ class ModelRegistry:
     def names(self) -> list[str]:
         """All names, including broken models and pipelines."""
         return sorted(self._entries)
+
+    def only_name(self) -> str:
+        """The only name that gets requests, or the only one that is known. Raises RequestError if there are others."""
+        names = self.serving_names() or self.names()
+        if len(names) != 1:
+            known = f"this one has {', '.join(names):.200}" if names else "this one has none"
+            raise RequestError(
+                "a request that names no model needs a server of one model, or default_model in its configuration: "
+                + known
+            )
+        return names[0]
+
+    def serving_names(self) -> list[str]:
+        """The names that get requests."""
+        return sorted({name for name, _ in self._serving})
 
     def caching(self) -> list[str]:
         """The names whose responses may be cached."""

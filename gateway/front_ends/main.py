@@ -109,7 +109,14 @@ class FrontEnd:
         self._door = FrontDoor(limits, self._budget, max_connections=start.max_connections)
         relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]), start.grpc_connections)
         route = InferRoute(
-            self._plane, config.max_body_bytes, limits.json_bytes, self._budget, relay, limits.answer_json_bytes
+            self._plane,
+            config.max_body_bytes,
+            limits.json_bytes,
+            self._budget,
+            relay,
+            limits.answer_json_bytes,
+            config.default_model,
+            config.json_nan,
         )
         access = AccessRules(
             host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None

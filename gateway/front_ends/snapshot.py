@@ -68,6 +68,13 @@ class ServedTable:
         except KeyError:
             raise RelayNeeded from None
 
+    def only_name(self) -> str:
+        """The only name that gets requests. Raises RelayNeeded if there are others, or none."""
+        names = {name for name, _ in self._names}
+        if len(names) != 1:
+            raise RelayNeeded
+        return names.pop()
+
     def has(self, asked: tuple[str, str], pipeline: Pipeline) -> bool:
         """True if clients still get that pipeline by a name and a version."""
         return self._names.get(asked) is pipeline

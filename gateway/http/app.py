@@ -126,6 +126,22 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
     async def server_ready() -> Response:
         return _health_response("ready", registry.server_ready(), 503 if registry.draining else 400)
 
+    @routes.get("/ping")
+    async def sagemaker_ready() -> Response:
+        return await server_ready()
+
+    @routes.get("/")
+    async def v1_live() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @routes.get("/v1/models/{name}")
+    async def v1_model_ready(name: str) -> Response:
+        return ready(name, "")
+
+    @routes.get("/v1/models/{name}/versions/{version}")
+    async def v1_model_version_ready(name: str, version: Version) -> Response:
+        return ready(name, version)
+
     @routes.get("/v2/models/{name}/ready")
     async def model_ready(name: str) -> Response:
         return ready(name, "")
@@ -155,6 +171,10 @@ def _server_metadata(control: ControlPlane, restrictions: Restrictions) -> APIRo
     @routes.get("/v2")
     async def server_metadata() -> ServerMetadata:
         return ServerMetadata(name=registry.server_name, version=registry.server_version, extensions=control.extensions)
+
+    @routes.get("/v1/models")
+    async def v1_models() -> dict[str, list[str]]:
+        return {"models": registry.serving_names()}
 
     @routes.get("/v2/models/{name}", response_model_exclude_none=True)
     async def model_metadata(name: str) -> ModelMetadata:

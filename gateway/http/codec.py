@@ -1,15 +1,15 @@
 """Bodies of HTTP inference requests and responses: JSON, followed by binary tensors."""
 
 import gc
-import json
-import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.http.known_response import EncodedBody
-from sluice.gateway.protocol.json_data import DataTooLarge, decode_data, encode_data
+from sluice.gateway.protocol.json_data import DataTooLarge, decode_data, encode_data, parse_message
 from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.shared_memory import SharedMemoryRef
 from sluice.gateway.protocol.signature import Signature
@@ -70,6 +70,9 @@ class _ParsedRequest(_Request):
     inputs: list[_ParsedInput]  # type: ignore[assignment]
 
 
+_LENIENT: type[_Request] = _ParsedRequest
+
+
 class _Blob(msgspec.Struct):
     binary_data_size: int
 
@@ -91,7 +94,6 @@ class _Response(msgspec.Struct, omit_defaults=True):
 
 _BYTES = DataType.BYTES.value
 _NULL = memoryview(b"null")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decode = msgspec.json.Decoder(_Request).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -110,7 +112,8 @@ def decode_request(
         return InferRequest([signature.raw_input(whole)]), (True,) * len(signature.outputs)
     if json_length is not None and json_length > len(body):
         raise RequestError(f"Inference-Header-Content-Length is {json_length}, but the body has only {len(body)} bytes")
-    message = _parse(body if json_length is None else memoryview(body)[:json_length])
+    text = body if json_length is None else memoryview(body)[:json_length]
+    message = parse_message(text, _decode, _LENIENT, "an inference request")
     binary = memoryview(body)[len(body) if json_length is None else json_length :] if blobs is None else blobs
     position = 0
     inputs: list[WireTensor] = []
@@ -136,7 +139,7 @@ def decode_request(
         inputs.append(WireTensor(tensor.name, tensor.datatype, tensor.shape, data))
     if position != len(binary):
         raise RequestError(f"the body has {len(binary) - position} bytes more than its tensors take")
-    parameters = _given(message.parameters)
+    parameters = given_parameters(message.parameters)
     wants_binary = bool(parameters) and parameters.pop("binary_data_output", False)
     if not isinstance(wants_binary, bool):
         raise RequestError(f"parameter 'binary_data_output' must be true or false, got {wants_binary!r:.80}")
@@ -145,14 +148,18 @@ def decode_request(
     return InferRequest(inputs, names, message.id or "", parameters, shared, deliveries), binary_flags
 
 
+Decode: TypeAlias = Callable[[Buffer, int | None, Signature, memoryview | None], tuple[InferRequest, tuple[bool, ...]]]
+"""`decode_request`, or that of another protocol: a body, its `json_length`, and binary data apart from it."""
+
+
 def decode_large_request(
-    body: Buffer, json_length: int | None, signature: Signature, blobs: memoryview | None = None
+    decode: Decode, body: Buffer, json_length: int | None, signature: Signature, blobs: memoryview | None
 ) -> tuple[InferRequest, tuple[bool, ...]]:
-    """As `decode_request`, for a thread, without the collector, which would look again and again at the many lists."""
+    """As `decode`, for a thread, without the collector, which would look again and again at the many lists."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        return decode_request(body, json_length, signature, blobs)
+        return decode(body, json_length, signature, blobs)
     finally:
         if collects:
             gc.enable()
@@ -168,9 +175,13 @@ def json_tensor_bytes(response: InferResponse, binary_flags: tuple[bool, ...]) -
 
 
 def encode_response(
-    response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature, json_bytes: int
+    response: InferResponse,
+    binary_flags: tuple[bool, ...],
+    signature: Signature,
+    json_bytes: int,
+    nan: JsonNan = JsonNan.LITERAL,
 ) -> EncodedBody:
-    """The body of a response; binary tensors are not copied.
+    """The body of a response; binary tensors are not copied. `nan` is for those in JSON.
 
     Raises BadTensor if tensors cannot be JSON, or would be more than `json_bytes` of it.
     """
@@ -188,7 +199,7 @@ def encode_response(
             datatype = _BYTES
         if not binary:
             try:
-                data = encode_data(name, values, left)
+                data = encode_data(name, values, left, nan)
             except DataTooLarge:
                 raise BadTensor(
                     f"output '{name}': the JSON of the answer exceeds {json_bytes} bytes; ask for large tensors as "
@@ -208,30 +219,9 @@ def encode_response(
     return EncodedBody(head, blobs, len(head) + blob_bytes)
 
 
-def _parse(text: Buffer) -> _Request:
-    try:
-        return _decode(text)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"the body is not an inference request: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        text = bytes(text)
-        if b"NaN" in text or b"Infinity" in text:
-            return _parse_leniently(text)
-        raise RequestError(f"the body is not an inference request in JSON: {error}") from error
-
-
-def _parse_leniently(text: bytes) -> _Request:
-    """Parse a request with the literals NaN, Infinity and -Infinity, which clients send although JSON has none."""
-    try:
-        document = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
-        return msgspec.convert(document, _ParsedRequest)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not an inference request in JSON: {error}") from error
-
-
-def _given(parameters: dict[str, bool | int | float | str | None] | None) -> dict[str, bool | int | float | str]:
+def given_parameters(
+    parameters: dict[str, bool | int | float | str | None] | None,
+) -> dict[str, bool | int | float | str]:
     """The parameters that are not null."""
     return {name: value for name, value in parameters.items() if value is not None} if parameters else {}
 
@@ -241,7 +231,7 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
 
     Exactly one of the three must be given.
     """
-    given = _is_given(tensor.data)
+    given = _isgiven_parameters(tensor.data)
     size = ref = None
     parameters = tensor.parameters
     if parameters is not None:
@@ -258,7 +248,7 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     return size
 
 
-def _is_given(data: object) -> bool:
+def _isgiven_parameters(data: object) -> bool:
     """True if `data` is neither absent nor null."""
     if isinstance(data, msgspec.Raw):
         return len(data) > 0 and (len(data) != len(_NULL) or memoryview(data) != _NULL)

@@ -8,30 +8,39 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import httptools
 import numpy as np
 import orjson
 
 from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import decompress
-from sluice.gateway.http.codec import decode_large_request, decode_request, encode_response, json_tensor_bytes
+from sluice.gateway.http.codec import (
+    Decode,
+    decode_large_request,
+    decode_request,
+    encode_response,
+    json_tensor_bytes,
+)
 from sluice.gateway.http.compression import (
     ENCODINGS,
     MIN_BYTES,
     UnsupportedEncoding,
     compress,
 )
+from sluice.gateway.http.dialect import Dialect, Target, find_target, sagemaker_content_type
 from sluice.gateway.http.known_response import EncodedBody, KnownResponse, known_response
 from sluice.gateway.http.large_body import DIRECT_BYTES
+from sluice.gateway.http.predict import PredictRequest, decode_invocation, decode_predict, encode_predictions
 from sluice.gateway.http.request_head import Headers, RequestHead
 from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, Submitted, build_response
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import RelayNeeded
-from sluice.gateway.protocol.request import MAX_VERSION_DIGITS, InferRequest, InferResponse
+from sluice.gateway.protocol.request import InferRequest, InferResponse
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
 from sluice.models.errors import RequestError
@@ -43,7 +52,6 @@ LARGE_BYTES = 64 << 10
 """Smaller responses are joined: a system call of their own would cost more than the copy."""
 THREADS = 2
 
-_PATH = re.compile(rf"/v2/models/([^/]*)(?:/versions/([0-9]{{1,{MAX_VERSION_DIGITS}}}))?/infer", re.ASCII)
 _PLAIN_PATH = re.compile(r"/[^%?#]*")
 
 _REQUEST_LINE = REQUEST_HEADER.encode() + b": %s\r\n"
@@ -53,8 +61,15 @@ _BINARY_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n"
     b"inference-header-content-length: %d\r\ncontent-length: %d\r\n"
 )
+_SAGEMAKER_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
 _ENCODING_LINE = b"content-encoding: %s\r\n"
 
+
+# Most requests are of V2, and need no look-up.
+_DECODERS: dict[Dialect, Decode] = {
+    Dialect.V1: decode_predict,
+    Dialect.SAGEMAKER: decode_invocation,
+}
 
 Address: TypeAlias = tuple[str, int | None] | None
 """An address and a port; None if there is none."""
@@ -116,11 +131,12 @@ class InferenceRelay(Protocol):
 
 
 class InferRoute:
-    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`.
+    """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`, and inference over V1 and SageMaker.
 
     It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`; that of an answer may have
     `answer_json_bytes`. `threads` do what would take the event loop too long. A `dataplane` that raises RelayNeeded has
-    a `relay`.
+    a `relay`. Requests that name no model go to `default_model`, or to the only one. JSON carries NaN and infinities as
+    `json_nan` says.
     """
 
     def __init__(
@@ -131,6 +147,8 @@ class InferRoute:
         budget: Budget | None = None,
         relay: InferenceRelay | None = None,
         answer_json_bytes: int = FrontDoorSettings().answer_json_bytes,
+        default_model: str | None = None,
+        json_nan: JsonNan | None = JsonNan.LITERAL,
     ) -> None:
         self.dataplane = dataplane
         self.relay = relay
@@ -141,15 +159,23 @@ class InferRoute:
         """No request of this size is too large."""
         self.budget = budget or Budget(1 << 62)
         self.threads = ThreadPoolExecutor(THREADS, "http")
+        self.default_model = default_model
+        self.json_nan = json_nan or JsonNan.NULL  # YAML reads null as None
 
     @staticmethod
-    def match(url: bytes) -> tuple[str, str] | None:
-        """The name and version ("" for the latest) in the URL of an inference request; None for any other URL."""
+    def match(url: bytes) -> Target | None:
+        """The target in the URL of an inference request; None for any other URL."""
         path = url.decode("ascii")
         if not _PLAIN_PATH.fullmatch(path):
             path = unquote(httptools.parse_url(url).path.decode("ascii"))
-        match = _PATH.fullmatch(path)
-        return match and (match[1], match[2] or "")
+        return find_target(path)
+
+    def signature(self, target: Target) -> Signature:
+        """The signature of the model of a request. Raises ServingError, or RelayNeeded in a front end."""
+        dataplane = self.dataplane
+        if target.dialect is Dialect.SAGEMAKER and not target.name:
+            return dataplane.signature(self.default_model or dataplane.only_name(), "")
+        return dataplane.signature(target.name, target.version)
 
 
 class Exchange:
@@ -164,6 +190,7 @@ class Exchange:
         "_blobs",
         "_body",
         "_client",
+        "_columnar",
         "_error",
         "_kept",
         "_kept_blobs",
@@ -190,6 +217,8 @@ class Exchange:
         self._body = body
         self._blobs: memoryview | None = None
         """The binary data of a body whose JSON alone is in `_body`."""
+        self._columnar: bool | None = None
+        """For an answer of V1: whether it is by tensor; None for an answer of V2."""
         self._error: Exception | None = None
         self._submission: Submitted | None = None
         self._kept: bytes | bytearray | memoryview = b""
@@ -311,28 +340,30 @@ class Exchange:
         self.started = True
         body, self._body = self._body, b""
         blobs, self._blobs = self._blobs, None
-        head, dataplane = self.head, self._route.dataplane
+        head = self.head
         if self._route.relay is not None:
             self._kept, self._kept_blobs = body, blobs
         try:
             if self._error is not None:
                 raise self._error
-            signature = dataplane.signature(head.name, head.version)
+            dialect = head.target.dialect
+            signature = self._route.signature(head.target)
+            decode = decode_request if dialect is Dialect.V2 else _DECODERS[dialect]
             json_length = len(body) if head.json_length is None else min(head.json_length, len(body))
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
                 parsing = asyncio.get_running_loop().run_in_executor(
-                    self._route.threads, decode_large_request, body, head.json_length, signature, blobs
+                    self._route.threads, decode_large_request, decode, body, head.json_length, signature, blobs
                 )
                 parsing.add_done_callback(partial(self._parsed, body, blobs, signature))
                 return
-            template, inputs = self._client.template, None
+            template, inputs = None if dialect is Dialect.V1 else self._client.template, None
             if template is not None and template.matches(body, head.json_length, signature, blobs):
                 inputs = template.tensors(body, blobs)
             if template is None or inputs is None:
-                decoded = decode_request(body, head.json_length, signature, blobs)
+                decoded = decode(body, head.json_length, signature, blobs)
                 template, inputs = self._check(body, blobs, signature, *decoded)
-                self._client.template = template if template.repeatable else None
+                self._client.template = template if template.repeatable and self._columnar is None else None
             self._submit(signature, template, inputs)
         except RelayNeeded:
             self._relay()
@@ -351,7 +382,7 @@ class Exchange:
             return
         try:
             parsed = parsing.result()
-            if self._route.dataplane.signature(self.head.name, self.head.version) is not signature:  # replaced since
+            if self._route.signature(self.head.target) is not signature:  # replaced since
                 self._body, self._blobs = body, blobs
                 self.run()
                 return
@@ -369,6 +400,8 @@ class Exchange:
         request: InferRequest,
         binary_flags: tuple[bool, ...],
     ) -> tuple[Template, dict[str, Tensor]]:
+        if isinstance(request, PredictRequest):
+            self._columnar = request.columnar
         inputs, options = self._route.dataplane.check(signature, request)
         if self.head.json_length is None and not request.shared:
             return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
@@ -417,10 +450,8 @@ class Exchange:
             body = b"".join((body, blobs))
         relay, head = self._route.relay, self.head
         assert relay is not None, "only its data plane asks for it"
-        version = f"/versions/{head.version}" if head.version else ""
-        target = f"/v2/models/{quote(head.name, safe='')}{version}/infer".encode()
         self._relaying = asyncio.get_running_loop().create_task(
-            relay.infer(target, head.headers, body, *self._client.addresses())
+            relay.infer(head.target.path, head.headers, body, *self._client.addresses())
         )
         self._relaying.add_done_callback(self._relayed)
 
@@ -479,7 +510,7 @@ class Exchange:
                 self._compress(encoded)
                 return
             json, blobs = encoded.head, encoded.blobs
-            head = _BINARY_HEAD % (len(json), encoded.length) if blobs else _JSON_HEAD % encoded.length
+            head = self._response_head(len(json), encoded.length, bool(blobs))
             parts = (head, self._last_headers(), json, *blobs)
             response = b"".join(parts) if encoded.length < LARGE_BYTES else self._client.write_now(parts)
         except Exception as error:
@@ -490,14 +521,27 @@ class Exchange:
 
     def _encode(self, response: InferResponse) -> EncodedBody:
         template = self._template
+        columnar = self._columnar
+        if columnar is not None:
+            return encode_predictions(
+                response, template.signature, self._route.answer_json_bytes, self._route.json_nan, columnar=columnar
+            )
         known: KnownResponse | None = template.response
         encoded = None if known is None else known.encode(response)
         if encoded is None:
-            limit = self._route.answer_json_bytes
-            encoded = encode_response(response, template.binary_flags, template.signature, limit)
+            route, signature = self._route, template.signature
+            limit, nan = route.answer_json_bytes, route.json_nan
+            encoded = encode_response(response, template.binary_flags, signature, limit, nan)
             if template.repeatable:
                 template.response = known_response(response, encoded)
         return encoded
+
+    def _response_head(self, json_length: int, length: int, is_binary: bool) -> bytes:
+        if not is_binary:
+            return _JSON_HEAD % length
+        if self.head.target.dialect is Dialect.SAGEMAKER:
+            return _SAGEMAKER_HEAD % (sagemaker_content_type(json_length), length)
+        return _BINARY_HEAD % (json_length, length)
 
     def _compress(self, encoded: EncodedBody) -> None:
         """Compress a response in a thread and send it."""
@@ -508,7 +552,7 @@ class Exchange:
         def send(compressing: asyncio.Future[bytes]) -> None:
             try:
                 content = compressing.result()
-                head = _BINARY_HEAD % (len(json), len(content)) if blobs else _JSON_HEAD % len(content)
+                head = self._response_head(len(json), len(content), bool(blobs))
                 response = b"".join((head, _ENCODING_LINE % self.head.accepted, self._last_headers(), content))
             except Exception as error:
                 response = self._error_response(error)

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import router
+from sluice.models.errors import UnsupportedRequest
 from sluice.models.tensors.spec import DataType
 
 _PARAMETERS = {
@@ -76,6 +77,47 @@ _OPERATION: dict[str, Any] = {
 }
 
 
+_PREDICT = {
+    "type": "object",
+    "properties": {
+        "instances": {"type": "array", "description": "by row: values, or inputs by name"},
+        "inputs": {"description": "by tensor: values, or inputs by name"},
+        "signature_name": {"type": "string"},
+        "parameters": _PARAMETERS,
+    },
+}
+_PREDICTIONS = {"type": "object", "properties": {"predictions": {"type": "array"}, "outputs": {}}}
+_SAGEMAKER_BINARY = "application/vnd.sagemaker-triton.binary+json"
+
+_PREDICTION: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _PREDICT}}},
+    "responses": {"200": {"description": "The outputs", "content": {"application/json": {"schema": _PREDICTIONS}}}},
+}
+_INVOCATION: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "X-Amzn-SageMaker-Target-Model",
+            "in": "header",
+            "schema": {"type": "string"},
+            "description": "the model; without it, the server's default or only one",
+        }
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"anyOf": [_REQUEST, _PREDICT]}}, _SAGEMAKER_BINARY: _BINARY},
+    },
+    "responses": {
+        "200": {
+            "description": "The outputs",
+            "content": {
+                "application/json": {"schema": {"anyOf": [_RESPONSE, _PREDICTIONS]}},
+                _SAGEMAKER_BINARY: _BINARY,
+            },
+        }
+    },
+}
+
+
 def inference_router(restrictions: Restrictions) -> APIRouter:
     """Routes for inference requests that connections pass on: without the key, or with an impossible version."""
     routes = router(ApiGroup.INFERENCE, restrictions)
@@ -87,5 +129,21 @@ def inference_router(restrictions: Restrictions) -> APIRouter:
     @routes.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=_OPERATION)
     async def infer_version(name: str, version: str) -> Response:
         raise HTTPException(404)
+
+    @routes.post("/invocations", openapi_extra=_INVOCATION)
+    async def invocations() -> Response:
+        raise HTTPException(404)
+
+    @routes.post("/v1/models/{name}:predict", openapi_extra=_PREDICTION)
+    async def predict(name: str) -> Response:
+        raise HTTPException(404)
+
+    @routes.post("/v1/models/{name}/versions/{version}:predict", openapi_extra=_PREDICTION)
+    async def predict_version(name: str, version: str) -> Response:
+        raise HTTPException(404)
+
+    @routes.post("/v1/models/{name}:explain", include_in_schema=False)
+    async def explain(name: str) -> Response:
+        raise UnsupportedRequest(f"'{name:.80}' has no explainer: ask it with ':predict'")
 
     return routes

@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
+from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, Target, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
 from sluice.models.errors import RequestError
 
@@ -17,7 +18,7 @@ _EXPLAIN = EXPLAIN_HEADER.encode()
 
 
 class RequestHead:
-    """The head of an inference request to a model of this name and version ("" for the latest).
+    """The head of an inference request to a `target`, which a header of SageMaker may name.
 
     `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
     JSON). The body is `encoded`, or not, and `accepted` is the encoding for the response (b"" for none). `added_lines`
@@ -35,21 +36,18 @@ class RequestHead:
         "json_length",
         "keep_alive",
         "length",
-        "name",
-        "version",
+        "target",
     )
 
     def __init__(
         self,
-        name: str,
-        version: str,
+        target: Target,
         headers: Headers,
         expects_continue: bool = False,
         keep_alive: bool = True,
         added_lines: bytes = b"",
     ) -> None:
-        self.name = name
-        self.version = version
+        self.target = target
         self.headers = headers
         self.expects_continue = expects_continue
         self.keep_alive = keep_alive
@@ -62,18 +60,25 @@ class RequestHead:
 
     def read_headers(self) -> None:
         """Take from the headers what concerns inference."""
+        dialect = self.target.dialect
         try:
             for name, value in self.headers:
                 if name == b"content-length":
                     self.length = int(value)
                 elif name == b"inference-header-content-length":
-                    self.json_length = _parse_json_length(value)
+                    if dialect is Dialect.V2:
+                        self.json_length = _parse_json_length(value)
                 elif name == _EXPLAIN:
                     self.explain = asks_for_explanation(value.decode("latin-1"))
                 elif name == b"content-encoding":
                     self.encoded = is_encoded(value) or self.encoded
                 elif name == b"accept-encoding":
                     self.accepted = accepted_encoding(value)
+                elif dialect is Dialect.SAGEMAKER:
+                    if name == b"content-type":
+                        self.json_length = sagemaker_json_length(value)
+                    elif name == TARGET_MODEL:
+                        self.target = target_model(value)
         except RequestError as error:
             self.error = error
 

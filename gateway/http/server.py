@@ -21,6 +21,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessControl, AccessRules
+from sluice.gateway.http.dialect import Target
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.large_body import DIRECT_BYTES, LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
@@ -51,7 +52,7 @@ LAST_REQUESTS_S = 0.3
 
 
 _NOTICED = frozenset((b"expect", b"host", b"transfer-encoding", b"upgrade"))
-_HEALTH = re.compile(rb"/(v2/health/(live|ready)|metrics)(\?|$)")
+_HEALTH = re.compile(rb"/(v2/health/(live|ready)|metrics|ping)(\?|$)")
 _TCP_CLOSE = 7
 
 
@@ -116,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self.budget = self._front_door.budget
         self._head_bytes, self._head_lines = self._front_door.settings.head_bytes, self._front_door.settings.head_lines
-        self._last_path: tuple[bytes, tuple[str, str] | None] = b"", None
+        self._last_path: tuple[bytes, Target | None] = b"", None
         self._hosts = 0
         self._offers_upgrade = False
         self._in_chunks = False
@@ -429,7 +430,7 @@ class Connection(HttpToolsProtocol):
             return
         self.turns.in_body = True
         keep_alive = parser.should_keep_alive() and not self._is_http_1_0
-        head = RequestHead(*path, self.headers, self.expect_100_continue, keep_alive, added)
+        head = RequestHead(path, self.headers, self.expect_100_continue, keep_alive, added)
         head.read_headers()
         self._take(Exchange(self._route, self.turns, head))
 
@@ -447,7 +448,7 @@ class Connection(HttpToolsProtocol):
             if request.ready:
                 self.turns.run()
 
-    def _match(self) -> tuple[str, str] | None:
+    def _match(self) -> Target | None:
         url, path = self._last_path
         if self.url != url:
             path = self._route.match(self.url)

@@ -75,6 +75,10 @@ class ServedPipelines(Protocol):
         """The versions of a pipeline."""
         ...
 
+    def only_name(self) -> str:
+        """The only name that gets requests. Raises an error that says why there is none."""
+        ...
+
 
 class DataPlane(ABC):
     """Inference for both protocols: all that transports know of it.
@@ -115,6 +119,10 @@ class DataPlane(ABC):
                     del self._signatures[known]
             signature = self._signatures[revision] = Signature(pipeline, self._client_key)
         return signature
+
+    def only_name(self) -> str:
+        """The only name that gets requests. Raises as `ServedPipelines.only_name`."""
+        return self._served.only_name()
 
     def check(
         self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None

@@ -6,16 +6,17 @@ import json
 import re
 import struct
 import types
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 import orjson
 
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.protocol.answer import Tensor
-from sluice.models.errors import BadTensor
-from sluice.models.tensors.arrays import Array, WireBytes, decode_bytes, numpy_dtype
+from sluice.models.errors import BadTensor, RequestError
+from sluice.models.tensors.arrays import Array, Buffer, WireBytes, decode_bytes, numpy_dtype
 from sluice.models.tensors.spec import RAW_ONLY, DataType, element_count
 
 MAX_DEPTH = 100
@@ -23,6 +24,9 @@ MAX_DEPTH = 100
 PIECE = 1 << 14
 """Elements that are encoded at a time, which takes less than a millisecond: other threads run in between."""
 
+T = TypeVar("T")
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _OPENING = re.compile(rb"[\s\[]*")
 _BRACKET, _NUMBER = ord("["), b"-0123456789"
 _ELEMENTS: dict[str, Any] = {
@@ -40,6 +44,28 @@ _ELEMENTS: dict[str, Any] = {
     DataType.BYTES: str,
 }
 _DTYPES: dict[str, np.dtype[np.generic]] = {datatype: numpy_dtype(DataType(datatype)) for datatype in _ELEMENTS}
+
+
+def parse_message(text: Buffer, decode: Callable[[Buffer], T], lenient: type[T], what: str) -> T:
+    """Parse JSON with `decode`, or, if it has the literals NaN, Infinity or -Infinity, as a `lenient` structure.
+
+    Clients send these literals although JSON has none. Raises RequestError, which says `what` the text should be.
+    """
+    try:
+        return decode(text)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"the body is not {what}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = bytes(text)
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise RequestError(f"the body is not {what} in JSON: {error}") from error
+    try:
+        document = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        return msgspec.convert(document, lenient)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not {what} in JSON: {error}") from error
 
 
 def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
@@ -76,8 +102,8 @@ class DataTooLarge(Exception):
     """The JSON text of an output is larger than it may be."""
 
 
-def encode_data(tensor: str, values: Tensor, most_bytes: int) -> bytes:
-    """The JSON text of an output's elements as one flat list, with NaN and Infinity as literals.
+def encode_data(tensor: str, values: Tensor, most_bytes: int, nan: JsonNan = JsonNan.LITERAL) -> bytes:
+    """The JSON text of an output's elements as one flat list; `nan` is for NaN and infinities.
 
     Raises BadTensor, and DataTooLarge for more than `most_bytes`: as soon as that is known, so that the work has a
     bound.
@@ -93,14 +119,14 @@ def encode_data(tensor: str, values: Tensor, most_bytes: int) -> bytes:
         if 2 * count > most_bytes:
             raise DataTooLarge
         elements = values.reshape(-1)
-    text = _encode_piece(tensor, elements[:PIECE])
+    text = _encode_piece(tensor, elements[:PIECE], nan)
     size = len(text)
     if count > PIECE:
         pieces = [text[:-1]]
         for start in range(PIECE, count, PIECE):
             if size > most_bytes:
                 raise DataTooLarge
-            piece = _encode_piece(tensor, elements[start : start + PIECE])[1:-1]
+            piece = _encode_piece(tensor, elements[start : start + PIECE], nan)[1:-1]
             pieces.append(piece)
             size += len(piece) + 1
         text = b",".join(pieces) + b"]"
@@ -109,16 +135,27 @@ def encode_data(tensor: str, values: Tensor, most_bytes: int) -> bytes:
     return text
 
 
-def _encode_piece(tensor: str, elements: Sequence[bytes] | Array) -> bytes:
+def _encode_piece(tensor: str, elements: Sequence[bytes] | Array, nan: JsonNan) -> bytes:
     if not isinstance(elements, np.ndarray):
         try:
             return orjson.dumps([element.decode() for element in elements])
         except UnicodeDecodeError as error:
             raise BadTensor(f"output '{tensor}' is not UTF-8 text; ask for it as binary data") from error
     text = orjson.dumps(elements, option=orjson.OPT_SERIALIZE_NUMPY)
-    if b"n" in text:  # the n of null, which orjson writes for NaN and infinities
-        return json.dumps(elements.tolist(), separators=(",", ":")).encode()
+    if b"n" in text and nan is not JsonNan.NULL:  # the n of null, which orjson writes for NaN and infinities
+        return json.dumps(nested_lists(elements, nan), separators=(",", ":")).encode()
     return text
+
+
+def nested_lists(values: Array, nan: JsonNan) -> Any:
+    """The elements of an array as nested lists, with strings for NaN and infinities unless `nan` is LITERAL."""
+    if nan is JsonNan.LITERAL or values.dtype.kind != "f":
+        return values.tolist()
+    elements = values.astype(np.object_)
+    elements[np.isnan(values)] = "NaN"
+    elements[values == np.inf] = "Infinity"
+    elements[values == -np.inf] = "-Infinity"
+    return elements.tolist()
 
 
 def _depth(data: object) -> int:

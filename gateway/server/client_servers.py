@@ -76,7 +76,13 @@ def client_servers(
     grpc_door = FrontDoor(limits, budget, faults, files.grpc)
     app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
     route = InferRoute(
-        dataplane, config.max_body_bytes, limits.json_bytes, budget, answer_json_bytes=limits.answer_json_bytes
+        dataplane,
+        config.max_body_bytes,
+        limits.json_bytes,
+        budget,
+        answer_json_bytes=limits.answer_json_bytes,
+        default_model=config.default_model,
+        json_nan=config.json_nan,
     )
     ends: FrontEnds | None = None
     grpc: GrpcServer | None = None

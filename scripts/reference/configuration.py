@@ -82,6 +82,11 @@ SERVER = Section(
         "that do not say; above 50 and below 100.",
         "client_key": "Name of the HTTP header or gRPC metadata key, in lower case, whose value tells clients apart, "
         "for pipelines that do not say ([clients](../start/pipelines.md#clients)).",
+        "default_model": "The model of [SageMaker](../use/protocol.md#sagemaker) requests that name none. Without it, "
+        "they go to the only model of the server.",
+        "json_nan": "How JSON carries NaN and infinities of outputs: `literal` as `NaN`, `Infinity` and `-Infinity`, "
+        "which JSON does not have, `string` as these words in quotes, `null` as `null`. See "
+        "[numbers in JSON](../use/protocol.md#numbers-in-json).",
         "residency": "Which models are loaded when a partition has no room for all. See [below](#residency).",
         "limits": "Bounds of queues and memory. See [below](#limits).",
         "max_body_bytes": "Largest request over HTTP and gRPC, compressed or not.",
@@ -550,6 +555,8 @@ network_ms: 1
 late: evict                   # rather no answer than a late one
 percentile: 99.9              # of the admitted requests are to be in time
 client_key: x-tenant          # the header that tells clients apart
+default_model: mlp            # for SageMaker requests that name no model
+json_nan: string              # "NaN" in quotes, for strict readers of JSON
 residency: {loading: demand, pinned: [mlp], priorities: {bert: 1}}
 limits:
   queue_requests: 1000

@@ -1,9 +1,9 @@
 """A pytest plugin that prints one line for each behaviour of Triton that tests replay: `make conformance`.
 
-The mark `behaviour(source, text)` of a test names the test of Triton's quality assurance that it replays, and the
-behaviour; braces in the text are replaced by parameters of the test. `triton` describes Triton's behaviour where Sluice
-differs on purpose. The transport is `through`, else the parameter `client` or `protocol`, else plain sockets. Tests
-with the same source and text share a line.
+The mark `behaviour(source, text)` of a test names the test of Triton's quality assurance that it replays (or the other
+client or protocol that it is about), and the behaviour; braces in the text are replaced by parameters of the test.
+`triton` describes Triton's behaviour where Sluice differs on purpose. The transport is `through`, else the parameter
+`client` or `protocol`, else plain sockets. Tests with the same source and text share a line.
 """
 
 from collections import Counter

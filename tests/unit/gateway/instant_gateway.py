@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -189,6 +190,8 @@ def instant_gateway(
     resizing: object = None,
     bodies: BodyMemory | None = None,
     network_ms: float = 0,
+    default_model: str | None = None,
+    json_nan: JsonNan | None = JsonNan.LITERAL,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
@@ -222,7 +225,7 @@ def instant_gateway(
         dataplane,
         control,
         app,
-        InferRoute(dataplane, max_body_bytes),
+        InferRoute(dataplane, max_body_bytes, default_model=default_model, json_nan=json_nan),
         restrictions,
         access,
     )

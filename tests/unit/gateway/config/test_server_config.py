@@ -11,6 +11,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.policies.registry import RegisteredPolicy, batch_policies
 from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutSettings
 from sluice.batcher.settings.scheduling import PriceSettings
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits, check_arenas, read_config
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
@@ -88,6 +89,12 @@ def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
     assert config.policy.config() == DeadlineSettings(objective=Objective.COST)
 
 
+def test_nan_may_be_null_with_and_without_quotes(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path, 'json_nan: "null"')).json_nan == JsonNan.NULL
+    assert read_config(write(tmp_path, "json_nan: null")).json_nan is None
+    assert read_config(write(tmp_path, "")).json_nan == JsonNan.LITERAL
+
+
 def test_the_documented_example_is_a_configuration_with_every_key(tmp_path: Path) -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     config = read_config(write(tmp_path, example))
@@ -144,8 +151,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "strict_readiness, resize, batch_timeout_s, quarantine, spare_worker, model_loading, triton, "
             "max_body_bytes, front_door, "
             "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
-            "allowed_hosts, cors, trace, trace_requests, client_key, drain_timeout_s, policy, max_batch_size, models, "
-            "default_slo_ms, network_ms, late, percentile, residency, prices",
+            "allowed_hosts, cors, trace, trace_requests, client_key, default_model, json_nan, drain_timeout_s, policy, "
+            "max_batch_size, models, default_slo_ms, network_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -300,6 +307,10 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "models.mlp: percentile: expected a number above 50 and below 100, such as 99.9, got 50",
         ),
         ("late: never", "late: Invalid enum value 'never'; expected serve or evict"),
+        (
+            "json_nan: nan",
+            "json_nan: Invalid enum value 'nan'; expected literal or string or null",
+        ),
         (
             "client_key: X-Tenant",
             "client_key: expected the name of a header, of lower-case letters, digits, '-', '_' and '.', which does "

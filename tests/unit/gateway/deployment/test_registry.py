@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
-from sluice.models.errors import BackendUnavailable, ModelNotFound, UnsupportedRequest, VersionNotFound
+from sluice.models.errors import BackendUnavailable, ModelNotFound, RequestError, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
 from sluice.models.repository.scan import BrokenEntry
 from tests.support.gateway.inventory import PlayedInventory
@@ -259,6 +259,18 @@ def test_a_model_on_demand_is_let_in_before_it_is_loaded_and_not_ready_until_the
     assert not registry.ready("mlp", "2")
     inventory.model_loaded("cpu0", "mlp:2")
     assert registry.ready("mlp", "2")
+
+
+def test_an_only_model_needs_no_name() -> None:
+    inventory, registry = new_registry()
+    with pytest.raises(RequestError, match=r"this one has cascade, mlp, torn$"):
+        registry.only_name()
+    assert registry.serving_names() == []
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {})
+    assert (registry.only_name(), registry.serving_names()) == ("mlp", ["mlp"])
+    assert new_registry([], BROKEN[:1])[1].only_name() == "torn"  # whose requests get the reason
+    with pytest.raises(RequestError, match="this one has none"):
+        new_registry([], [])[1].only_name()
 
 
 def test_names_versions_and_reasons_are_listed() -> None:

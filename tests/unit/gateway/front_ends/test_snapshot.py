@@ -45,6 +45,24 @@ def test_a_table_follows_the_changes() -> None:
     assert table.versions("a") == []
 
 
+def test_only_the_gateway_knows_which_model_is_meant_where_there_is_not_exactly_one() -> None:
+    table = ServedTable()
+    before: dict[tuple[str, str], Pipeline] = {}
+    for now, only in (
+        ({}, None),
+        (serving(pipeline("a"), pipeline("a", 2)), "a"),
+        (serving(pipeline("a"), pipeline("b")), None),
+    ):
+        for change in changes(before, now, draining=False):
+            table.apply(change)
+        before = now
+        if only is None:
+            with pytest.raises(RelayNeeded):
+                table.only_name()
+        else:
+            assert table.only_name() == only
+
+
 def test_pipelines_come_before_their_names_and_without_what_only_the_scheduler_needs() -> None:
     first, second = changes({}, serving(pipeline("a")), draining=True)
     assert first.names == ()

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.protocol.json_data import PIECE, DataTooLarge, decode_data, encode_data
 from sluice.models.errors import BadTensor
 from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes
@@ -84,9 +85,24 @@ def test_arrays_are_written_flat_and_as_short_as_their_type_allows() -> None:
     assert encode_data("y", np.array([2**64 - 1], np.uint64), LIMIT) == b"[18446744073709551615]"
 
 
-def test_nan_and_infinities_are_written_as_such() -> None:
-    text = encode_data("y", np.array([1, math.nan, math.inf, -math.inf], np.float32), LIMIT)
-    assert text == b"[1.0,NaN,Infinity,-Infinity]"
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("nan", "text"),
+    [
+        (JsonNan.LITERAL, b"[1.5,NaN,Infinity,-Infinity]"),
+        (JsonNan.STRING, b'[1.5,"NaN","Infinity","-Infinity"]'),
+        (JsonNan.NULL, b"[1.5,null,null,null]"),
+    ],
+)
+def test_nan_and_infinities_are_written_as_configured(nan: JsonNan, text: bytes, dtype: type) -> None:
+    assert encode_data("y", np.array([[1.5, math.nan], [math.inf, -math.inf]], dtype), LIMIT, nan) == text
+
+
+@pytest.mark.parametrize("nan", JsonNan)
+def test_other_values_are_written_alike_however_nan_is(nan: JsonNan) -> None:
+    assert encode_data("y", np.array([0.5, -1], np.float32), LIMIT, nan) == b"[0.5,-1.0]"
+    assert encode_data("y", np.array([7], np.int64), LIMIT, nan) == b"[7]"
+    assert encode_data("y", np.array([True]), LIMIT, nan) == b"[true]"
 
 
 def test_bytes_are_written_as_text_from_the_rows_they_span() -> None:
