@@ -1,0 +1,58 @@
+"""The interface of backends whose models call other models: their batches may wait, and others run meanwhile."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from sluice.models.backends.requests import CallRequest, CallResult, RequestFailure, RequestPart
+from sluice.models.tensors.arrays import Array
+
+
+class CallMade(NamedTuple):
+    """A batch waits for another model; the descriptor of the call's inputs belongs to the receiver."""
+
+    batch: int
+    call: int
+    request: CallRequest
+    fd: int
+
+
+class BatchRan(NamedTuple):
+    """A batch has ended: its outputs, which are valid until the next batch starts, and the errors of its requests."""
+
+    batch: int
+    outputs: dict[str, Array]
+    errors: tuple[RequestFailure, ...]
+
+
+class BatchBroke(NamedTuple):
+    """A batch has failed."""
+
+    batch: int
+    message: str
+
+
+Progress = CallMade | BatchRan | BatchBroke
+
+
+@runtime_checkable
+class CallingBackend(Protocol):
+    """A backend that runs batches as lists of requests, and may have several of them under way."""
+
+    def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
+        """Start a batch; returns when it has ended or waits for another model.
+
+        Batches that were waiting may have gone on meanwhile.
+        """
+        ...
+
+    def resume(self) -> list[Progress]:
+        """Return what has come since, without waiting for more."""
+        ...
+
+    def answer(self, call: int, result: CallResult, fds: Sequence[int]) -> None:
+        """Answer a call; nothing happens if its batch is gone."""
+        ...
+
+    def filenos(self) -> Sequence[int]:
+        """The descriptors that can be read when there is something to `resume`."""
+        ...
