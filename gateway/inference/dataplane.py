@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from sluice.batcher.interface.outcome import ANSWERED
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
@@ -33,6 +35,7 @@ EXPLAIN_HEADER = "x-sluice-explain"
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
+_SERVER_PARAMETERS = _RESERVED_PARAMETERS | {"slo_ms", "max_cost", "sluice_explain", "priority", "timeout"}
 _RESERVED_PREFIX = "triton_"
 _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
@@ -126,7 +129,7 @@ class DataPlane(ABC):
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
-        explain, priority, timeout_ns = False, 0, 0
+        explain, priority, timeout_ns, parameters = False, 0, 0, "{}"
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
             if timeout_ns:
@@ -135,6 +138,7 @@ class DataPlane(ABC):
                 )
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
             priority = _priority(request.parameters)
+            parameters = _for_models(request.parameters)
         if request.shared:
             for tensor in request.inputs:
                 if isinstance(tensor.data, SharedMemoryRef):
@@ -155,6 +159,7 @@ class DataPlane(ABC):
             priority,
             deliveries,
             timeout_ns,
+            parameters,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
@@ -251,6 +256,12 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
             f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
         )
     return parameters.get("slo_ms"), min(timeout * NS_PER_US, INFINITE_NS)
+
+
+def _for_models(parameters: Parameters) -> str:
+    """The parameters that are not the server's, as a JSON object, for models that look at them."""
+    own = {key: value for key, value in parameters.items() if key not in _SERVER_PARAMETERS}
+    return msgspec.json.encode(own).decode() if own else "{}"
 
 
 def _max_cost(parameters: Parameters) -> float | None:

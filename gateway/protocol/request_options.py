@@ -17,7 +17,8 @@ class RequestOptions(NamedTuple):
     apart inputs whose variable dimensions differ ("" when all are fixed), and `memory_bytes` is the size of the inputs.
     `budget_ns` is the time until the deadline, `max_cost` the highest accepted cost (None: any). `explain` asks for an
     explanation in the response. `priority` 1 is the most urgent; 0, or a level that the model does not have, is the
-    model's default. `timeout_ns` bounds the time in queues (0: no bound).
+    model's default. `timeout_ns` bounds the time in queues (0: no bound). `parameters` are those that only the model
+    knows, as a JSON object. `is_call` says that a model makes the request.
     """
 
     names: Sequence[str]
@@ -31,3 +32,5 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deliveries: Deliveries | None = None
     timeout_ns: int = 0
+    parameters: str = "{}"
+    is_call: bool = False

@@ -227,8 +227,9 @@ class Runtime:
             received_ns + options.timeout_ns if options.timeout_ns else 0,
             client,
             received_ns,
+            options.is_call,
         )
-        submission = self._opened(arrival, options.id, received_ns)
+        submission = self._opened(arrival, options.id, received_ns, options.parameters)
         self._received_ns = read_ns
         self._enqueue(arrival)
         return submission
@@ -252,10 +253,16 @@ class Runtime:
         self._deliver()
         return submission
 
-    def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
+    def submission(self, request: int) -> Submission | None:
+        """The submission of a request that has no outcome yet."""
+        return self._open.get(request)
+
+    def _opened(
+        self, arrival: RequestArrived, client_id: str, arrived_ns: int, parameters: str = "{}"
+    ) -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
-        submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline))
+        submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline), parameters)
         self._open[arrival.request] = submission
         self.traces.add(trace)
         return submission

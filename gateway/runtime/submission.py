@@ -10,14 +10,25 @@ from sluice.gateway.protocol.pending_answer import PendingAnswer
 
 
 class Submission(PendingAnswer):
-    """A request that was handed to the runtime, with its trace. `meter` counts it."""
+    """A request that was handed to the runtime, with its trace. `meter` counts it.
 
-    __slots__ = ("meter", "trace")
+    `parameters` are those that only its model knows, as a JSON object.
+    """
 
-    def __init__(self, request: int, loop: asyncio.AbstractEventLoop, trace: Trace, meter: PipelineMeter) -> None:
+    __slots__ = ("meter", "parameters", "trace")
+
+    def __init__(
+        self,
+        request: int,
+        loop: asyncio.AbstractEventLoop,
+        trace: Trace,
+        meter: PipelineMeter,
+        parameters: str = "{}",
+    ) -> None:
         super().__init__(request, loop)
         self.trace = trace
         self.meter = meter
+        self.parameters = parameters
 
     @property
     def given_id(self) -> str:

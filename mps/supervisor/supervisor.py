@@ -23,7 +23,9 @@ from sluice.mps.ipc.messages import (
     AddModel,
     BatchFinished,
     BatchRefused,
+    BatchWaits,
     BatchWithdrawn,
+    CallModel,
     DropModel,
     FromWorker,
     LoadResult,
@@ -269,6 +271,9 @@ class Supervisor:
                 region.close()
                 raise
             return
+        if isinstance(message, CallModel) and len(fds) == 1 and slot.process is not None:
+            self._callbacks.model_called(slot.name, slot.process, message, fds[0])
+            return
         if fds:
             _close_all(fds)
             raise PartitionError(f"{type(message).__name__} came with {len(fds)} descriptors, expected none")
@@ -291,12 +296,14 @@ class Supervisor:
                 self._answered(slot, message)
                 if message.slot < 0:
                     slot.unclaimed_overflow = None
-            case BatchRefused() | BatchWithdrawn():
+            case BatchRefused() | BatchWithdrawn() | BatchWaits():
                 self._answered(slot, message)
+            case CallModel():
+                raise PartitionError("a model called another one without a descriptor of its inputs")
             case ModelMeasured():
                 raise PartitionError("a model was measured, which was not ordered")
 
-    def _answered(self, slot: WorkerSlot, answer: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
+    def _answered(self, slot: WorkerSlot, answer: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits) -> None:
         assert slot.process is not None
         self._callbacks.message(slot.name, slot.process, answer)
         slot.answered = True  # not by an answer that is refused: a worker that sends such ones is of no use

@@ -48,8 +48,8 @@ class _Running(threading.local):
 class Calls:
     """The calls of one process. All messages come through it, since answers and batches share the link.
 
-    Until the first call the main thread reads the link by itself. From then on a thread of its own does, which has
-    `run_beside` run the batches that come while the main thread has one.
+    Until the first call the main thread reads the link by itself. From then on a thread of its own does. Batches that
+    come while the main thread has one, with memory of their own, are run by `run_beside` in further threads.
     """
 
     def __init__(self, link: MessageLink, run_beside: Callable[[Received], None]) -> None:
@@ -65,7 +65,6 @@ class Calls:
         self._batches: deque[Received | None] = deque()
         self._reader: threading.Thread | None = None
         self._main_reads = False
-        self._main_is_free = False
 
     def next_batch(self) -> Received:
         """Wait for the next batch of the main thread; raises EOFError when the other end is gone."""
@@ -80,11 +79,6 @@ class Calls:
         received = self._link.receive()
         self._main_reads = False
         return received
-
-    def free_main(self) -> None:
-        """Record that the main thread takes another batch, before the answer that brings one is sent."""
-        with self._changed:
-            self._main_is_free = True
 
     @contextmanager
     def running(self, batch: int) -> Generator[None, None, None]:
@@ -165,22 +159,18 @@ class Calls:
                 received = self._link.receive()
                 if isinstance(received.message, CallAnswered):
                     self._answered(received.message, received.fds)
-                elif not self._given_to_main(received):
+                elif received.fds:  # the usual memory belongs to the batch of the main thread
                     threading.Thread(target=self._run_beside, args=(received,), daemon=True).start()
+                else:
+                    self._give_main(received)
         for future in list(self._waiting.values()):
             future.set_result(CallAnswer({}, _STOPPED, FailureCode.UNAVAILABLE))
-        with self._changed:
-            self._batches.append(None)
-            self._changed.notify()
+        self._give_main(None)
 
-    def _given_to_main(self, received: Received) -> bool:
+    def _give_main(self, received: Received | None) -> None:
         with self._changed:
-            if not self._main_is_free:
-                return False
-            self._main_is_free = False
             self._batches.append(received)
             self._changed.notify()
-            return True
 
     def _answered(self, message: CallAnswered, fds: tuple[int, ...]) -> None:
         future = self._waiting.pop(message.call)

@@ -58,7 +58,6 @@ class ModelServer:
                 answer = self._run(batch, self._inputs, self._outputs)
                 if os.getpid() != self._owner:
                     return
-                self._calls.free_main()
                 self._link.send(answer)
         except (EOFError, ConnectionError):
             self._model.finish()

@@ -194,8 +194,6 @@ class InferenceRequest:
             raise TritonModelException(str(error)) from error
 
     def _call(self) -> CallRequest:
-        if not self._model_name:
-            raise TritonModelException("a call needs the name of a model; expected model_name, got ''")
         if self._flags or self._correlation_id:
             raise TritonModelException("a call cannot be part of a sequence: sequences are not supported")
         version = "" if self._version < 0 else str(self._version)
