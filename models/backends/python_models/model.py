@@ -56,7 +56,7 @@ class PythonModel:
         except BackendFailed:
             raise
         except (Exception, SystemExit) as error:
-            raise BackendFailed(_last_line(error, self._path)) from error
+            raise BackendFailed(last_line(error, self._path)) from error
         if not isinstance(answer, Mapping):
             raise BackendFailed(f"{self._path}: infer: expected a dict of arrays by name, got {type(answer).__name__}")
         unknown = answer.keys() - {tensor.name for tensor in self.outputs}
@@ -79,7 +79,7 @@ def load(path: str, threads: int, config: str, calls: Calls | None = None) -> Py
     del threads
     form = decode_config(config)
     try:
-        module = _import(path, form.name)
+        module = import_model(path, form.name)
         if hasattr(module, "TritonPythonModel"):
             outputs = tensors_of(form)[1]
             model = triton_utils.TritonModel(
@@ -89,14 +89,14 @@ def load(path: str, threads: int, config: str, calls: Calls | None = None) -> Py
         if hasattr(module, "load"):
             module.load(json.loads(config))
     except (Exception, SystemExit) as error:
-        raise BackendFailed(f"{path}: cannot be loaded: {_last_line(error, path)}") from error
+        raise BackendFailed(f"{path}: cannot be loaded: {last_line(error, path)}") from error
     if not callable(getattr(module, "infer", None)):
         raise BackendFailed(f"{path}: expected a function infer(inputs) or a class TritonPythonModel")
     infer = module.infer
     return PythonModel(form, path, lambda inputs, _: Ran(infer(inputs)), lambda: None)
 
 
-def _import(path: str, name: str) -> ModuleType:
+def import_model(path: str, name: str) -> ModuleType:
     """Run a file as a module; meanwhile it can import modules beside it, and beside its version directory.
 
     The compiled file is not kept: it would be reused for a text of the same size that is saved in the same second.
@@ -134,7 +134,7 @@ def _checked(tensor: TensorSpec, answer: Mapping[str, Any]) -> Array:
     return array
 
 
-def _last_line(error: BaseException, path: str) -> str:
+def last_line(error: BaseException, path: str) -> str:
     """The last line of a traceback, and its line number in the file `path`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     said = traceback.format_exception_only(error)[-1].strip()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sluice.models.backends.python_models.auto_complete import ModelConfig
 from sluice.models.backends.python_models.calls import CallAnswer, Calls
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
@@ -28,6 +29,8 @@ _NUMPY: dict[str, Any] = {
     name: numpy_dtype(datatype).type for datatype, name in DATA_TYPE.items() if datatype is not DataType.BF16
 }
 _TRITON = {dtype: name for name, dtype in _NUMPY.items()}
+
+__all__ = ["ModelConfig"]
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

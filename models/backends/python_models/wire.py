@@ -158,7 +158,8 @@ class MessageLink:
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message and copies of descriptors; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
-            message = ModelFailed(message.number, message.message[:_MAX_MESSAGE])
+            text = message.message[:_MAX_MESSAGE].encode("utf-8", "replace").decode()  # it may have surrogates
+            message = ModelFailed(message.number, text)
         if fds:
             socket.send_fds(self._socket, [self._encode(message)], fds)
         else:
