@@ -319,6 +319,7 @@ def _build_execution(
         breakers=lambda: executor.breakers,
         statistics=statistics,
     )
+    metrics.include_text(workers.metrics.exposition)
     metrics.include(PartitionMetrics(inventory))
     metrics.include(ResidencyMetrics(scheduler))
     failures, recovery = metrics.meters.failures, workers.recovery

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from sluice.models.backends.metric_updates import MetricUpdate
 from sluice.models.backends.requests import CallRequest, CallResult, RequestFailure, RequestPart
 from sluice.models.tensors.arrays import Array
 
@@ -17,11 +18,15 @@ class CallMade(NamedTuple):
 
 
 class BatchRan(NamedTuple):
-    """A batch has ended: its outputs, which are valid until the next batch starts, and the errors of its requests."""
+    """A batch has ended: its outputs, which are valid until the next batch starts, and the errors of its requests.
+
+    `metrics` are the changes of the model's metrics.
+    """
 
     batch: int
     outputs: dict[str, Array]
     errors: tuple[RequestFailure, ...]
+    metrics: tuple[MetricUpdate, ...] = ()
 
 
 class BatchBroke(NamedTuple):
@@ -51,6 +56,10 @@ class CallingBackend(Protocol):
 
     def answer(self, call: int, result: CallResult, fds: Sequence[int]) -> None:
         """Answer a call; nothing happens if its batch is gone."""
+        ...
+
+    def take_metrics(self) -> tuple[MetricUpdate, ...]:
+        """The metrics that the model defined when it was loaded, once."""
         ...
 
     def filenos(self) -> Sequence[int]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.calling import BatchRan, CallingBackend, Progress
+from sluice.models.backends.metric_updates import MetricUpdate
 from sluice.models.backends.requests import CallResult, RequestPart
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -30,6 +31,7 @@ class _ReshapedCalling:
         self._reshaped = reshaped
         self.answer: Callable[[int, CallResult, Sequence[int]], None] = calling.answer
         self.filenos: Callable[[], Sequence[int]] = calling.filenos
+        self.take_metrics: Callable[[], tuple[MetricUpdate, ...]] = calling.take_metrics
 
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch on reshaped views."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from sluice.models.backends.base import GpuOptions
 from sluice.models.backends.calling import BatchBroke, BatchRan, CallMade, Progress
+from sluice.models.backends.metric_updates import MetricKind, MetricUpdate
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import (
     LOADED,
@@ -67,9 +68,11 @@ class PythonBackend:
         self._start = start
         self._process: _Process | None = None
         self._retry_at = 0.0
+        self._metrics: tuple[MetricUpdate, ...] = ()
         process = self._begin()
         try:
             process.loaded(LOAD_TIMEOUT_S)
+            self._metrics = process.metrics
         except EOFError:
             raise BackendFailed(f"{start.path}: cannot be loaded: its process {self._end(process)}") from None
         except BaseException:
@@ -89,6 +92,7 @@ class PythonBackend:
                 if isinstance(each, BatchRan):
                     if each.errors and not calls:
                         raise BackendFailed(each.errors[0].message)
+                    self._metrics += tuple(map(_without_runs, each.metrics))
                     return each.outputs
                 calls = True
                 os.close(each.fd)
@@ -114,6 +118,11 @@ class PythonBackend:
         """Answer a call; see `CallingBackend`."""
         if self._process is not None:
             self._process.answer_call(call, result, fds)
+
+    def take_metrics(self) -> tuple[MetricUpdate, ...]:
+        """The metrics of a process that has loaded; see `CallingBackend`. Runs that only measured do not count."""
+        taken, self._metrics = self._metrics, ()
+        return taken
 
     def filenos(self) -> Sequence[int]:
         """The descriptors to watch; see `CallingBackend`."""
@@ -186,6 +195,7 @@ class PythonBackend:
         """Give the process a batch once it has loaded; returns False when it has ended."""
         if not process.was_loaded:
             process.loaded(process.started_s + RELOAD_WAIT_S - time.monotonic())
+            self._metrics += process.metrics
         self._retry_at = 0.0
         return process.take(batch, inputs, requests)
 
@@ -210,6 +220,13 @@ class PythonBackend:
         return ended
 
 
+def _without_runs(update: MetricUpdate) -> MetricUpdate:
+    """A metric without what was counted while the model was measured; a gauge keeps its value."""
+    if update.kind is MetricKind.GAUGE:
+        return update
+    return msgspec.structs.replace(update, value=0.0, counts=(0,) * len(update.counts))
+
+
 class _NotLoaded(BackendFailed):
     """The process reports why it could not load the model."""
 
@@ -231,6 +248,7 @@ class _Process:
     def __init__(self, start: LoadPythonModel) -> None:
         self.was_loaded = False
         self._number = LOADED
+        self.metrics: tuple[MetricUpdate, ...] = ()
         self._open: dict[int, _Open] = {}
         self._main_is_taken = False
         self.started_s = time.monotonic()
@@ -272,6 +290,7 @@ class _Process:
             raise self._misanswered("it sent another message before it was loaded")
         if isinstance(answer, ModelFailed):
             raise _NotLoaded(answer.message)
+        self.metrics = answer.metrics
         self.was_loaded = True
 
     @property
@@ -329,7 +348,7 @@ class _Process:
         if isinstance(message, ModelFailed):
             return BatchBroke(batch, message.message)
         try:
-            return BatchRan(batch, outputs.read(message.places, message.size), message.errors)
+            return BatchRan(batch, outputs.read(message.places, message.size), message.errors, message.metrics)
         except (AssertionError, BadTensor) as error:
             return BatchBroke(batch, f"the outputs cannot be read: {error}")
         finally:

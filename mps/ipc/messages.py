@@ -9,6 +9,7 @@ import enum
 
 import msgspec
 
+from sluice.models.backends.metric_updates import MetricUpdate
 from sluice.models.backends.requests import CallRequest, CallResult, RequestFailure, RequestPart
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.models.pipelines.pipeline import Confidence
@@ -162,7 +163,7 @@ class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
     `memory` is the memory that it takes, if that could be measured. `evidence` is the worker's evidence after this
-    load, if the worker was ready before.
+    load, if the worker was ready before. `metrics` are those that the model defines.
     """
 
     key: str
@@ -170,6 +171,7 @@ class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     evidence: Evidence | None = None
     memory: ModelMemory | None = None
+    metrics: tuple[MetricUpdate, ...] = ()
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -211,7 +213,8 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
     region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
-    `errors` are those of requests of the batch, whose rows have no meaning.
+    `errors` are those of requests of the batch, whose rows have no meaning. `metrics` are the changes of the metrics that
+    the model defines.
     """
 
     batch: int
@@ -221,6 +224,7 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     slot: int
     confidences: tuple[tuple[float, ...], ...] = ()
     errors: tuple[RequestFailure, ...] = ()
+    metrics: tuple[MetricUpdate, ...] = ()
 
 
 class BatchWaits(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.calling import BatchBroke, BatchRan, CallingBackend, CallMade, Progress
 from sluice.models.backends.configured import calling_backend, load_backend, prepare, warm_up_runs, warm_up_shapes
@@ -150,7 +152,9 @@ class Runner:
             return LoadResult(file.key, None, first_line(error))
         self._models[file.key] = _Model(file, backend, table, calling_backend(backend))
         self._refusals.pop(file.key, None)
-        return LoadResult(file.key, table, memory=peaks.model_memory())
+        calling = self._models[file.key].calling
+        metrics = () if calling is None else calling.take_metrics()
+        return LoadResult(file.key, table, memory=peaks.model_memory(), metrics=metrics)
 
     def profile_steps(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, ModelMeasured]:
         """Load and measure a model thoroughly, a run a step, and hold it; never raises. It must be the first model."""
@@ -277,8 +281,11 @@ class Runner:
         return reports
 
     def _finished(self, run: RunBatch, started_ns: int, ran: BatchRan) -> list[Report]:
-        file = self._models[run.model].file
-        done, overflow = self._written(file, run, started_ns, ran.outputs, ran.errors)
+        model = self._models[run.model]
+        assert model.calling is not None
+        done, overflow = self._written(model.file, run, started_ns, ran.outputs, ran.errors)
+        if metrics := model.calling.take_metrics() + ran.metrics:
+            done = msgspec.structs.replace(done, metrics=metrics)
         created = [] if overflow is None else [Report(overflow[0], (overflow[1].fd,))]
         return [*created, Report(done)]
 

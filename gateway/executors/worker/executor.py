@@ -35,6 +35,7 @@ from sluice.gateway.executors.worker.waiting import (
     NoCalls,
     WaitingBatch,
 )
+from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
@@ -119,6 +120,8 @@ class WorkerExecutor:
         self._specs: dict[str, ModelSpec] = {}
         self.add(wirings, models, {})
         self._report: EventSink
+        self.metrics = CustomMetrics()
+        """The metrics that models define."""
         self.calls: CallHandler = NoCalls()
         """What runs the calls that models make of other models."""
         self.submission: Callable[[int], CallingSubmission | None] = _no_submission
@@ -146,6 +149,7 @@ class WorkerExecutor:
     def remove(self, pipelines: Iterable[str], models: Collection[str]) -> None:
         """Remove pipelines that get no requests, and models that no worker holds."""
         self._assembly.remove(pipelines, models)
+        self.metrics.forget(models)
         for key in models:
             self._variable.pop(key, None)
             self._specs.pop(key, None)
@@ -289,6 +293,7 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
+        self._note_metrics(ready.models)
         self._workers[partition] = self._record(partition, worker, output_region, tables)
         details = ProcessDetails(
             ready.pid,
@@ -359,6 +364,7 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
+        self._note_metrics((model,))
         if worker.on_drained is not None:
             return
         if worker.batches:
@@ -406,6 +412,11 @@ class WorkerExecutor:
             return
         self._drained(worker)
         self._ended(worker, batch, message)
+
+    def _note_metrics(self, models: Iterable[LoadResult]) -> None:
+        for model in models:
+            if model.metrics:
+                self.metrics.update(model.key, model.metrics)
 
     def _ended_waiting(
         self, partition: str, worker: WorkerRecord, message: BatchFinished | BatchRefused | BatchWithdrawn
@@ -467,6 +478,8 @@ class WorkerExecutor:
                 missing = f"{batch.model}: output {name} is missing"
                 self._report(BatchFailed(batch.batch, FailureCause.BACKEND, missing))
             case BatchFinished():
+                if message.metrics:
+                    self.metrics.update(batch.model, message.metrics)
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
                 self._assembly.complete(batch.batch, BatchOutputs(tensors, located, self._free(worker, message)))

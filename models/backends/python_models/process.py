@@ -9,6 +9,7 @@ import sys
 
 from sluice.models.backends.python_models import model as python_model
 from sluice.models.backends.python_models.calls import Calls
+from sluice.models.backends.python_models.custom_metrics import take_updates
 from sluice.models.backends.python_models.wire import (
     LOADED,
     CallAnswered,
@@ -44,7 +45,7 @@ class ModelServer:
         answer: TensorBatch | ModelFailed
         try:
             self._model = python_model.load(start.path, start.threads, start.config, self._calls)
-            answer = TensorBatch(LOADED)
+            answer = TensorBatch(LOADED, metrics=take_updates())
         except BackendFailed as error:
             answer = ModelFailed(LOADED, str(error))
         if os.getpid() != self._owner:
@@ -71,7 +72,7 @@ class ModelServer:
             places, size = outputs.write(ran.outputs)
         except Exception as error:  # any error fails this batch alone
             return ModelFailed(batch.number, str(error) or type(error).__name__)
-        return TensorBatch(batch.number, places, size, errors=ran.errors)
+        return TensorBatch(batch.number, places, size, errors=ran.errors, metrics=take_updates())
 
     def _run_beside(self, received: Received) -> None:
         """Run a batch while the main thread has one; the memory of its tensors comes along."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from sluice.models.backends.python_models.auto_complete import ModelConfig
 from sluice.models.backends.python_models.calls import CallAnswer, Calls
+from sluice.models.backends.python_models.custom_metrics import Metric, MetricFamily
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -30,7 +31,7 @@ _NUMPY: dict[str, Any] = {
 }
 _TRITON = {dtype: name for name, dtype in _NUMPY.items()}
 
-__all__ = ["ModelConfig"]
+__all__ = ["Metric", "MetricFamily", "ModelConfig"]
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

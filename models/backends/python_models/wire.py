@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from sluice.models.backends.metric_updates import MetricUpdate
 from sluice.models.backends.requests import CallRequest, CallResult, MemorySpan, RequestFailure, RequestPart
 from sluice.models.tensors.arrays import Array, datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType
@@ -47,7 +48,8 @@ class TensorBatch(msgspec.Struct, frozen=True, tag=True):
 
     Inputs come with the `requests` that they belong to, in the order of their rows (none: it is one request). If two
     descriptors come along, the inputs lie in the first file and the outputs go into the second one: another batch uses
-    the usual memory. Outputs come with the `errors` of requests that failed, whose rows have no meaning.
+    the usual memory. Outputs come with the `errors` of requests that failed, whose rows have no meaning, and with the
+    changes of the model's `metrics`.
     """
 
     number: int
@@ -55,6 +57,7 @@ class TensorBatch(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
     requests: tuple[RequestPart, ...] = ()
     errors: tuple[RequestFailure, ...] = ()
+    metrics: tuple[MetricUpdate, ...] = ()
 
 
 class ModelFailed(msgspec.Struct, frozen=True, tag=True):
