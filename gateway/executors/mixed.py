@@ -51,6 +51,7 @@ class MixedExecutor:
         self.look_up_cache = workers.look_up_cache
         self.take_outputs = workers.take_outputs
         self.discard = workers.discard
+        self.says_ready = workers.says_ready
 
     @property
     def regions(self) -> Supervisor:

@@ -184,6 +184,7 @@ def build_gateway(
         execution.executor.bodies,
     )
     calls = ModelCalls(dataplane, execution.runtime, surroundings.clock, core.begin.spec.limits.memory_bytes)
+    state.registry.ask_model = execution.executor.says_ready
     execution.executor.answer_calls(calls, execution.runtime.submission)
     return Gateway(
         state.registry,

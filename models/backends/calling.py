@@ -36,7 +36,15 @@ class BatchBroke(NamedTuple):
     message: str
 
 
-Progress = CallMade | BatchRan | BatchBroke
+class ReadyAnswer(NamedTuple):
+    """The answer to `CallingBackend.ask_ready`; it is about no batch."""
+
+    number: int
+    is_ready: bool
+    batch: int = -1
+
+
+Progress = CallMade | BatchRan | BatchBroke | ReadyAnswer
 
 
 @runtime_checkable
@@ -56,6 +64,15 @@ class CallingBackend(Protocol):
 
     def answer(self, call: int, result: CallResult, fds: Sequence[int]) -> None:
         """Answer a call; nothing happens if its batch is gone."""
+        ...
+
+    @property
+    def tells_ready(self) -> bool:
+        """True if the model says by itself whether it is ready."""
+        ...
+
+    def ask_ready(self, number: int) -> bool:
+        """Ask the model whether it is ready; a `ReadyAnswer` of that number follows, unless this returns False."""
         ...
 
     def take_metrics(self) -> tuple[MetricUpdate, ...]:

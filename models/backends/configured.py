@@ -33,6 +33,13 @@ class _ReshapedCalling:
         self.filenos: Callable[[], Sequence[int]] = calling.filenos
         self.take_metrics: Callable[[], tuple[MetricUpdate, ...]] = calling.take_metrics
 
+        self.ask_ready: Callable[[int], bool] = calling.ask_ready
+
+    @property
+    def tells_ready(self) -> bool:
+        """True if the model says by itself whether it is ready."""
+        return self._calling.tells_ready
+
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch on reshaped views."""
         return self._outside(self._calling.start(batch, self._reshaped.to_model(inputs), requests))

@@ -20,16 +20,18 @@ import msgspec
 import numpy as np
 
 from sluice.models.backends.base import GpuOptions
-from sluice.models.backends.calling import BatchBroke, BatchRan, CallMade, Progress
+from sluice.models.backends.calling import BatchBroke, BatchRan, CallMade, Progress, ReadyAnswer
 from sluice.models.backends.metric_updates import MetricKind, MetricUpdate
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import (
     LOADED,
+    AskReady,
     CallAnswered,
     LoadPythonModel,
     MessageLink,
     ModelCall,
     ModelFailed,
+    ReadyTold,
     Received,
     TensorBatch,
     TensorMemory,
@@ -94,6 +96,8 @@ class PythonBackend:
                         raise BackendFailed(each.errors[0].message)
                     self._metrics += tuple(map(_without_runs, each.metrics))
                     return each.outputs
+                if not isinstance(each, CallMade):
+                    continue
                 calls = True
                 os.close(each.fd)
                 self.answer(each.call, CallResult(error=_MEASURED, code=FailureCode.UNAVAILABLE), ())
@@ -118,6 +122,15 @@ class PythonBackend:
         """Answer a call; see `CallingBackend`."""
         if self._process is not None:
             self._process.answer_call(call, result, fds)
+
+    @property
+    def tells_ready(self) -> bool:
+        """True if the model says by itself whether it is ready."""
+        return self._process is not None and self._process.tells_ready
+
+    def ask_ready(self, number: int) -> bool:
+        """Ask the model whether it is ready; see `CallingBackend`."""
+        return self._process is not None and self._process.was_loaded and self._process.ask_ready(number)
 
     def take_metrics(self) -> tuple[MetricUpdate, ...]:
         """The metrics of a process that has loaded; see `CallingBackend`. Runs that only measured do not count."""
@@ -144,13 +157,13 @@ class PythonBackend:
 
     def _restart(self, process: "_Process", reason: str) -> list[Progress]:
         """Replace a process; returns the failures of its batches."""
-        batches = process.batches
+        batches, asked = process.batches, process.asked
         reason = reason.format(self._end(process))
         try:
             self._begin()
         except BackendFailed as error:  # the next batch tries again
             reason = str(error)
-        return [BatchBroke(batch, reason) for batch in batches]
+        return [*(BatchBroke(batch, reason) for batch in batches), *(ReadyAnswer(each, False) for each in asked)]
 
     def _zeros(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         rows = next(iter(inputs.values())).shape[:1]
@@ -249,6 +262,8 @@ class _Process:
         self.was_loaded = False
         self._number = LOADED
         self.metrics: tuple[MetricUpdate, ...] = ()
+        self.tells_ready = False
+        self.asked: list[int] = []
         self._open: dict[int, _Open] = {}
         self._main_is_taken = False
         self.started_s = time.monotonic()
@@ -256,7 +271,7 @@ class _Process:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = MessageLink(our_end, TensorBatch | ModelFailed | ModelCall)
+            self._link = MessageLink(our_end, TensorBatch | ModelFailed | ModelCall | ReadyTold)
             self._inputs, self._outputs = (TensorMemory(_memory(name, ours)) for name in ("in", "out"))
             # Closed when this process ends, so that the other one does not outlive it.
             life, our_life = os.pipe()
@@ -286,11 +301,11 @@ class _Process:
             if time.monotonic() - self.started_s >= LOAD_TIMEOUT_S:
                 raise _NotLoaded(f"it was not loaded within {LOAD_TIMEOUT_S:g} s") from None
             raise BackendFailed("the process of the model is being restarted") from None
-        if isinstance(answer, ModelCall) or answer.number != LOADED:
+        if not isinstance(answer, TensorBatch | ModelFailed) or answer.number != LOADED:
             raise self._misanswered("it sent another message before it was loaded")
         if isinstance(answer, ModelFailed):
             raise _NotLoaded(answer.message)
-        self.metrics = answer.metrics
+        self.metrics, self.tells_ready = answer.metrics, answer.tells_ready
         self.was_loaded = True
 
     @property
@@ -321,6 +336,15 @@ class _Process:
             return False
         return True
 
+    def ask_ready(self, number: int) -> bool:
+        """Ask the model whether it is ready; returns False when the process has ended."""
+        try:
+            self._link.send(AskReady(number))
+        except ConnectionError:
+            return False
+        self.asked.append(number)
+        return True
+
     def answer_call(self, call: int, result: CallResult, fds: Sequence[int]) -> None:
         """Answer a call; an ended process is noticed when it is read."""
         with contextlib.suppress(ConnectionError):
@@ -332,6 +356,12 @@ class _Process:
         Raises TimeoutError, _Misanswered, and EOFError when the process ends.
         """
         message, _, fds = self._receive(timeout_s)
+        if isinstance(message, ReadyTold):
+            close_all(fds)
+            if message.number not in self.asked:
+                raise self._misanswered("it said whether it is ready and was not asked")
+            self.asked.remove(message.number)
+            return ReadyAnswer(message.number, message.is_ready)
         if message.number not in self._open:
             close_all(fds)
             expected = " or ".join(map(str, self._open)) or "none"

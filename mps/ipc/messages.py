@@ -147,6 +147,13 @@ class AnswerCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
     result: CallResult
 
 
+class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask a model that says by itself whether it is ready; answered by `ReadyTold` of that number."""
+
+    number: int
+    model: str
+
+
 class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Take back a batch that has not started.
 
@@ -156,14 +163,15 @@ class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch | AnswerCall
+ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch | AnswerCall | AskReady
 
 
 class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
     `memory` is the memory that it takes, if that could be measured. `evidence` is the worker's evidence after this
-    load, if the worker was ready before. `metrics` are those that the model defines.
+    load, if the worker was ready before. `metrics` are those that the model defines;
+    it `tells_ready` if it says by itself whether it is ready.
     """
 
     key: str
@@ -172,6 +180,7 @@ class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     evidence: Evidence | None = None
     memory: ModelMemory | None = None
     metrics: tuple[MetricUpdate, ...] = ()
+    tells_ready: bool = False
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -244,6 +253,13 @@ class CallModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request: CallRequest
 
 
+class ReadyTold(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Whether a model is ready, by its own account."""
+
+    number: int
+    is_ready: bool
+
+
 class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The outputs of the next `BatchFinished` have a new region, whose descriptor comes along, since they did not fit.
 
@@ -290,4 +306,5 @@ FromWorker = (
     | BatchWithdrawn
     | BatchWaits
     | CallModel
+    | ReadyTold
 )

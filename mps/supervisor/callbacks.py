@@ -10,6 +10,7 @@ from sluice.mps.ipc.messages import (
     BatchWithdrawn,
     CallModel,
     LoadResult,
+    ReadyTold,
     WorkerReady,
 )
 from sluice.mps.supervisor.process import WorkerProcess
@@ -69,3 +70,6 @@ class WorkerCallbacks(Protocol):
 
         Raises PartitionError for a call that does not fit what the worker was sent.
         """
+
+    def readiness_told(self, partition: str, told: ReadyTold) -> None:
+        """A model has said whether it is ready."""

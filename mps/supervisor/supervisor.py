@@ -35,6 +35,7 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
+    ReadyTold,
     UnmapRegion,
     WorkerReady,
 )
@@ -298,6 +299,8 @@ class Supervisor:
                     slot.unclaimed_overflow = None
             case BatchRefused() | BatchWithdrawn() | BatchWaits():
                 self._answered(slot, message)
+            case ReadyTold():
+                self._callbacks.readiness_told(slot.name, message)
             case CallModel():
                 raise PartitionError("a model called another one without a descriptor of its inputs")
             case ModelMeasured():

@@ -28,6 +28,7 @@ from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
     AddModel,
     AnswerCall,
+    AskReady,
     BatchRefused,
     BatchWithdrawn,
     DropModel,
@@ -159,6 +160,8 @@ class Worker:
                 self._withdraw(message.batch)
             case AnswerCall():
                 self._runner.answer_call(message, fds)
+            case AskReady():
+                self._report(self._runner.ask_ready(message))
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():

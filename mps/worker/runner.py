@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.models.backends.base import Backend, GpuOptions
-from sluice.models.backends.calling import BatchBroke, BatchRan, CallingBackend, CallMade, Progress
+from sluice.models.backends.calling import BatchBroke, BatchRan, CallingBackend, CallMade, Progress, ReadyAnswer
 from sluice.models.backends.configured import calling_backend, load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
 from sluice.models.backends.requests import RequestFailure
@@ -28,6 +28,7 @@ from sluice.models.tensors.arrays import Array
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     AnswerCall,
+    AskReady,
     BatchFault,
     BatchFinished,
     BatchRefused,
@@ -37,9 +38,13 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
+    ReadyTold,
     RunBatch,
 )
 from sluice.mps.worker.tensors import WorkerTensors
+
+
+_NO_MODELS: set[str] = set()
 
 
 class ColdBackend(NamedTuple):
@@ -59,7 +64,7 @@ class _Model(NamedTuple):
 class Report(NamedTuple):
     """A message to the gateway with the descriptors that go along; `owned` ones are closed once it is sent."""
 
-    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel
+    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel | ReadyTold
     fds: tuple[int, ...] = ()
     owned: bool = False
 
@@ -97,6 +102,7 @@ class Runner:
         self._waiting: dict[int, _Waiting] = {}
         self._calls: dict[int, tuple[int, int]] = {}
         self._last_call = 0
+        self._asked: dict[int, str] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
         """Load, warm up and time models; a model that fails is reported and does not stop the others.
@@ -153,8 +159,10 @@ class Runner:
         self._models[file.key] = _Model(file, backend, table, calling_backend(backend))
         self._refusals.pop(file.key, None)
         calling = self._models[file.key].calling
-        metrics = () if calling is None else calling.take_metrics()
-        return LoadResult(file.key, table, memory=peaks.model_memory(), metrics=metrics)
+        loaded = LoadResult(file.key, table, memory=peaks.model_memory())
+        if calling is None:
+            return loaded
+        return msgspec.structs.replace(loaded, metrics=calling.take_metrics(), tells_ready=calling.tells_ready)
 
     def profile_steps(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, ModelMeasured]:
         """Load and measure a model thoroughly, a run a step, and hold it; never raises. It must be the first model."""
@@ -213,8 +221,19 @@ class Runner:
 
     @property
     def waiting_models(self) -> set[str]:
-        """The models of batches that wait for other models."""
-        return {each.run.model for each in self._waiting.values()}
+        """The models of batches that wait for other models, and those that were asked whether they are ready."""
+        if not self._waiting and not self._asked:
+            return _NO_MODELS
+        return {each.run.model for each in self._waiting.values()} | set(self._asked.values())
+
+    def ask_ready(self, question: AskReady) -> list[Report]:
+        """Ask a model whether it is ready; returns the answer if there is one already."""
+        model = self._models.get(question.model)
+        calling = None if model is None else model.calling
+        if calling is not None and calling.ask_ready(question.number):
+            self._asked[question.number] = question.model
+            return []
+        return [Report(ReadyTold(question.number, model is not None and calling is None))]
 
     def start(self, run: RunBatch) -> list[Report]:
         """Run a batch until it ends or waits for another model; returns what is to be sent, in this order."""
@@ -267,6 +286,10 @@ class Runner:
                 self._last_call += 1
                 self._calls[self._last_call] = each.batch, each.call
                 reports.append(Report(CallModel(each.batch, self._last_call, each.request), (each.fd,), owned=True))
+                continue
+            if isinstance(each, ReadyAnswer):
+                del self._asked[each.number]
+                reports.append(Report(ReadyTold(each.number, each.is_ready)))
                 continue
             run, started_ns = self._waiting.pop(each.batch)
             for call in [call for call, (batch, _) in self._calls.items() if batch == each.batch]:

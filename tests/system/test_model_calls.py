@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
@@ -202,3 +204,69 @@ def test_a_worker_that_is_killed_while_models_wait(server: GatewayServer) -> Non
     while not isinstance(infer(server, "waiter", 1, model="caller"), tuple):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+READY = """
+from pathlib import Path
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.file = Path(args["model_repository"]) / "state"
+        self.family = pb_utils.MetricFamily("runs", "Batches that it has run.", pb_utils.MetricFamily.COUNTER)
+        self.runs = self.family.Metric({"of": 'a "quoted" name'})
+        self.sizes = pb_utils.MetricFamily("sizes", "Rows.", pb_utils.MetricFamily.HISTOGRAM).Metric(buckets=[1, 4])
+
+    KIND def is_ready(self):
+        state = self.file.read_text()
+        return {"yes": True, "no": False}[state]
+
+    def execute(self, requests):
+        self.runs.increment(1)
+        self.sizes.observe(len(requests))
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor("y", request.inputs()[0].as_numpy()),
+                pb_utils.Tensor("seen", request.inputs()[0].as_numpy().astype(object).astype(str).astype(object)),
+            ])
+            for request in requests
+        ]
+"""
+
+
+@pytest.mark.behaviour("L0_backend_python", "is_ready and custom metrics of a model", through="http")
+@pytest.mark.parametrize("kind", ["", "async "])
+def test_a_model_says_whether_it_is_ready_and_has_metrics(tmp_path: Path, kind: str) -> None:
+    entry = tmp_path / "models" / "own"
+    (entry / "1").mkdir(parents=True)
+    (entry / "config.pbtxt").write_text(CONFIG.format(rows=8))
+    (entry / "1" / "model.py").write_text(READY.replace("KIND ", kind))
+    (entry / "state").write_text("yes")
+    with (
+        gateway_server(tmp_path / "models", tmp_path, {"partitions": 2}) as server,
+        tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60) as client,
+        tritonclient.grpc.InferenceServerClient(server.grpc_url) as grpc_client,
+    ):
+        for state, ready in (("yes", True), ("no", False), ("broken", False), ("yes", True)):
+            (entry / "state").write_text(state)
+            assert client.is_model_ready("own") is ready
+            assert grpc_client.is_model_ready("own", "1") is ready
+        tensor = tritonclient.http.InferInput("x", [2, 1], "FP32")
+        tensor.set_data_from_numpy(np.zeros((2, 1), np.float32))
+        for _ in range(3):
+            client.infer("own", [tensor])
+        with urllib.request.urlopen(f"http://{server.http_url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        assert lines[lines.index("# HELP runs Batches that it has run.") :] == [
+            "# HELP runs Batches that it has run.",
+            "# TYPE runs counter",
+            'runs{of="a \\"quoted\\" name"} 3',
+            "# HELP sizes Rows.",
+            "# TYPE sizes histogram",
+            'sizes_bucket{le="1"} 3',
+            'sizes_bucket{le="4"} 3',
+            'sizes_bucket{le="+Inf"} 3',
+            "sizes_sum 3",
+            "sizes_count 3",
+        ]

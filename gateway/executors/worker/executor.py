@@ -26,6 +26,7 @@ from sluice.batcher.interface.events import (
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.worker.answer_check import check_answer, missing_output
+from sluice.gateway.executors.worker.readiness import Readiness
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.executors.worker.waiting import (
     MOST_CALLS,
@@ -55,6 +56,7 @@ from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
     AnswerCall,
+    AskReady,
     BatchFault,
     BatchFinished,
     BatchRefused,
@@ -64,6 +66,7 @@ from sluice.mps.ipc.messages import (
     LoadResult,
     ModelFile,
     OutputTensor,
+    ReadyTold,
     RunBatch,
     WithdrawBatch,
     WorkerReady,
@@ -120,6 +123,8 @@ class WorkerExecutor:
         self._specs: dict[str, ModelSpec] = {}
         self.add(wirings, models, {})
         self._report: EventSink
+        self._tell_ready: set[str] = set()
+        self._readiness = Readiness()
         self.metrics = CustomMetrics()
         """The metrics that models define."""
         self.calls: CallHandler = NoCalls()
@@ -150,6 +155,7 @@ class WorkerExecutor:
         """Remove pipelines that get no requests, and models that no worker holds."""
         self._assembly.remove(pipelines, models)
         self.metrics.forget(models)
+        self._tell_ready.difference_update(models)
         for key in models:
             self._variable.pop(key, None)
             self._specs.pop(key, None)
@@ -293,7 +299,7 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
-        self._note_metrics(ready.models)
+        self._note_loaded(ready.models)
         self._workers[partition] = self._record(partition, worker, output_region, tables)
         details = ProcessDetails(
             ready.pid,
@@ -364,7 +370,7 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
-        self._note_metrics((model,))
+        self._note_loaded((model,))
         if worker.on_drained is not None:
             return
         if worker.batches:
@@ -413,8 +419,28 @@ class WorkerExecutor:
         self._drained(worker)
         self._ended(worker, batch, message)
 
-    def _note_metrics(self, models: Iterable[LoadResult]) -> None:
+    async def says_ready(self, model: str) -> bool:
+        """Return whether a model is ready by its own account, on each partition that holds it.
+
+        True for a model that does not say. Callers that ask at the same time share one question.
+        """
+        return model not in self._tell_ready or await self._readiness.ask(model, self._ask_ready)
+
+    def _ask_ready(self, number: int, model: str) -> frozenset[str]:
+        """Send a question to the workers that hold a model; returns their partitions."""
+        asked = [name for name, each in self._workers.items() if model in each.tables]
+        for name in asked:
+            self._workers[name].process.send(AskReady(number, model))
+        return frozenset(asked)
+
+    def readiness_told(self, partition: str, told: ReadyTold) -> None:
+        """Record that a model has said whether it is ready; an answer that is no longer expected counts for nothing."""
+        self._readiness.told(partition, told.number, is_ready=told.is_ready)
+
+    def _note_loaded(self, models: Iterable[LoadResult]) -> None:
         for model in models:
+            if model.tells_ready:
+                self._tell_ready.add(model.key)
             if model.metrics:
                 self.metrics.update(model.key, model.metrics)
 

@@ -17,9 +17,11 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.models.backends.python_models.wire import (
+    AskReady,
     CallAnswered,
     MessageLink,
     ModelCall,
+    ReadyTold,
     Received,
     TensorMemory,
     close_all,
@@ -65,6 +67,21 @@ class Calls:
         self._batches: deque[Received | None] = deque()
         self._reader: threading.Thread | None = None
         self._main_reads = False
+        self._is_ready: Callable[[], bool] = bool
+
+    def answer_questions(self, is_ready: Callable[[], bool]) -> None:
+        """Answer questions whether the model is ready, which a thread of its own asks it; called before all batches."""
+        self._is_ready = is_ready
+        self._start_reader()
+
+    def _start_reader(self) -> None:
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read, name="calls", daemon=True)
+            self._reader.start()
+
+    def _tell_ready(self, question: AskReady) -> None:
+        with suppress(OSError):
+            self._link.send(ReadyTold(question.number, self._is_ready()))
 
     def next_batch(self) -> Received:
         """Wait for the next batch of the main thread; raises EOFError when the other end is gone."""
@@ -118,9 +135,7 @@ class Calls:
             batch = self._running.batch or (self._open[-1] if self._open else 0)
             if not batch or self._main_reads:
                 raise BackendFailed("other models can be called only while a batch runs, in execute")
-            if self._reader is None:
-                self._reader = threading.Thread(target=self._read, name="calls", daemon=True)
-                self._reader.start()
+            self._start_reader()
         call = next(self._numbers)
         future = self._waiting[call] = Future()
         fd = os.memfd_create("sluice-call", os.MFD_CLOEXEC)
@@ -159,6 +174,8 @@ class Calls:
                 received = self._link.receive()
                 if isinstance(received.message, CallAnswered):
                     self._answered(received.message, received.fds)
+                elif isinstance(received.message, AskReady):
+                    threading.Thread(target=self._tell_ready, args=(received.message,), daemon=True).start()
                 elif received.fds:  # the usual memory belongs to the batch of the main thread
                     threading.Thread(target=self._run_beside, args=(received,), daemon=True).start()
                 else:

@@ -28,11 +28,22 @@ Infer = Callable[[dict[str, Array], Sequence[RequestPart]], Ran]
 
 
 class PythonModel:
-    """The functions of a `model.py`, in this process; see `Backend`. `finish` is called when it is no longer needed."""
+    """The functions of a `model.py`, in this process; see `Backend`. `finish` is called when it is no longer needed.
 
-    def __init__(self, config: TritonModelConfig, path: str, infer: Infer, finish: Callable[[], object]) -> None:
+    `is_ready` asks the model whether it is ready, from any thread; None for a model that does not say.
+    """
+
+    def __init__(
+        self,
+        config: TritonModelConfig,
+        path: str,
+        infer: Infer,
+        finish: Callable[[], object],
+        is_ready: Callable[[], bool] | None = None,
+    ) -> None:
         self.inputs, self.outputs = tensors_of(config)
         self.finish = finish
+        self.is_ready = is_ready
         self._path = path
         self._infer = infer
 
@@ -85,7 +96,7 @@ def load(path: str, threads: int, config: str, calls: Calls | None = None) -> Py
             model = triton_utils.TritonModel(
                 module.TritonPythonModel(), json.loads(config), Path(path), outputs, calls
             )
-            return PythonModel(form, path, model.infer, model.finalize)
+            return PythonModel(form, path, model.infer, model.finalize, model.is_ready)
         if hasattr(module, "load"):
             module.load(json.loads(config))
     except (Exception, SystemExit) as error:

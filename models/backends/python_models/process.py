@@ -12,6 +12,7 @@ from sluice.models.backends.python_models.calls import Calls
 from sluice.models.backends.python_models.custom_metrics import take_updates
 from sluice.models.backends.python_models.wire import (
     LOADED,
+    AskReady,
     CallAnswered,
     LoadPythonModel,
     MessageLink,
@@ -45,7 +46,9 @@ class ModelServer:
         answer: TensorBatch | ModelFailed
         try:
             self._model = python_model.load(start.path, start.threads, start.config, self._calls)
-            answer = TensorBatch(LOADED, metrics=take_updates())
+            if self._model.is_ready is not None:
+                self._calls.answer_questions(self._model.is_ready)
+            answer = TensorBatch(LOADED, metrics=take_updates(), tells_ready=self._model.is_ready is not None)
         except BackendFailed as error:
             answer = ModelFailed(LOADED, str(error))
         if os.getpid() != self._owner:
@@ -102,7 +105,7 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it closed before there could be a signal
         return
-    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered)
+    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered | AskReady)
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()
     sys.stdout.flush()

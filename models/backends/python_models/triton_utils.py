@@ -9,7 +9,7 @@ import inspect
 import json
 import logging
 import threading
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -366,6 +366,7 @@ class TritonModel:
         self._outputs = outputs
         self._names = [tensor.name for tensor in outputs]
         self._loop = _Loop()
+        self.is_ready: Callable[[], bool] | None = self._ask if hasattr(model, "is_ready") else None
         if hasattr(model, "initialize"):
             model.initialize(_arguments(config, path))
         _Connection.calls = calls
@@ -398,6 +399,19 @@ class TritonModel:
         """Tell the model that it is no longer needed, if it wants to know."""
         if hasattr(self._model, "finalize"):
             self._model.finalize()
+
+    def _ask(self) -> bool:
+        """Whether the model is ready by its own account; False, with a line in the log, if it does not say."""
+        try:
+            told: Any = getattr(self._model, "is_ready")()  # noqa: B009 - the protocol has it for no model
+            if inspect.isawaitable(told):
+                told = self._await(told)
+            if not isinstance(told, bool):
+                raise TypeError(f"expected True or False, got {type(told).__name__}")
+        except Exception as error:
+            Logger.log_error(f"is_ready: {type(error).__name__}: {error}")
+            return False
+        return told
 
     def _request(self, inputs: dict[str, Array], rows: slice | None, part: RequestPart) -> InferenceRequest:
         tensors = [Tensor(name, array if rows is None else array[rows]) for name, array in inputs.items()]

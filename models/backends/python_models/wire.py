@@ -49,7 +49,7 @@ class TensorBatch(msgspec.Struct, frozen=True, tag=True):
     Inputs come with the `requests` that they belong to, in the order of their rows (none: it is one request). If two
     descriptors come along, the inputs lie in the first file and the outputs go into the second one: another batch uses
     the usual memory. Outputs come with the `errors` of requests that failed, whose rows have no meaning, and with the
-    changes of the model's `metrics`.
+    changes of the model's `metrics`. The answer to a load says whether the model `tells_ready`.
     """
 
     number: int
@@ -58,6 +58,7 @@ class TensorBatch(msgspec.Struct, frozen=True, tag=True):
     requests: tuple[RequestPart, ...] = ()
     errors: tuple[RequestFailure, ...] = ()
     metrics: tuple[MetricUpdate, ...] = ()
+    tells_ready: bool = False
 
 
 class ModelFailed(msgspec.Struct, frozen=True, tag=True):
@@ -82,7 +83,20 @@ class CallAnswered(msgspec.Struct, frozen=True, tag=True):
     result: CallResult
 
 
-Message = LoadPythonModel | TensorBatch | ModelFailed | ModelCall | CallAnswered
+class AskReady(msgspec.Struct, frozen=True, tag=True):
+    """Ask the model whether it is ready; answered by `ReadyTold`."""
+
+    number: int
+
+
+class ReadyTold(msgspec.Struct, frozen=True, tag=True):
+    """Whether the model is ready, by its own account."""
+
+    number: int
+    is_ready: bool
+
+
+Message = LoadPythonModel | TensorBatch | ModelFailed | ModelCall | CallAnswered | AskReady | ReadyTold
 
 
 class TensorMemory:
