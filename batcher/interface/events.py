@@ -43,8 +43,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     that it may cost in all (None: whatever it takes). `priority` and `expires_ns` matter to models of the policy
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
     `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
-    (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has made
-    it for a request that is under way, so that it is served while the server drains.
+    (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
+    made it for a request that is under way, so that it is served while the server drains.
     """
 
     request: int

@@ -58,9 +58,7 @@ class MixedExecutor:
         """The memory that this process and the workers share."""
         return self._workers.regions
 
-    def answer_calls(
-        self, calls: CallHandler, submission: Callable[[int], CallingSubmission | None]
-    ) -> None:
+    def answer_calls(self, calls: CallHandler, submission: Callable[[int], CallingSubmission | None]) -> None:
         """Have the calls of models run by `calls`, and show models the requests that `submission` knows."""
         self._workers.calls = calls
         self._workers.submission = submission

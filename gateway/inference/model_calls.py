@@ -75,9 +75,7 @@ class ModelCalls:
     `most_bytes`.
     """
 
-    def __init__(
-        self, dataplane: DataPlane, requests: OpenRequests, clock: Callable[[], int], most_bytes: int
-    ) -> None:
+    def __init__(self, dataplane: DataPlane, requests: OpenRequests, clock: Callable[[], int], most_bytes: int) -> None:
         self._dataplane = dataplane
         self._requests = requests
         self._clock = clock

@@ -78,7 +78,9 @@ class CustomMetrics:
             check_family(update.name)
             family = _Family(update)
         if (family.kind, family.buckets) != (update.kind, update.buckets):
-            raise ValueError(f"metric '{update.name}': another model has it as a {family.kind.name}, or in other buckets")
+            raise ValueError(
+                f"metric '{update.name}': another model has it as a {family.kind.name}, or in other buckets"
+            )
         buckets = len(update.buckets) + 1 if update.kind is MetricKind.HISTOGRAM else 0
         if len(update.counts) != buckets or not all(LABEL.fullmatch(key) for key, _ in update.labels):
             raise ValueError(f"metric '{update.name}': expected {buckets} counts and labels of letters, digits and '_'")

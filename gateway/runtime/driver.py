@@ -257,9 +257,7 @@ class Runtime:
         """The submission of a request that has no outcome yet."""
         return self._open.get(request)
 
-    def _opened(
-        self, arrival: RequestArrived, client_id: str, arrived_ns: int, parameters: str = "{}"
-    ) -> Submission:
+    def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int, parameters: str = "{}") -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
         submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline), parameters)

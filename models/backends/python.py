@@ -142,7 +142,7 @@ class PythonBackend:
         return () if self._process is None else self._process.filenos()
 
     def _go_on(self, timeout_s: float | None) -> list[Progress]:
-        """Wait for the next message of the process; returns what it says, or the end of all batches with the process."""
+        """Wait for the next message of the process; returns what it says, or the end of its batches."""
         process = self._process
         if process is None:
             return []

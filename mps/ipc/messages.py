@@ -163,7 +163,18 @@ class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch | AnswerCall | AskReady
+ToWorker = (
+    StartWorker
+    | AddModel
+    | DropModel
+    | MeasureModel
+    | MapRegion
+    | UnmapRegion
+    | RunBatch
+    | WithdrawBatch
+    | AnswerCall
+    | AskReady
+)
 
 
 class LoadResult(msgspec.Struct, frozen=True, array_like=True):
@@ -222,8 +233,8 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
     region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
-    `errors` are those of requests of the batch, whose rows have no meaning. `metrics` are the changes of the metrics that
-    the model defines.
+    `errors` are those of requests of the batch, whose rows have no meaning. `metrics` are the changes of the metrics
+    that the model defines.
     """
 
     batch: int

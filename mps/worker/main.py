@@ -158,10 +158,8 @@ class Worker:
                     )
             case WithdrawBatch():
                 self._withdraw(message.batch)
-            case AnswerCall():
-                self._runner.answer_call(message, fds)
-            case AskReady():
-                self._report(self._runner.ask_ready(message))
+            case AnswerCall() | AskReady():
+                self._report(self._runner.pass_on(message, fds))
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():

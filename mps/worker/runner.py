@@ -43,7 +43,6 @@ from sluice.mps.ipc.messages import (
 )
 from sluice.mps.worker.tensors import WorkerTensors
 
-
 _NO_MODELS: set[str] = set()
 
 
@@ -226,7 +225,7 @@ class Runner:
             return _NO_MODELS
         return {each.run.model for each in self._waiting.values()} | set(self._asked.values())
 
-    def ask_ready(self, question: AskReady) -> list[Report]:
+    def _ask_ready(self, question: AskReady) -> list[Report]:
         """Ask a model whether it is ready; returns the answer if there is one already."""
         model = self._models.get(question.model)
         calling = None if model is None else model.calling
@@ -268,7 +267,14 @@ class Runner:
             filenos += calling.filenos()
         return filenos
 
-    def answer_call(self, answer: AnswerCall, fds: tuple[int, ...]) -> None:
+    def pass_on(self, message: AnswerCall | AskReady, fds: tuple[int, ...]) -> list[Report]:
+        """Give a model the answer to its call, or ask it; returns what can be answered at once."""
+        if isinstance(message, AskReady):
+            return self._ask_ready(message)
+        self._answer_call(message, fds)
+        return []
+
+    def _answer_call(self, answer: AnswerCall, fds: tuple[int, ...]) -> None:
         """Give the answer to a call to the model that waits for it, if it still does; the descriptors are closed."""
         try:
             batch, call = self._calls.pop(answer.call, (0, 0))

@@ -161,7 +161,8 @@ def test_callers_that_all_wait_leave_room_for_what_they_wait_for(server: Gateway
     with ThreadPoolExecutor(32) as threads:
         models = [caller, "other", "waiter", "caller"] * 8
         answers = [
-            threads.submit(infer, server, caller, number, model=models[number], calls=2) if models[number] != "other"
+            threads.submit(infer, server, caller, number, model=models[number], calls=2)
+            if models[number] != "other"
             else threads.submit(infer, server, "other", number, n=1)
             for number in range(32)
         ]

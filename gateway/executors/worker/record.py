@@ -12,9 +12,10 @@ from sluice.mps.supervisor.process import WorkerProcess
 class WorkerRecord:
     """A worker that is, or was, up: its batches in order of dispatch, and the number of its output slots in use.
 
-    `waiting` are batches that wait for other models, which are not among `batches`. `tables` are of all models that it has held, and `loading` are those that are being loaded, in order. A worker with
-    `on_drained` is retired: it gets nothing more, and `on_drained` is called when it has answered all batches.
-    `overdue` is called for a batch that does not end (see `HangDetector`).
+    `waiting` are batches that wait for other models, which are not among `batches`. `tables` are of all models that it
+    has held, and `loading` are those that are being loaded, in order. A worker with `on_drained` is retired: it gets
+    nothing more, and `on_drained` is called when it has answered all batches. `overdue` is called for a batch that does
+    not end (see `HangDetector`).
     """
 
     def __init__(

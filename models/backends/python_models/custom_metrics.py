@@ -39,9 +39,7 @@ class _Registry:
         """The changes since the last call."""
         with self.lock:
             return tuple(
-                self._update(name, labels, series)
-                for (name, labels), series in self.series.items()
-                if series.changed
+                self._update(name, labels, series) for (name, labels), series in self.series.items() if series.changed
             )
 
     def _update(self, name: str, labels: tuple[tuple[str, str], ...], series: _Series) -> MetricUpdate:

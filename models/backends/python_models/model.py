@@ -93,9 +93,7 @@ def load(path: str, threads: int, config: str, calls: Calls | None = None) -> Py
         module = import_model(path, form.name)
         if hasattr(module, "TritonPythonModel"):
             outputs = tensors_of(form)[1]
-            model = triton_utils.TritonModel(
-                module.TritonPythonModel(), json.loads(config), Path(path), outputs, calls
-            )
+            model = triton_utils.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path), outputs, calls)
             return PythonModel(form, path, model.infer, model.finalize, model.is_ready)
         if hasattr(module, "load"):
             module.load(json.loads(config))

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sluice.models.backends.python_models.auto_complete import ModelConfig
 from sluice.models.backends.python_models.calls import CallAnswer, Calls
+from sluice.models.backends.python_models.config_builder import ModelConfig
 from sluice.models.backends.python_models.custom_metrics import Metric, MetricFamily
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
@@ -37,6 +37,7 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_MEMORY_GPU = 1
 TRITONSERVER_MEMORY_CPU = 0
+
 
 class TritonError:
     """The error of a request, in a response."""
@@ -378,8 +379,10 @@ class TritonModel:
         if inspect.isawaitable(answers):
             answers = self._await(answers)
         if not isinstance(answers, Sequence) or len(answers) != len(given):
-            expected = f"a list of {len(given)} responses for {len(given)} requests" if len(given) > 1 else (
-                "a list of one response for one request"
+            expected = (
+                f"a list of {len(given)} responses for {len(given)} requests"
+                if len(given) > 1
+                else ("a list of one response for one request")
             )
             raise BackendFailed(f"execute: expected {expected}")
         errors: list[RequestFailure] = []
@@ -388,9 +391,7 @@ class TritonModel:
                 raise BackendFailed("execute: expected a response, got None: decoupled models are not supported")
             if (error := response.error()) is not None:
                 errors.append(RequestFailure(position, error.message(), error.code()))
-        tensors = [
-            None if response is None or response.has_error() else _arrays_of(response) for response in answers
-        ]
+        tensors = [None if response is None or response.has_error() else _arrays_of(response) for response in answers]
         if len(given) == 1:
             return Ran(self._blank(None, requests, 0) if errors else tensors[0] or {}, tuple(errors))
         return Ran(self._joined(tensors, requests), tuple(errors))
@@ -428,9 +429,7 @@ class TritonModel:
 
         return self._loop.runner.run(wait())
 
-    def _joined(
-        self, tensors: Sequence[dict[str, Array] | None], requests: Sequence[RequestPart]
-    ) -> dict[str, Array]:
+    def _joined(self, tensors: Sequence[dict[str, Array] | None], requests: Sequence[RequestPart]) -> dict[str, Array]:
         """The outputs of all requests by row; raises BackendFailed if their items have different shapes."""
         sample = next((each for each in tensors if each is not None), None)
         filled = [

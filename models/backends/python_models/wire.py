@@ -3,7 +3,6 @@
 Every batch has a number, which its answer repeats.
 """
 
-import array
 import mmap
 import os
 import socket
@@ -217,10 +216,11 @@ def close_all(fds: Iterable[int]) -> None:
 
 def _ancillary(control: Iterable[tuple[int, int, bytes]]) -> tuple[int, tuple[int, ...]]:
     """The sender and the descriptors of a message."""
-    sender, fds = 0, array.array("i")
+    sender = 0
+    fds: tuple[int, ...] = ()
     for _, kind, data in control:
         if kind == socket.SCM_CREDENTIALS:
             sender = _CREDENTIALS.unpack(data)[0]
         elif kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return sender, tuple(fds)
+            fds = struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
+    return sender, fds
