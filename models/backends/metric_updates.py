@@ -10,7 +10,7 @@ MOST_SERIES = 1000
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
 RESERVED = ("sluice_", "nv_", "process_", "python_")
-"""How the names of metrics begin that are the server's."""
+"""The beginnings of names that are the server's."""
 
 
 class MetricKind(enum.IntEnum):

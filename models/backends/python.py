@@ -25,13 +25,13 @@ from sluice.models.backends.metric_updates import MetricKind, MetricUpdate
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import (
     LOADED,
-    AskReady,
     CallAnswered,
     LoadPythonModel,
     MessageLink,
     ModelCall,
     ModelFailed,
-    ReadyTold,
+    ReadyQuestion,
+    ReadyReply,
     Received,
     TensorBatch,
     TensorMemory,
@@ -271,7 +271,7 @@ class _Process:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = MessageLink(our_end, TensorBatch | ModelFailed | ModelCall | ReadyTold)
+            self._link = MessageLink(our_end, TensorBatch | ModelFailed | ModelCall | ReadyReply)
             self._inputs, self._outputs = (TensorMemory(_memory(name, ours)) for name in ("in", "out"))
             # Closed when this process ends, so that the other one does not outlive it.
             life, our_life = os.pipe()
@@ -339,7 +339,7 @@ class _Process:
     def ask_ready(self, number: int) -> bool:
         """Ask the model whether it is ready; returns False when the process has ended."""
         try:
-            self._link.send(AskReady(number))
+            self._link.send(ReadyQuestion(number))
         except ConnectionError:
             return False
         self.asked.append(number)
@@ -356,7 +356,7 @@ class _Process:
         Raises TimeoutError, _Misanswered, and EOFError when the process ends.
         """
         message, _, fds = self._receive(timeout_s)
-        if isinstance(message, ReadyTold):
+        if isinstance(message, ReadyReply):
             close_all(fds)
             if message.number not in self.asked:
                 raise self._misanswered("it said whether it is ready and was not asked")

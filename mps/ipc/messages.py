@@ -148,7 +148,7 @@ class AnswerCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Ask a model that says by itself whether it is ready; answered by `ReadyTold` of that number."""
+    """Ask a model that says by itself whether it is ready; answered by `ReadinessReport` of that number."""
 
     number: int
     model: str
@@ -264,8 +264,8 @@ class CallModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request: CallRequest
 
 
-class ReadyTold(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Whether a model is ready, by its own account."""
+class ReadinessReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A model is ready, or not, by its own account."""
 
     number: int
     is_ready: bool
@@ -317,5 +317,5 @@ FromWorker = (
     | BatchWithdrawn
     | BatchWaits
     | CallModel
-    | ReadyTold
+    | ReadinessReport
 )

@@ -10,7 +10,7 @@ from sluice.mps.ipc.messages import (
     BatchWithdrawn,
     CallModel,
     LoadResult,
-    ReadyTold,
+    ReadinessReport,
     WorkerReady,
 )
 from sluice.mps.supervisor.process import WorkerProcess
@@ -71,5 +71,5 @@ class WorkerCallbacks(Protocol):
         Raises PartitionError for a call that does not fit what the worker was sent.
         """
 
-    def readiness_told(self, partition: str, told: ReadyTold) -> None:
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None:
         """A model has said whether it is ready."""

@@ -35,7 +35,7 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
-    ReadyTold,
+    ReadinessReport,
     UnmapRegion,
     WorkerReady,
 )
@@ -290,8 +290,8 @@ class Supervisor:
                     slot.unclaimed_overflow = None
             case BatchRefused() | BatchWithdrawn() | BatchWaits():
                 self._answered(slot, message)
-            case ReadyTold():
-                self._callbacks.readiness_told(slot.name, message)
+            case ReadinessReport():
+                self._callbacks.readiness_reported(slot.name, message)
             case ModelMeasured():
                 raise PartitionError("a model was measured, which was not ordered")
 

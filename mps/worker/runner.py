@@ -38,7 +38,7 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
-    ReadyTold,
+    ReadinessReport,
     RunBatch,
 )
 from sluice.mps.worker.tensors import WorkerTensors
@@ -63,7 +63,7 @@ class _Model(NamedTuple):
 class Report(NamedTuple):
     """A message to the gateway with the descriptors that go along; `owned` ones are closed once it is sent."""
 
-    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel | ReadyTold
+    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel | ReadinessReport
     fds: tuple[int, ...] = ()
     owned: bool = False
 
@@ -232,7 +232,7 @@ class Runner:
         if calling is not None and calling.ask_ready(question.number):
             self._asked[question.number] = question.model
             return []
-        return [Report(ReadyTold(question.number, model is not None and calling is None))]
+        return [Report(ReadinessReport(question.number, model is not None and calling is None))]
 
     def start(self, run: RunBatch) -> list[Report]:
         """Run a batch until it ends or waits for another model; returns what is to be sent, in this order."""
@@ -295,7 +295,7 @@ class Runner:
                 continue
             if isinstance(each, ReadyAnswer):
                 del self._asked[each.number]
-                reports.append(Report(ReadyTold(each.number, each.is_ready)))
+                reports.append(Report(ReadinessReport(each.number, each.is_ready)))
                 continue
             run, started_ns = self._waiting.pop(each.batch)
             for call in [call for call, (batch, _) in self._calls.items() if batch == each.batch]:

@@ -66,7 +66,7 @@ from sluice.mps.ipc.messages import (
     LoadResult,
     ModelFile,
     OutputTensor,
-    ReadyTold,
+    ReadinessReport,
     RunBatch,
     WithdrawBatch,
     WorkerReady,
@@ -123,12 +123,12 @@ class WorkerExecutor:
         self._specs: dict[str, ModelSpec] = {}
         self.add(wirings, models, {})
         self._report: EventSink
-        self._tell_ready: set[str] = set()
+        self._judged_models: set[str] = set()
         self._readiness = Readiness()
         self.metrics = CustomMetrics()
         """The metrics that models define."""
         self.calls: CallHandler = NoCalls()
-        """What runs the calls that models make of other models."""
+        """Runs the calls that models make of other models."""
         self.submission: Callable[[int], CallingSubmission | None] = _no_submission
         """The submission of a request without an outcome, for models that see requests."""
         # Only the assembly handles tensors.
@@ -155,7 +155,7 @@ class WorkerExecutor:
         """Remove pipelines that get no requests, and models that no worker holds."""
         self._assembly.remove(pipelines, models)
         self.metrics.forget(models)
-        self._tell_ready.difference_update(models)
+        self._judged_models.difference_update(models)
         for key in models:
             self._variable.pop(key, None)
             self._specs.pop(key, None)
@@ -424,7 +424,7 @@ class WorkerExecutor:
 
         True for a model that does not say. Callers that ask at the same time share one question.
         """
-        return model not in self._tell_ready or await self._readiness.ask(model, self._ask_ready)
+        return model not in self._judged_models or await self._readiness.ask(model, self._ask_ready)
 
     def _ask_ready(self, number: int, model: str) -> frozenset[str]:
         """Send a question to the workers that hold a model; returns their partitions."""
@@ -433,14 +433,14 @@ class WorkerExecutor:
             self._workers[name].process.send(AskReady(number, model))
         return frozenset(asked)
 
-    def readiness_told(self, partition: str, told: ReadyTold) -> None:
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None:
         """Record that a model has said whether it is ready; an answer that is no longer expected counts for nothing."""
-        self._readiness.told(partition, told.number, is_ready=told.is_ready)
+        self._readiness.reported(partition, report.number, is_ready=report.is_ready)
 
     def _note_loaded(self, models: Iterable[LoadResult]) -> None:
         for model in models:
             if model.tells_ready:
-                self._tell_ready.add(model.key)
+                self._judged_models.add(model.key)
             if model.metrics:
                 self.metrics.update(model.key, model.metrics)
 

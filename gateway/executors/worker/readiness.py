@@ -34,7 +34,7 @@ class Readiness:
             answer = self._begin(model, send)
         return await asyncio.shield(answer)
 
-    def told(self, partition: str, number: int, *, is_ready: bool) -> None:
+    def reported(self, partition: str, number: int, *, is_ready: bool) -> None:
         """Record the answer of a partition."""
         question = self._open.get(number)
         if question is None or question.answer.done():

@@ -16,8 +16,8 @@ AnswerCall = Callable[[CallResult, Sequence[int]], None]
 """Gives a model the answer to its call; the descriptors stay the caller's."""
 
 
-class KnownRequest(Protocol):
-    """What is known of a request (see `Trace`)."""
+class RequestRecord(Protocol):
+    """The record of a request (see `Trace`)."""
 
     client_id: str
 
@@ -26,7 +26,7 @@ class CallingSubmission(Protocol):
     """A request as models see it (see `Submission`)."""
 
     @property
-    def trace(self) -> KnownRequest:
+    def trace(self) -> RequestRecord:
         """Its record."""
         ...
 

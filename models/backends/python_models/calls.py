@@ -17,11 +17,11 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.models.backends.python_models.wire import (
-    AskReady,
     CallAnswered,
     MessageLink,
     ModelCall,
-    ReadyTold,
+    ReadyQuestion,
+    ReadyReply,
     Received,
     TensorMemory,
     close_all,
@@ -79,9 +79,9 @@ class Calls:
             self._reader = threading.Thread(target=self._read, name="calls", daemon=True)
             self._reader.start()
 
-    def _tell_ready(self, question: AskReady) -> None:
+    def _tell_ready(self, question: ReadyQuestion) -> None:
         with suppress(OSError):
-            self._link.send(ReadyTold(question.number, self._is_ready()))
+            self._link.send(ReadyReply(question.number, self._is_ready()))
 
     def next_batch(self) -> Received:
         """Wait for the next batch of the main thread; raises EOFError when the other end is gone."""
@@ -174,7 +174,7 @@ class Calls:
                 received = self._link.receive()
                 if isinstance(received.message, CallAnswered):
                     self._answered(received.message, received.fds)
-                elif isinstance(received.message, AskReady):
+                elif isinstance(received.message, ReadyQuestion):
                     threading.Thread(target=self._tell_ready, args=(received.message,), daemon=True).start()
                 elif received.fds:  # the usual memory belongs to the batch of the main thread
                     threading.Thread(target=self._run_beside, args=(received,), daemon=True).start()

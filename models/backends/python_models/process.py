@@ -12,11 +12,11 @@ from sluice.models.backends.python_models.calls import Calls
 from sluice.models.backends.python_models.custom_metrics import take_updates
 from sluice.models.backends.python_models.wire import (
     LOADED,
-    AskReady,
     CallAnswered,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
+    ReadyQuestion,
     Received,
     TensorBatch,
     TensorMemory,
@@ -105,7 +105,9 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it closed before there could be a signal
         return
-    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered | AskReady)
+    link = MessageLink(
+        socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered | ReadyQuestion
+    )
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()
     sys.stdout.flush()

@@ -402,17 +402,17 @@ class TritonModel:
             self._model.finalize()
 
     def _ask(self) -> bool:
-        """Whether the model is ready by its own account; False, with a line in the log, if it does not say."""
+        """True if the model is ready by its own account; False, with a line in the log, if it does not say."""
         try:
-            told: Any = getattr(self._model, "is_ready")()  # noqa: B009 - the protocol has it for no model
-            if inspect.isawaitable(told):
-                told = self._await(told)
-            if not isinstance(told, bool):
-                raise TypeError(f"expected True or False, got {type(told).__name__}")
+            answer: Any = getattr(self._model, "is_ready")()  # noqa: B009 - the protocol has it for no model
+            if inspect.isawaitable(answer):
+                answer = self._await(answer)
+            if not isinstance(answer, bool):
+                raise TypeError(f"expected True or False, got {type(answer).__name__}")
         except Exception as error:
             Logger.log_error(f"is_ready: {type(error).__name__}: {error}")
             return False
-        return told
+        return answer
 
     def _request(self, inputs: dict[str, Array], rows: slice | None, part: RequestPart) -> InferenceRequest:
         tensors = [Tensor(name, array if rows is None else array[rows]) for name, array in inputs.items()]

@@ -82,20 +82,20 @@ class CallAnswered(msgspec.Struct, frozen=True, tag=True):
     result: CallResult
 
 
-class AskReady(msgspec.Struct, frozen=True, tag=True):
-    """Ask the model whether it is ready; answered by `ReadyTold`."""
+class ReadyQuestion(msgspec.Struct, frozen=True, tag=True):
+    """Ask the model whether it is ready; answered by `ReadyReply`."""
 
     number: int
 
 
-class ReadyTold(msgspec.Struct, frozen=True, tag=True):
-    """Whether the model is ready, by its own account."""
+class ReadyReply(msgspec.Struct, frozen=True, tag=True):
+    """The model is ready, or not, by its own account."""
 
     number: int
     is_ready: bool
 
 
-Message = LoadPythonModel | TensorBatch | ModelFailed | ModelCall | CallAnswered | AskReady | ReadyTold
+Message = LoadPythonModel | TensorBatch | ModelFailed | ModelCall | CallAnswered | ReadyQuestion | ReadyReply
 
 
 class TensorMemory:

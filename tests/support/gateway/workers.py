@@ -31,7 +31,7 @@ from sluice.mps.ipc.messages import (
     LoadResult,
     ModelFile,
     OutputTensor,
-    ReadyTold,
+    ReadinessReport,
     Segment,
     WorkerReady,
 )
@@ -115,7 +115,7 @@ class Gateway:
     def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
         os.close(fd)
 
-    def readiness_told(self, partition: str, told: ReadyTold) -> None: ...
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
 
     def message(
         self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits

@@ -23,7 +23,7 @@ from sluice.mps.ipc.messages import (
     ModelAdded,
     ModelDropped,
     ModelFile,
-    ReadyTold,
+    ReadinessReport,
     WorkerReady,
 )
 from sluice.mps.partitions.isolation_report import Evidence
@@ -146,7 +146,7 @@ class Bench:
     def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
         os.close(fd)
 
-    def readiness_told(self, partition: str, told: ReadyTold) -> None: ...
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
 
     def message(
         self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits

@@ -25,7 +25,7 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
-    ReadyTold,
+    ReadinessReport,
     WorkerReady,
 )
 from sluice.mps.partitions.partition import CpuPartition, Partition
@@ -96,7 +96,7 @@ class Owner:
     def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
         os.close(fd)
 
-    def readiness_told(self, partition: str, told: ReadyTold) -> None: ...
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
 
     def message(
         self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits
