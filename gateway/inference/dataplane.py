@@ -15,7 +15,7 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.pending_answer import OnAnswered
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
-from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, Deliveries, RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
@@ -129,7 +129,7 @@ class DataPlane(ABC):
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
-        explain, priority, timeout_ns, parameters = False, 0, 0, "{}"
+        explain, priority, timeout_ns, parameters = False, 0, 0, NO_PARAMETERS
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
             if timeout_ns:
@@ -221,7 +221,7 @@ def build_response(
     """
     if answer.outcome not in ANSWERED:
         answer.release()
-        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
+        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses, answer.failure)
     outputs = answer.outputs
     if options.deliveries is None:
         return InferResponse(options.id, [(name, outputs[name]) for name in options.names], answer)
@@ -261,7 +261,7 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
 def _for_models(parameters: Parameters) -> str:
     """The parameters that are not the server's, as a JSON object, for models that look at them."""
     own = {key: value for key, value in parameters.items() if key not in _SERVER_PARAMETERS}
-    return msgspec.json.encode(own).decode() if own else "{}"
+    return msgspec.json.encode(own).decode() if own else NO_PARAMETERS
 
 
 def _max_cost(parameters: Parameters) -> float | None:

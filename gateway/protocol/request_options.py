@@ -10,6 +10,10 @@ Deliveries: TypeAlias = Mapping[str, SharedMemoryWindow | Classification]
 """The outputs that the response does not carry as they are, and how each of them is delivered instead."""
 
 
+NO_PARAMETERS = "{}"
+"""The parameters of most requests, as a JSON object."""
+
+
 class RequestOptions(NamedTuple):
     """A request's outputs, size, deadline and limits.
 
@@ -32,5 +36,5 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deliveries: Deliveries | None = None
     timeout_ns: int = 0
-    parameters: str = "{}"
+    parameters: str = NO_PARAMETERS
     is_call: bool = False

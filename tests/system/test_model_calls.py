@@ -26,7 +26,7 @@ backend: "python" max_batch_size: {rows}
 input {{ name: "x" data_type: TYPE_FP32 dims: 1 }}
 output {{ name: "y" data_type: TYPE_FP32 dims: 1 }}
 output {{ name: "seen" data_type: TYPE_STRING dims: 1 }}
-dynamic_batching {{ preferred_batch_size: {rows} max_queue_delay_microseconds: 200000 }}
+dynamic_batching {{ preferred_batch_size: {rows} max_queue_delay_microseconds: {delay_us} }}
 """
 CALLER = """
 import asyncio, json, os, time
@@ -88,18 +88,18 @@ ASYNC = CALLER.format(
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
+@pytest.fixture(scope="module", params=[0, 2], ids=["no front ends", "front ends"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayServer]:
     directory = tmp_path_factory.mktemp("calls")
     repository = directory / "models"
     save_identity(repository / "echo" / "1" / "model.onnx", DataType.FP32, [1])
     for name, text, rows in (("caller", PLAIN, 0), ("waiter", ASYNC, 0), ("batched", PLAIN, 8), ("other", PLAIN, 8)):
         (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(
-            CONFIG.format(rows=rows) if rows else CONFIG.format(rows=0).partition("dynamic")[0]
-        )
+        config = CONFIG.format(rows=rows, delay_us=2_000_000 if name == "batched" else 1000)
+        (repository / name / "config.pbtxt").write_text(config if rows else config.partition("dynamic")[0])
         (repository / name / "1" / "model.py").write_text(text)
-    with gateway_server(repository, directory, {"partitions": 1, "default_slo_ms": 10_000}) as running:
+    settings = {"partitions": 1, "default_slo_ms": 10_000, "front_ends": request.param}
+    with gateway_server(repository, directory, settings) as running:
         yield running
 
 
@@ -113,7 +113,7 @@ def infer(
         try:
             answer = client.infer(name, [tensor], request_id=id, parameters=parameters or None)
         except InferenceServerException as error:
-            return str(error.message())
+            return f"{error.status()}: {error.message()}"
     return float(answer.as_numpy("y").item()), json.loads(answer.as_numpy("seen").item())
 
 
@@ -133,7 +133,7 @@ def test_an_error_of_a_request_is_that_of_no_other(server: GatewayServer) -> Non
             for number in range(8)
         ]
     results = [each.result() for each in answers]
-    assert results.pop(3) == "the model failed: batched:1: too odd"
+    assert results.pop(3) == "400: the model failed: batched:1: too odd"
     assert results == [(number + 1, ["", {"n": 0}, 8]) for number in (0, 1, 2, 4, 5, 6, 7)]
 
 
@@ -174,7 +174,7 @@ def test_callers_that_all_wait_leave_room_for_what_they_wait_for(server: Gateway
 
 def test_a_model_that_is_not_there(server: GatewayServer) -> None:
     assert infer(server, "caller", model="nowhere") == (
-        "the model failed: caller:1: Request for unknown model: 'nowhere' is not found"
+        "404: the model failed: caller:1: Request for unknown model: 'nowhere' is not found"
     )
 
 
@@ -188,7 +188,7 @@ def test_a_process_that_ends_while_others_wait_in_it(server: GatewayServer) -> N
     (worker,) = children(server.process.pid)
     answer = infer(server, "caller", model="waiter", inner='{"exit": true}')
     assert answer == (
-        "the model failed: caller:1: the model failed: waiter:1: the process of the model exited with status 5"
+        "500: the model failed: caller:1: the model failed: waiter:1: the process of the model exited with status 5"
     )
     assert infer(server, "waiter", 1, model="caller") == (3, ["", {"model": "caller"}, 1])
     assert children(server.process.pid) == [worker]
@@ -241,7 +241,7 @@ class TritonPythonModel:
 def test_a_model_says_whether_it_is_ready_and_has_metrics(tmp_path: Path, kind: str) -> None:
     entry = tmp_path / "models" / "own"
     (entry / "1").mkdir(parents=True)
-    (entry / "config.pbtxt").write_text(CONFIG.format(rows=8))
+    (entry / "config.pbtxt").write_text(CONFIG.format(rows=8, delay_us=1000))
     (entry / "1" / "model.py").write_text(READY.replace("KIND ", kind))
     (entry / "state").write_text("yes")
     with (

@@ -263,8 +263,7 @@ class WorkerExecutor:
                 parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters))
         return tuple(parts)
 
-    @staticmethod
-    def _failures(batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:
+    def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:
         """The errors that a model gave members of a batch; raises PartitionError for others."""
         for failure in message.errors:
             if not 0 <= failure.position < len(batch.members):
@@ -272,6 +271,8 @@ class WorkerExecutor:
                     f"batch {batch.batch} has an error of request {failure.position}, expected one of "
                     f"{len(batch.members)} requests"
                 )
+            if (submission := self.submission(batch.members[failure.position].request)) is not None:
+                submission.failure = failure.code
         return tuple([(failure.position, f"{batch.model}: {failure.message}") for failure in message.errors])
 
     def revoke(self, batch: int) -> None:

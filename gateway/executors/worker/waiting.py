@@ -31,6 +31,7 @@ class CallingSubmission(Protocol):
         ...
 
     parameters: str
+    failure: FailureCode | None
 
 
 class CallHandler(Protocol):
