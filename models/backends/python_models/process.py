@@ -2,14 +2,17 @@
 
 import argparse
 import fcntl
+import logging
 import os
 import select
 import socket
 import sys
+from datetime import UTC, datetime
 
 from sluice.models.backends.python_models import model as python_model
 from sluice.models.backends.python_models.calls import Calls
 from sluice.models.backends.python_models.custom_metrics import take_updates
+from sluice.models.backends.python_models.triton_utils import LOGGER
 from sluice.models.backends.python_models.wire import (
     LOADED,
     CallAnswered,
@@ -23,6 +26,25 @@ from sluice.models.backends.python_models.wire import (
     close_all,
 )
 from sluice.models.errors import BackendFailed
+
+
+class _LogFormatter(logging.Formatter):
+    """Formats the lines of a model's own logger like those of the server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The time, the level, the logger and the message."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return f"{at} {record.levelname.lower()} {record.name}: {record.getMessage()}"
+
+
+def _write_logs() -> None:
+    """Write what the model logs by Triton's logger to the standard error, which is the server's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter())
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 class ModelServer:
@@ -105,6 +127,7 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it closed before there could be a signal
         return
+    _write_logs()
     link = MessageLink(
         socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered | ReadyQuestion
     )

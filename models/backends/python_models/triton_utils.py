@@ -33,6 +33,8 @@ _TRITON = {dtype: name for name, dtype in _NUMPY.items()}
 
 __all__ = ["Metric", "MetricFamily", "ModelConfig"]
 
+LOGGER = "triton_python_model"
+"""The name of the models' logger."""
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_MEMORY_GPU = 1
@@ -271,8 +273,9 @@ def _respond(answer: CallAnswer, decoupled: bool) -> InferenceResponse | Respons
 
 
 class _Connection:
-    """The calls of this process, once its model is loaded."""
+    """The directory of this process' model, and its calls once it is loaded."""
 
+    directory = ""
     calls: Calls | None = None
 
 
@@ -287,14 +290,25 @@ def _text(name: str | bytes) -> str:
 
 
 class Logger:
-    """Writes to the worker's log."""
+    """Writes to the server's log."""
 
-    _log = logging.getLogger("triton_python_model")
+    INFO, WARNING, ERROR, VERBOSE = logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG
+    _log = logging.getLogger(LOGGER)
+
+    @classmethod
+    def log(cls, message: str, level: int = logging.INFO) -> None:
+        """Write a line of that level."""
+        cls._log.log(level, "%s", message)
 
     log_info = staticmethod(_log.info)
     log_warn = staticmethod(_log.warning)
     log_error = staticmethod(_log.error)
     log_verbose = staticmethod(_log.debug)
+
+
+def get_model_dir() -> str:
+    """The directory of the version of this process' model."""
+    return _Connection.directory
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
@@ -367,6 +381,7 @@ class TritonModel:
         self._outputs = outputs
         self._names = [tensor.name for tensor in outputs]
         self._loop = _Loop()
+        _Connection.directory = str(path.parent)
         self.is_ready: Callable[[], bool] | None = self._ask if hasattr(model, "is_ready") else None
         if hasattr(model, "initialize"):
             model.initialize(_arguments(config, path))
