@@ -243,8 +243,9 @@ class Dispatcher:
     def lost(self, name: str, now_ns: int) -> None:
         """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         self.fleet.lost(name, now_ns)
-        if batches := self.fleet.partitions[name].batches:
-            batches[0].suspect = True
+        partition = self.fleet.partitions[name]
+        for batch in (*partition.batches[:1], *partition.suspended):
+            batch.suspect = True
         self.reconsider(name, now_ns)
         self.wakeups.check_ns = now_ns
 
@@ -253,6 +254,28 @@ class Dispatcher:
     def end(self, identity: int, now_ns: int) -> Batch:
         """Remove a batch that ended from its partition, and return it."""
         batch = self.batches.pop(identity)
+        if batch.is_suspended:
+            batch.partition.suspended.remove(batch)
+        else:
+            self._leave_partition(batch, now_ns)
+        model = self.models[batch.queue_key[0]]
+        model.outstanding -= batch.rows
+        if model.batches % REFRESH_BATCHES == 0:
+            outdate_pipelines(model)
+            if model.batch_limits:
+                raise_limits(model, now_ns)
+        return batch
+
+    def suspend(self, identity: int, now_ns: int) -> None:
+        """Let a partition take other batches while the model of this one waits for other models."""
+        batch = self.batches[identity]
+        if not batch.is_suspended:
+            self._leave_partition(batch, now_ns)
+            batch.is_suspended = True
+            batch.partition.suspended.append(batch)
+
+    def _leave_partition(self, batch: Batch, now_ns: int) -> None:
+        """Free the time of a partition that a batch has."""
         self.places.changed()
         partition = batch.partition
         was_running = partition.batches[0] is batch
@@ -267,12 +290,6 @@ class Dispatcher:
             partition.free_at_ns = now_ns + sum(waiting.expected_ns for waiting in partition.batches)
         else:
             partition.free_at_ns -= batch.expected_ns
-        model = self.models[batch.queue_key[0]]
-        model.outstanding -= batch.rows
-        if model.batches % REFRESH_BATCHES == 0:
-            outdate_pipelines(model)
-            if model.batch_limits:
-                raise_limits(model, now_ns)
         group = partition.group
         assert group is not None, "a partition that had a batch has a group"
         run_queue = self.wakeups.run_queues[group]
@@ -283,13 +300,12 @@ class Dispatcher:
             self.wakeups.wake_run_queue(run_queue, now_ns)
         elif run_queue.idle_wakeup_ns is not None:
             self.wakeups.wake_run_queue(run_queue, run_queue.idle_wakeup_ns)
-        return batch
 
     def drop_member(self, entry: Entry, batch: Batch, decisions: list[AnyDecision]) -> None:
         """Record that a running entry's request is settled; a batch whose requests are all settled is revoked."""
         batch.live -= 1
         self.mark_changed(batch.queue_key)
-        if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
+        if not batch.live and not batch.revoking and not batch.is_suspended and batch.partition.batches[0] is not batch:
             batch.revoking = True
             decisions.append(RevokeBatch(batch.identity))
 

@@ -52,7 +52,7 @@ class Admission:
         """The places of a request that is admitted, or its rejection."""
         if self._counts_demand:
             pipeline.demand.add(event.rows, now_ns)
-        if self.draining:
+        if self.draining and not event.is_call:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
         wait_ns = 0
         if not self.loop_delay.is_over:

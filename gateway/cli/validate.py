@@ -43,11 +43,15 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _validate_model(key: str, entry: "ModelEntry") -> bool:
-    """Load a model as a worker would and print the outcome."""
-    from sluice.models.backends.configured import load_backend
+    """Load a model and run it at its batch sizes, as a worker would, and print the outcome."""
+    from sluice.models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
+    from sluice.models.measuring.quick import measure_steps, run_to_end
 
+    config, spec = entry.spec.config, entry.spec
     try:
-        load_backend(entry.backend, str(entry.path), 1, entry.spec.config)
+        backend = load_backend(entry.backend, str(entry.path), 1, config)
+        run_to_end(warm_up_runs(backend, config))
+        run_to_end(measure_steps(backend, spec.batchable, spec.menu, repeats=1, shapes=warm_up_shapes(config)))
     except Exception as error:  # a backend may raise anything
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False

@@ -24,7 +24,7 @@ from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer
-from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
@@ -126,8 +126,8 @@ class FrontEndDataPlane(DataPlane):
         request = self._next = self._next + 1
         region, offset, row_offsets, starts = self._memory.write(request, inputs)
         particulars = None
-        if options.id or client or row_offsets or starts:
-            particulars = Particulars(options.id, client, row_offsets, starts)
+        if options.id or client or row_offsets or starts or options.parameters != NO_PARAMETERS:
+            particulars = Particulars(options.id, client, row_offsets, starts, options.parameters)
         template = self._templates.find(signature, signature.asked, inputs, options)
         arrival = Arrival(request, template, region, offset, options.budget_ns, self._received_ns, particulars)
         passed = self._open[request] = PassedRequest(request, self._loop, signature)
@@ -188,7 +188,7 @@ class FrontEndDataPlane(DataPlane):
     def _answer(self, answer: Answered, signature: _NamedSignature) -> Answer:
         assert answer.outcome is not None
         if not answer.outputs:
-            return Answer(answer.outcome, answer.reason, answer.retry_after_s)
+            return Answer(answer.outcome, answer.reason, answer.retry_after_s, failure=answer.failure)
         outputs = {placed.name: self._tensor(placed, signature) for placed in answer.outputs}
         is_held = any(placed.region != INLINE for placed in answer.outputs)
         release = (lambda: self._release(answer.request)) if is_held else None

@@ -34,7 +34,7 @@ from sluice.gateway.front_ends.outputs import Content, RegionIndex, content_of
 from sluice.gateway.front_ends.templates import Served, TakenTemplate
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.protocol.answer import Answer
-from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.input_slots import SharedRegions
 from sluice.gateway.tensors.request_tensors import BatchOutputs
@@ -282,6 +282,8 @@ class FrontEndPort:
             raise PartitionError(f"the inputs of request {request} are in no region that is shared")
         located, tensors = template.locate(*shared, offset, particulars)
         options = template.options(budget_ns, particulars.id, located)
+        if particulars.parameters != NO_PARAMETERS:
+            options = options._replace(parameters=particulars.parameters)
         self._reading += 1
         inputs = BatchOutputs(tensors, located, partial(self._input_freed, request))
         inputs.references += 1  # ours, until it is submitted
@@ -377,6 +379,7 @@ class FrontEndPort:
                 submission.given_id,
                 explanation,
                 tuple(placed),
+                answer.failure,
             )
         )
         return is_held

@@ -125,16 +125,18 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
 
     @routes.get("/v2/models/{name}/ready")
     async def model_ready(name: str) -> Response:
-        return ready(name, "")
+        return await ready(name, "")
 
     @routes.get("/v2/models/{name}/versions/{version}/ready")
     async def model_version_ready(name: str, version: Version) -> Response:
-        return ready(name, version)
+        return await ready(name, version)
 
-    def ready(name: str, version: str) -> Response:
+    async def ready(name: str, version: str) -> Response:
         if not registry.ready(name, version):
             registry.pipeline(name, version)
             raise BackendUnavailable(f"'{name}' is not at ready state: no running worker has it loaded")
+        if not await registry.says_ready(name, version):
+            raise BackendUnavailable(f"'{name}' is not at ready state: its function is_ready does not return True")
         return Response()
 
     return routes

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from sluice.batcher.interface.outcome import ANSWERED
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
@@ -13,7 +15,7 @@ from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.pending_answer import OnAnswered
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
-from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, Deliveries, RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
@@ -33,6 +35,7 @@ EXPLAIN_HEADER = "x-sluice-explain"
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 _RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
+_SERVER_PARAMETERS = _RESERVED_PARAMETERS | {"slo_ms", "max_cost", "sluice_explain", "priority", "timeout"}
 _RESERVED_PREFIX = "triton_"
 _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
@@ -126,7 +129,7 @@ class DataPlane(ABC):
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
-        explain, priority, timeout_ns = False, 0, 0
+        explain, priority, timeout_ns, parameters = False, 0, 0, NO_PARAMETERS
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
             if timeout_ns:
@@ -135,6 +138,7 @@ class DataPlane(ABC):
                 )
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
             priority = _priority(request.parameters)
+            parameters = _for_models(request.parameters)
         if request.shared:
             for tensor in request.inputs:
                 if isinstance(tensor.data, SharedMemoryRef):
@@ -155,6 +159,7 @@ class DataPlane(ABC):
             priority,
             deliveries,
             timeout_ns,
+            parameters,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
@@ -216,7 +221,7 @@ def build_response(
     """
     if answer.outcome not in ANSWERED:
         answer.release()
-        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
+        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses, answer.failure)
     outputs = answer.outputs
     if options.deliveries is None:
         return InferResponse(options.id, [(name, outputs[name]) for name in options.names], answer)
@@ -251,6 +256,12 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
             f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
         )
     return parameters.get("slo_ms"), min(timeout * NS_PER_US, INFINITE_NS)
+
+
+def _for_models(parameters: Parameters) -> str:
+    """The parameters that are not the server's, as a JSON object, for models that look at them."""
+    own = {key: value for key, value in parameters.items() if key not in _SERVER_PARAMETERS}
+    return msgspec.json.encode(own).decode() if own else NO_PARAMETERS
 
 
 def _max_cost(parameters: Parameters) -> float | None:

@@ -9,6 +9,8 @@ import enum
 
 import msgspec
 
+from sluice.models.backends.metric_updates import MetricUpdate
+from sluice.models.backends.requests import CallRequest, CallResult, RequestFailure, RequestPart
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
@@ -126,12 +128,30 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed."""
+    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed.
+
+    `requests` are those that the rows belong to, in their order, for models that see them.
+    """
 
     batch: int
     model: str
     inputs: tuple[InputTensor, ...]
     release: tuple[int, ...] = ()
+    requests: tuple[RequestPart, ...] = ()
+
+
+class AnswerCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to `CallModel`; the descriptor of its outputs comes along, if it has any."""
+
+    call: int
+    result: CallResult
+
+
+class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask a model that says by itself whether it is ready; answered by `ReadinessReport` of that number."""
+
+    number: int
+    model: str
 
 
 class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -143,14 +163,26 @@ class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch
+ToWorker = (
+    StartWorker
+    | AddModel
+    | DropModel
+    | MeasureModel
+    | MapRegion
+    | UnmapRegion
+    | RunBatch
+    | WithdrawBatch
+    | AnswerCall
+    | AskReady
+)
 
 
 class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
     `memory` is the memory that it takes, if that could be measured. `evidence` is the worker's evidence after this
-    load, if the worker was ready before.
+    load, if the worker was ready before. `metrics` are those that the model defines;
+    it `tells_ready` if it says by itself whether it is ready.
     """
 
     key: str
@@ -158,6 +190,8 @@ class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     evidence: Evidence | None = None
     memory: ModelMemory | None = None
+    metrics: tuple[MetricUpdate, ...] = ()
+    tells_ready: bool = False
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -199,6 +233,8 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
     region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
+    `errors` are those of requests of the batch, whose rows have no meaning. `metrics` are the changes of the metrics
+    that the model defines.
     """
 
     batch: int
@@ -207,6 +243,32 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     outputs: tuple[OutputTensor, ...]
     slot: int
     confidences: tuple[tuple[float, ...], ...] = ()
+    errors: tuple[RequestFailure, ...] = ()
+    metrics: tuple[MetricUpdate, ...] = ()
+
+
+class BatchWaits(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of a batch has called another one: the worker runs other batches while it waits."""
+
+    batch: int
+
+
+class CallModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of a batch calls another one; the descriptor of the inputs comes along. Answered by `AnswerCall`.
+
+    The answer is no longer expected once the batch has ended.
+    """
+
+    batch: int
+    call: int
+    request: CallRequest
+
+
+class ReadinessReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A model is ready, or not, by its own account."""
+
+    number: int
+    is_ready: bool
 
 
 class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -253,4 +315,7 @@ FromWorker = (
     | OverflowCreated
     | BatchRefused
     | BatchWithdrawn
+    | BatchWaits
+    | CallModel
+    | ReadinessReport
 )

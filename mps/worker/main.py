@@ -9,10 +9,12 @@ import ctypes
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +27,8 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
     AddModel,
+    AnswerCall,
+    AskReady,
     BatchRefused,
     BatchWithdrawn,
     DropModel,
@@ -49,7 +53,7 @@ from sluice.mps.worker.evidence import gather_evidence
 
 if TYPE_CHECKING:
     from sluice.mps.worker.loader import Loader
-    from sluice.mps.worker.runner import Runner
+    from sluice.mps.worker.runner import Report, Runner
     from sluice.mps.worker.tensors import WorkerTensors
 
 LIBRARIES = (
@@ -59,6 +63,8 @@ LIBRARIES = (
     "sluice.models.backends.python",
 )
 """The modules that take a worker time to import; none of them starts CUDA."""
+LOAD_POLL_MS = 5
+"""Time between two steps of a load while batches wait for other models."""
 QUEUE_LIMIT = 2
 """Batches that may wait here: the gateway sends the second at the last moment, and no third."""
 
@@ -94,18 +100,46 @@ class Worker:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
         while True:
             idle = not self._queue
-            if self._loader.busy and idle:
+            if self._runner.waiting_models:
+                self._resume(wait=idle)
+                idle = False
+            elif self._loader.busy and idle:
                 self._loader.wait(self._channel)
                 idle = False
             for message, fds in self._channel.receive(wait=idle):
                 self.handle(message, fds)
-            if self._queue:
+            if self._queue and self._runner.shows_requests(self._queue[0].model):
+                self._report(self._runner.start(self._queue.popleft()))
+            elif self._queue:
                 answer, overflow = self._runner.run(self._queue.popleft())
                 if overflow:
                     self._channel.send(overflow[0], [overflow[1].fd])
                 self._channel.send(answer)
-            if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
+            if self._loader.busy and (change := self._loader.step(self._used_models())):
                 self._channel.send(self._with_evidence(change))
+
+    def _used_models(self) -> set[str]:
+        """The models of batches that wait for their turn, or for other models."""
+        return {run.model for run in self._queue} | self._runner.waiting_models
+
+    def _resume(self, wait: bool) -> None:
+        """Go on with batches that wait for other models; with `wait`, return when something has come."""
+        ready = select.poll()
+        ready.register(self._channel, select.POLLIN)
+        for fileno in self._runner.filenos():
+            ready.register(fileno, select.POLLIN)
+        timeout_ms = None if wait else 0
+        if wait and self._loader.busy:
+            timeout_ms = LOAD_POLL_MS
+        ready.poll(timeout_ms)
+        self._report(self._runner.resume())
+
+    def _report(self, reports: Sequence["Report"]) -> None:
+        for message, fds, owned in reports:
+            self._channel.send(message, fds)
+            if owned:
+                for fd in fds:
+                    os.close(fd)
 
     def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
@@ -124,6 +158,8 @@ class Worker:
                     )
             case WithdrawBatch():
                 self._withdraw(message.batch)
+            case AnswerCall() | AskReady():
+                self._report(self._runner.pass_on(message, fds))
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():

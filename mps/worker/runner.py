@@ -1,15 +1,20 @@
 """Runs batches: holds the models of a worker and turns each `RunBatch` into its answer."""
 
 import gc
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from sluice.models.backends.base import Backend, GpuOptions
-from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
+from sluice.models.backends.calling import BatchBroke, BatchRan, CallingBackend, CallMade, Progress, ReadyAnswer
+from sluice.models.backends.configured import calling_backend, load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
+from sluice.models.backends.requests import RequestFailure
 from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
@@ -22,16 +27,23 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    AnswerCall,
+    AskReady,
     BatchFault,
     BatchFinished,
     BatchRefused,
+    BatchWaits,
+    CallModel,
     LoadResult,
     ModelFile,
     ModelMeasured,
     OverflowCreated,
+    ReadinessReport,
     RunBatch,
 )
 from sluice.mps.worker.tensors import WorkerTensors
+
+_NO_MODELS: set[str] = set()
 
 
 class ColdBackend(NamedTuple):
@@ -45,6 +57,22 @@ class _Model(NamedTuple):
     file: ModelFile
     backend: Backend
     table: LatencyTable
+    calling: CallingBackend | None = None
+
+
+class Report(NamedTuple):
+    """A message to the gateway with the descriptors that go along; `owned` ones are closed once it is sent."""
+
+    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel | ReadinessReport
+    fds: tuple[int, ...] = ()
+    owned: bool = False
+
+
+class _Waiting(NamedTuple):
+    """A batch that waits for other models."""
+
+    run: RunBatch
+    started_ns: int
 
 
 class Runner:
@@ -70,6 +98,10 @@ class Runner:
         self._loading = loading
         self._refusals: dict[str, str] = {}
         self._models: dict[str, _Model] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._calls: dict[int, tuple[int, int]] = {}
+        self._last_call = 0
+        self._asked: dict[int, str] = {}
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
         """Load, warm up and time models; a model that fails is reported and does not stop the others.
@@ -123,9 +155,13 @@ class Runner:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
             return LoadResult(file.key, None, first_line(error))
-        self._models[file.key] = _Model(file, backend, table)
+        self._models[file.key] = _Model(file, backend, table, calling_backend(backend))
         self._refusals.pop(file.key, None)
-        return LoadResult(file.key, table, memory=peaks.model_memory())
+        calling = self._models[file.key].calling
+        loaded = LoadResult(file.key, table, memory=peaks.model_memory())
+        if calling is None:
+            return loaded
+        return msgspec.structs.replace(loaded, metrics=calling.take_metrics(), tells_ready=calling.tells_ready)
 
     def profile_steps(self, file: ModelFile, meter: Callable[[], MemoryMeter]) -> Generator[None, None, ModelMeasured]:
         """Load and measure a model thoroughly, a run a step, and hold it; never raises. It must be the first model."""
@@ -177,6 +213,111 @@ class Runner:
         except Exception as error:  # An error of the backend, MemoryError included, fails this batch alone.
             return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error)), None
 
+    def shows_requests(self, key: str) -> bool:
+        """Return whether batches of a model are to be given to `start` instead of `run`."""
+        model = self._models.get(key)
+        return model is not None and model.calling is not None
+
+    @property
+    def waiting_models(self) -> set[str]:
+        """The models of batches that wait for other models, and those that were asked whether they are ready."""
+        if not self._waiting and not self._asked:
+            return _NO_MODELS
+        return {each.run.model for each in self._waiting.values()} | set(self._asked.values())
+
+    def _ask_ready(self, question: AskReady) -> list[Report]:
+        """Ask a model whether it is ready; returns the answer if there is one already."""
+        model = self._models.get(question.model)
+        calling = None if model is None else model.calling
+        if calling is not None and calling.ask_ready(question.number):
+            self._asked[question.number] = question.model
+            return []
+        return [Report(ReadinessReport(question.number, model is not None and calling is None))]
+
+    def start(self, run: RunBatch) -> list[Report]:
+        """Run a batch until it ends or waits for another model; returns what is to be sent, in this order."""
+        model = self._models[run.model]
+        assert model.calling is not None
+        self._waiting[run.batch] = _Waiting(run, time.monotonic_ns())
+        try:
+            inputs = {tensor.name: self._tensors.read(tensor) for tensor in run.inputs}
+            progress = model.calling.start(run.batch, inputs, run.requests)
+        except Exception as error:  # as in `run`
+            progress = [BatchBroke(run.batch, first_line(error))]
+        reports = self._reports(progress)
+        if run.batch in self._waiting:
+            reports.insert(0, Report(BatchWaits(run.batch)))
+        return reports
+
+    def resume(self) -> list[Report]:
+        """Return what has come from models that waited."""
+        reports: list[Report] = []
+        for key in self.waiting_models:
+            calling = self._models[key].calling
+            assert calling is not None
+            reports += self._reports(calling.resume())
+        return reports
+
+    def filenos(self) -> list[int]:
+        """The descriptors that can be read when there is something to `resume`."""
+        filenos: list[int] = []
+        for key in self.waiting_models:
+            calling = self._models[key].calling
+            assert calling is not None
+            filenos += calling.filenos()
+        return filenos
+
+    def pass_on(self, message: AnswerCall | AskReady, fds: tuple[int, ...]) -> list[Report]:
+        """Give a model the answer to its call, or ask it; returns what can be answered at once."""
+        if isinstance(message, AskReady):
+            return self._ask_ready(message)
+        self._answer_call(message, fds)
+        return []
+
+    def _answer_call(self, answer: AnswerCall, fds: tuple[int, ...]) -> None:
+        """Give the answer to a call to the model that waits for it, if it still does; the descriptors are closed."""
+        try:
+            batch, call = self._calls.pop(answer.call, (0, 0))
+            waiting = self._waiting.get(batch)
+            if waiting is not None and (calling := self._models[waiting.run.model].calling) is not None:
+                calling.answer(call, answer.result, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _reports(self, progress: Sequence[Progress]) -> list[Report]:
+        reports: list[Report] = []
+        for each in progress:
+            if isinstance(each, CallMade):
+                self._last_call += 1
+                self._calls[self._last_call] = each.batch, each.call
+                reports.append(Report(CallModel(each.batch, self._last_call, each.request), (each.fd,), owned=True))
+                continue
+            if isinstance(each, ReadyAnswer):
+                del self._asked[each.number]
+                reports.append(Report(ReadinessReport(each.number, each.is_ready)))
+                continue
+            run, started_ns = self._waiting.pop(each.batch)
+            for call in [call for call, (batch, _) in self._calls.items() if batch == each.batch]:
+                del self._calls[call]
+            try:
+                if isinstance(each, BatchBroke):
+                    raise BackendFailed(each.message)
+                reports += self._finished(run, started_ns, each)
+            except Exception as error:  # as in `run`
+                refused = BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error))
+                reports.append(Report(refused))
+        return reports
+
+    def _finished(self, run: RunBatch, started_ns: int, ran: BatchRan) -> list[Report]:
+        model = self._models[run.model]
+        assert model.calling is not None
+        done, overflow = self._written(model.file, run, started_ns, ran.outputs, ran.errors)
+        if metrics := model.calling.take_metrics() + ran.metrics:
+            done = msgspec.structs.replace(done, metrics=metrics)
+        created = [] if overflow is None else [Report(overflow[0], (overflow[1].fd,))]
+        return [*created, Report(done)]
+
     def _fault(self, error: Exception) -> BatchFault:
         if is_out_of_memory(error):
             return BatchFault.MEMORY
@@ -186,14 +327,24 @@ class Runner:
     def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
-        file, backend, _ = self._models[run.model]
+        file, backend, _, _ = self._models[run.model]
         started_ns = time.monotonic_ns()
         outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
+        return self._written(file, run, started_ns, outputs, ())
+
+    def _written(
+        self,
+        file: ModelFile,
+        run: RunBatch,
+        started_ns: int,
+        outputs: dict[str, Array],
+        errors: tuple[RequestFailure, ...],
+    ) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if file.batchable:
             _check_rows(outputs, run.inputs[0].shape[0])
         confidences = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.confidences)
         written, slot, region = self._tensors.write(outputs, file.batchable)
-        done = BatchFinished(run.batch, started_ns, time.monotonic_ns(), written, slot, confidences)
+        done = BatchFinished(run.batch, started_ns, time.monotonic_ns(), written, slot, confidences, errors)
         return done, (OverflowCreated(written[0].region, region.nbytes), region) if region else None
 
 

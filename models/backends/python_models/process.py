@@ -2,56 +2,113 @@
 
 import argparse
 import fcntl
+import logging
 import os
 import select
 import socket
 import sys
+from datetime import UTC, datetime
 
 from sluice.models.backends.python_models import model as python_model
+from sluice.models.backends.python_models.calls import Calls
+from sluice.models.backends.python_models.custom_metrics import take_updates
+from sluice.models.backends.python_models.triton_utils import LOGGER
 from sluice.models.backends.python_models.wire import (
     LOADED,
+    CallAnswered,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
+    ReadyQuestion,
+    Received,
     TensorBatch,
     TensorMemory,
+    close_all,
 )
 from sluice.models.errors import BackendFailed
 
 
-def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
-    """Load the model that the first message names, then run batches until the other end closes.
+class _LogFormatter(logging.Formatter):
+    """Formats the lines of a model's own logger like those of the server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The time, the level, the logger and the message."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return f"{at} {record.levelname.lower()} {record.name}: {record.getMessage()}"
+
+
+def _write_logs() -> None:
+    """Write what the model logs by Triton's logger to the standard error, which is the server's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter())
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class ModelServer:
+    """Runs the batches that come over the link on one model; `inputs` and `outputs` are the usual memory of tensors.
 
     A process that the model forks may return here from the model's code. It has nothing to answer, and the memory of
     the outputs is not its own, so it returns at once.
     """
-    owner = os.getpid()
-    start: LoadPythonModel = link.receive()[0]
-    answer: TensorBatch | ModelFailed
-    try:
-        model = python_model.load(start.path, start.threads, start.config)
-        answer = TensorBatch(LOADED)
-    except BackendFailed as error:
-        answer = ModelFailed(LOADED, str(error))
-    if os.getpid() != owner:
-        return
-    link.send(answer)
-    if isinstance(answer, ModelFailed):
-        return
-    try:
-        while True:
-            batch: TensorBatch = link.receive()[0]
-            try:
-                arrays = model.run(inputs.read(batch))
-                if os.getpid() == owner:
-                    answer = outputs.write(batch.number, arrays)
-            except Exception as error:  # any error fails this batch alone
-                answer = ModelFailed(batch.number, str(error) or type(error).__name__)
-            if os.getpid() != owner:
-                return
-            link.send(answer)
-    except (EOFError, ConnectionError):
-        model.finish()
+
+    def __init__(self, link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
+        self._owner = os.getpid()
+        self._link = link
+        self._inputs = inputs
+        self._outputs = outputs
+        self._calls = Calls(link, self._run_beside)
+        self._model: python_model.PythonModel
+
+    def serve(self) -> None:
+        """Load the model that the first message names, then run batches until the other end closes."""
+        start: LoadPythonModel = self._link.receive().message
+        answer: TensorBatch | ModelFailed
+        try:
+            self._model = python_model.load(start.path, start.threads, start.config, self._calls)
+            if self._model.is_ready is not None:
+                self._calls.answer_questions(self._model.is_ready)
+            answer = TensorBatch(LOADED, metrics=take_updates(), tells_ready=self._model.is_ready is not None)
+        except BackendFailed as error:
+            answer = ModelFailed(LOADED, str(error))
+        if os.getpid() != self._owner:
+            return
+        self._link.send(answer)
+        if isinstance(answer, ModelFailed):
+            return
+        try:
+            while True:
+                batch: TensorBatch = self._calls.next_batch().message
+                answer = self._run(batch, self._inputs, self._outputs)
+                if os.getpid() != self._owner:
+                    return
+                self._link.send(answer)
+        except (EOFError, ConnectionError):
+            self._model.finish()
+
+    def _run(self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory) -> TensorBatch | ModelFailed:
+        try:
+            with self._calls.running(batch.number):
+                ran = self._model.run_requests(inputs.read(batch.places, batch.size), batch.requests)
+            if os.getpid() != self._owner:
+                return ModelFailed(batch.number, "")
+            places, size = outputs.write(ran.outputs)
+        except Exception as error:  # any error fails this batch alone
+            return ModelFailed(batch.number, str(error) or type(error).__name__)
+        return TensorBatch(batch.number, places, size, errors=ran.errors, metrics=take_updates())
+
+    def _run_beside(self, received: Received) -> None:
+        """Run a batch while the main thread has one; the memory of its tensors comes along."""
+        answer = self._run(received.message, *map(TensorMemory, received.fds))
+        if os.getpid() != self._owner:
+            os._exit(0)
+        close_all(received.fds)
+        try:
+            self._link.send(answer)
+        except ConnectionError:
+            return
 
 
 def main() -> None:
@@ -70,9 +127,12 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it closed before there could be a signal
         return
-    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
+    _write_logs()
+    link = MessageLink(
+        socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered | ReadyQuestion
+    )
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
-    serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))
+    ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

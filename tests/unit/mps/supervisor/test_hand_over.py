@@ -14,13 +14,16 @@ from sluice.mps.ipc.messages import (
     AddModel,
     BatchFinished,
     BatchRefused,
+    BatchWaits,
     BatchWithdrawn,
+    CallModel,
     DropModel,
     FromWorker,
     LoadResult,
     ModelAdded,
     ModelDropped,
     ModelFile,
+    ReadinessReport,
     WorkerReady,
 )
 from sluice.mps.partitions.isolation_report import Evidence
@@ -140,8 +143,13 @@ class Bench:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reported.append(f"{partition} unloaded {key}")
 
+    def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
+        os.close(fd)
+
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
+
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits
     ) -> None:
         self.reported.append(f"{partition}: batch {message.batch}")
 
