@@ -50,6 +50,7 @@ class MixedExecutor:
         self.look_up_cache = workers.look_up_cache
         self.take_outputs = workers.take_outputs
         self.discard = workers.discard
+        self.responses = workers.responses
 
     @property
     def regions(self) -> Supervisor:

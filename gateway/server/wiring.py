@@ -181,6 +181,7 @@ def build_gateway(
         config.client_key,
         config.front_door.id_bytes,
         execution.executor.bodies,
+        execution.executor.responses,
     )
     return Gateway(
         state.registry,

@@ -13,17 +13,21 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from sluice.models.backends.base import GpuOptions
+from sluice.models.backends.base import BackendResponse, GpuOptions
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import (
     LOADED,
+    CancelBatch,
+    FromModel,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
+    SentResponse,
+    TakeNext,
     TensorBatch,
     TensorMemory,
 )
@@ -64,15 +68,29 @@ class PythonBackend:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed for an error of the model, and when its process ends."""
+        process = self._started(inputs)
+        with self._restarts(process):
+            return process.answer()
+
+    def _started(self, inputs: Mapping[str, Array]) -> "_Process":
+        """Give a batch to the process; raises BackendFailed."""
         if self._retry_at and time.monotonic() < self._retry_at:
             raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
+        with self._restarts(process):
+            if self._hand_over(process, inputs):
+                return process
+            self._end(process)  # it ended while it was idle
+        process = self._begin()
+        with self._restarts(process):
+            self._hand_over(process, inputs)
+        return process
+
+    @contextlib.contextmanager
+    def _restarts(self, process: "_Process") -> Iterator[None]:
+        """Restart a process that ends, or can no longer be used; raises BackendFailed then."""
         try:
-            if not self._hand_over(process, inputs):
-                self._end(process)  # it ended while it was idle
-                process = self._begin()
-                self._hand_over(process, inputs)
-            return process.answer()
+            yield
         except EOFError:
             ended = self._end(process)
             self._begin()
@@ -133,7 +151,7 @@ class _Process:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = MessageLink(our_end, TensorBatch | ModelFailed)
+            self._link = MessageLink(our_end, FromModel)
             self._inputs, self._outputs = (TensorMemory(_memory(name, ours)) for name in ("in", "out"))
             # Closed when this process ends, so that the other one does not outlive it.
             life, our_life = os.pipe()
@@ -184,9 +202,33 @@ class _Process:
         answer = self._receive()
         if isinstance(answer, ModelFailed):
             raise BackendFailed(answer.message)
+        if isinstance(answer, SentResponse):
+            raise self._misanswered("it sent a response in place of an answer")
         return self._outputs.read(answer)
 
-    def _receive(self, timeout_s: float | None = None) -> TensorBatch | ModelFailed:
+    @property
+    def readable(self) -> tuple[int, int]:
+        """Descriptors, one of which is readable when the process has sent something, or has ended."""
+        return self._link.fileno(), self._pidfd
+
+    def response(self) -> BackendResponse | None:
+        """The next response of a decoupled model to the batch that it was sent; None at the end of the batch.
+
+        Raises as `answer`.
+        """
+        answer = self._receive()
+        if isinstance(answer, ModelFailed):
+            raise BackendFailed(answer.message)
+        if isinstance(answer, TensorBatch):
+            return None
+        return BackendResponse(self._outputs.read(answer.tensors), answer.error, answer.is_final)
+
+    def tell(self, kind: type[TakeNext] | type[CancelBatch]) -> None:
+        """Send a message about the batch; the receiver notices if it has ended."""
+        with contextlib.suppress(ConnectionError):
+            self._link.send(kind(self._number))
+
+    def _receive(self, timeout_s: float | None = None) -> FromModel:
         """Return the answer to the last message.
 
         Raises EOFError when the process ends, TimeoutError when nothing comes in time, and _Misanswered, after which
@@ -206,7 +248,7 @@ class _Process:
             raise self._misanswered(f"process {sender} answered in place of process {self._process.pid}")
         if answer.number != self._number:
             raise self._misanswered(f"it answered batch {answer.number}, expected batch {self._number}")
-        checked: TensorBatch | ModelFailed = answer
+        checked: FromModel = answer
         return checked
 
     def _misanswered(self, reason: str) -> _Misanswered:
@@ -241,6 +283,47 @@ def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
     )
 
 
+class DecoupledPythonBackend(PythonBackend):
+    """The loaded decoupled model of a `model.py`; see `DecoupledBackend`."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one request and drop its responses, for the sake of its time; raises BackendFailed.
+
+        An error that the model sends is a response like others.
+        """
+        self.begin(inputs)
+        while self.receive() is not None:
+            self.taken()
+        return {}
+
+    @property
+    def readable(self) -> tuple[int, ...]:
+        """Descriptors, one of which is readable when `receive` does not wait."""
+        return () if self._process is None else self._process.readable
+
+    def begin(self, inputs: Mapping[str, Array]) -> None:
+        """Start a run on inputs that stay as they are until its end; raises BackendFailed."""
+        self._started(inputs)
+
+    def receive(self) -> BackendResponse | None:
+        """The next response, whose outputs are valid until it is taken; raises BackendFailed, which ends the run."""
+        assert self._process is not None, "a run has begun"
+        with self._restarts(self._process):
+            return self._process.response()
+
+    def taken(self) -> None:
+        """Let the model go on after a response that has been read."""
+        self._tell(TakeNext)
+
+    def cancel(self) -> None:
+        """Tell the model that its responses are not wanted any more; it still ends the run by itself."""
+        self._tell(CancelBatch)
+
+    def _tell(self, kind: type[TakeNext] | type[CancelBatch]) -> None:
+        if self._process is not None:
+            self._process.tell(kind)
+
+
 def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = None) -> PythonBackend:
     """Load the model of a `model.py` with the configuration `config`, in JSON.
 
@@ -250,4 +333,5 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     del gpu
     if not config:
         raise BackendFailed(f"{path}: expected a config.pbtxt with its inputs and outputs")
-    return PythonBackend(LoadPythonModel(path, threads, config))
+    start = LoadPythonModel(path, threads, config)
+    return DecoupledPythonBackend(start) if decode_config(config).is_decoupled else PythonBackend(start)

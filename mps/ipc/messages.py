@@ -17,6 +17,9 @@ from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
 
+RESPONSE_WINDOW = 16
+"""The responses of a batch of a decoupled model that may be sent and not yet taken."""
+
 
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
     """A model to load. `backend` names a module of `models.backends`; `menu` are the batch sizes to warm up and time.
@@ -143,7 +146,31 @@ class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch
+class ResponseTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The outputs of a `ResponseSent` of a batch are no longer needed; its slot is free, -1 if it had none."""
+
+    batch: int
+    slot: int
+
+
+class CancelResponses(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The client of a batch of a decoupled model has gone. The model hears of it, and ends the batch as it likes."""
+
+    batch: int
+
+
+ToWorker = (
+    StartWorker
+    | AddModel
+    | DropModel
+    | MeasureModel
+    | MapRegion
+    | UnmapRegion
+    | RunBatch
+    | WithdrawBatch
+    | ResponseTaken
+    | CancelResponses
+)
 
 
 class LoadResult(msgspec.Struct, frozen=True, array_like=True):
@@ -198,7 +225,8 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A batch ran from `started_ns` to `ended_ns`; `confidences` has one tuple for each confidence of the model.
 
     Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
-    region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
+    region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region. A
+    batch of a decoupled model ends without outputs: they were sent as responses.
     """
 
     batch: int
@@ -209,8 +237,22 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     confidences: tuple[tuple[float, ...], ...] = ()
 
 
+class ResponseSent(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A response of a decoupled model to the request of a batch, which still runs.
+
+    It has outputs, of which a response need not have all, or an `error`, or neither if it only says that it
+    `is_final`. `slot` is as in `BatchFinished`, and -1 without outputs. Answered by `ResponseTaken`.
+    """
+
+    batch: int
+    outputs: tuple[OutputTensor, ...]
+    slot: int
+    error: str | None = None
+    is_final: bool = False
+
+
 class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The outputs of the next `BatchFinished` have a new region, whose descriptor comes along, since they did not fit.
+    """The outputs of the next `BatchFinished` or `ResponseSent` did not fit: a descriptor of a region comes along.
 
     `region` is negative, so that it differs from all numbers that the gateway gives, and unique among all workers.
     """
@@ -244,12 +286,16 @@ class BatchWithdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
+BatchReport = BatchFinished | ResponseSent | BatchRefused | BatchWithdrawn
+"""The messages about a batch."""
+
 FromWorker = (
     WorkerReady
     | ModelAdded
     | ModelDropped
     | ModelMeasured
     | BatchFinished
+    | ResponseSent
     | OverflowCreated
     | BatchRefused
     | BatchWithdrawn

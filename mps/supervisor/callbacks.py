@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import BatchFinished, BatchRefused, BatchWithdrawn, LoadResult, WorkerReady
+from sluice.mps.ipc.messages import BatchReport, LoadResult, WorkerReady
 from sluice.mps.supervisor.process import WorkerProcess
 
 
@@ -49,9 +49,12 @@ class WorkerCallbacks(Protocol):
         """`Supervisor.unload` has finished."""
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
-        """A worker has answered a batch, whose outputs lie within mapped regions (`Supervisor.region`).
+        """A worker has answered a batch, or sent a response; outputs lie within mapped regions (`Supervisor.region`).
 
         Raises PartitionError for an answer that does not fit what the worker was sent; the worker is killed then.
         """

@@ -23,6 +23,7 @@ from sluice.mps.ipc.messages import (
     AddModel,
     BatchFinished,
     BatchRefused,
+    BatchReport,
     BatchWithdrawn,
     DropModel,
     FromWorker,
@@ -33,6 +34,7 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
+    ResponseSent,
     UnmapRegion,
     WorkerReady,
 )
@@ -286,7 +288,7 @@ class Supervisor:
                 if self._by_name[slot.name] is slot:
                     self._callbacks.model_unloaded(slot.name, message.key)
                 self._try_hand_over(slot)
-            case BatchFinished():
+            case BatchFinished() | ResponseSent():
                 check_places(message, self._regions, slot.output_region, slot.unclaimed_overflow)
                 self._answered(slot, message)
                 if message.slot < 0:
@@ -296,7 +298,7 @@ class Supervisor:
             case ModelMeasured():
                 raise PartitionError("a model was measured, which was not ordered")
 
-    def _answered(self, slot: WorkerSlot, answer: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
+    def _answered(self, slot: WorkerSlot, answer: BatchReport) -> None:
         assert slot.process is not None
         self._callbacks.message(slot.name, slot.process, answer)
         slot.answered = True  # not by an answer that is refused: a worker that sends such ones is of no use

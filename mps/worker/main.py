@@ -25,8 +25,10 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
     AddModel,
+    BatchFinished,
     BatchRefused,
     BatchWithdrawn,
+    CancelResponses,
     DropModel,
     MapRegion,
     MeasureModel,
@@ -34,6 +36,9 @@ from sluice.mps.ipc.messages import (
     ModelDropped,
     ModelFile,
     ModelMeasured,
+    OverflowCreated,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     StartWorker,
     ToWorker,
@@ -49,6 +54,7 @@ from sluice.mps.worker.evidence import gather_evidence
 
 if TYPE_CHECKING:
     from sluice.mps.worker.loader import Loader
+    from sluice.mps.worker.responses import BatchResponses
     from sluice.mps.worker.runner import Runner
     from sluice.mps.worker.tensors import WorkerTensors
 
@@ -89,6 +95,9 @@ class Worker:
         self._evidence = evidence
         self._queue: deque[RunBatch] = deque()
         self._last_batch = 0
+        self._responses: BatchResponses | None = None
+        self._cancelled: set[int] = set()
+        """The waiting batches of decoupled models whose clients have gone."""
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
@@ -100,12 +109,47 @@ class Worker:
             for message, fds in self._channel.receive(wait=idle):
                 self.handle(message, fds)
             if self._queue:
-                answer, overflow = self._runner.run(self._queue.popleft())
-                if overflow:
-                    self._channel.send(overflow[0], [overflow[1].fd])
-                self._channel.send(answer)
+                run = self._queue.popleft()
+                responses = self._runner.begin_responses(run)
+                if responses is None:
+                    self._send(*self._runner.run(run))
+                elif isinstance(responses, BatchRefused):
+                    self._channel.send(responses)
+                else:
+                    self._send_responses(run, responses)
             if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
                 self._channel.send(self._with_evidence(change))
+
+    def _send(
+        self, answer: BatchFinished | BatchRefused | ResponseSent, overflow: "tuple[OverflowCreated, Region] | None"
+    ) -> None:
+        if overflow:
+            self._channel.send(overflow[0], [overflow[1].fd])
+        self._channel.send(answer)
+
+    def _send_responses(self, run: RunBatch, responses: "BatchResponses") -> None:
+        """Send the responses to a batch until it ends, and handle messages meanwhile."""
+        self._responses = responses
+        if run.batch in self._cancelled:
+            responses.cancel()
+        try:
+            while True:
+                has_response = responses.wait(self._channel.fileno())
+                for message, fds in self._channel.receive():
+                    self.handle(message, fds)
+                if not has_response:
+                    continue
+                try:
+                    answer, overflow = responses.receive()
+                except Exception as error:  # it ends this batch alone
+                    self._channel.send(self._runner.refusal(run, error))
+                    return
+                self._send(answer, overflow)
+                if isinstance(answer, BatchFinished):
+                    return
+        finally:
+            self._responses = None
+            self._cancelled.discard(run.batch)
 
     def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
@@ -124,6 +168,8 @@ class Worker:
                     )
             case WithdrawBatch():
                 self._withdraw(message.batch)
+            case ResponseTaken() | CancelResponses():
+                self._handle_responses(message)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
@@ -134,6 +180,19 @@ class Worker:
                 self._channel.send(self._measure(message.file))
             case StartWorker():
                 raise PartitionError("worker: expected no second StartWorker: a worker is bound to its partition once")
+
+    def _handle_responses(self, message: ResponseTaken | CancelResponses) -> None:
+        """Handle a message about a batch of a decoupled model, which may wait or have ended."""
+        running = self._responses if self._responses is not None and self._responses.batch == message.batch else None
+        if isinstance(message, ResponseTaken):
+            if running is not None:
+                running.taken(message.slot)
+            elif message.slot >= 0:
+                self._tensors.free(message.slot)
+        elif running is not None:
+            running.cancel()
+        elif any(run.batch == message.batch for run in self._queue):
+            self._cancelled.add(message.batch)
 
     def _measure(self, file: ModelFile) -> ModelMeasured:
         """Measure a model and add the evidence of the partition; between two runs, look whether to exit."""

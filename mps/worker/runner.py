@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from sluice.models.backends.base import Backend, GpuOptions
+from sluice.models.backends.base import Backend, DecoupledBackend, GpuOptions
 from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
 from sluice.models.backends.timed import SlowedBackend
@@ -31,6 +31,7 @@ from sluice.mps.ipc.messages import (
     OverflowCreated,
     RunBatch,
 )
+from sluice.mps.worker.responses import BatchResponses
 from sluice.mps.worker.tensors import WorkerTensors
 
 
@@ -45,6 +46,8 @@ class _Model(NamedTuple):
     file: ModelFile
     backend: Backend
     table: LatencyTable
+    decoupled: DecoupledBackend | None
+    """The backend of a decoupled model; None for another one."""
 
 
 class Runner:
@@ -105,7 +108,9 @@ class Runner:
     def backend(self, file: ModelFile) -> Backend:
         """Load the backend of a model, cold; any thread may call it. Raises whatever the backend's module raises."""
         backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
-        return backend if self._slowdown == 1 else SlowedBackend(backend, self._slowdown)
+        if self._slowdown == 1 or isinstance(backend, DecoupledBackend):
+            return backend
+        return SlowedBackend(backend, self._slowdown)
 
     def load_steps(self, file: ModelFile, make: Callable[[], ColdBackend]) -> Generator[None, None, LoadResult]:
         """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
@@ -123,7 +128,7 @@ class Runner:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
             return LoadResult(file.key, None, first_line(error))
-        self._models[file.key] = _Model(file, backend, table)
+        self._models[file.key] = _Model(file, backend, table, _decoupled(backend))
         self._refusals.pop(file.key, None)
         return LoadResult(file.key, table, memory=peaks.model_memory())
 
@@ -141,7 +146,7 @@ class Runner:
             measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
         except Exception as error:
             return ModelMeasured(error=first_line(error))
-        self._models[file.key] = _Model(file, made[0], measurement.table(50))
+        self._models[file.key] = _Model(file, made[0], measurement.table(50), _decoupled(made[0]))
         return ModelMeasured(measurement)
 
     @property
@@ -175,7 +180,24 @@ class Runner:
         try:
             return self._run(run)
         except Exception as error:  # An error of the backend, MemoryError included, fails this batch alone.
-            return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error)), None
+            return self.refusal(run, error), None
+
+    def begin_responses(self, run: RunBatch) -> BatchResponses | BatchRefused | None:
+        """Begin to run a batch of a decoupled model; None for a batch of another model, or one that is not loaded."""
+        model = self._models.get(run.model)
+        backend = None if model is None else model.decoupled
+        if backend is None:
+            return None
+        started_ns = time.monotonic_ns()
+        try:
+            backend.begin({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
+        except Exception as error:
+            return self.refusal(run, error)
+        return BatchResponses(run, backend, self._tensors, started_ns)
+
+    def refusal(self, run: RunBatch, error: Exception) -> BatchRefused:
+        """The answer to a batch that an error has ended."""
+        return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error))
 
     def _fault(self, error: Exception) -> BatchFault:
         if is_out_of_memory(error):
@@ -186,7 +208,7 @@ class Runner:
     def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
-        file, backend, _ = self._models[run.model]
+        file, backend, _, _ = self._models[run.model]
         started_ns = time.monotonic_ns()
         outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
         if file.batchable:
@@ -195,6 +217,10 @@ class Runner:
         written, slot, region = self._tensors.write(outputs, file.batchable)
         done = BatchFinished(run.batch, started_ns, time.monotonic_ns(), written, slot, confidences)
         return done, (OverflowCreated(written[0].region, region.nbytes), region) if region else None
+
+
+def _decoupled(backend: Backend) -> DecoupledBackend | None:
+    return backend if isinstance(backend, DecoupledBackend) else None
 
 
 def _check_rows(outputs: dict[str, Array], rows: int) -> None:

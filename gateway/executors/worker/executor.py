@@ -23,7 +23,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.worker.answer_check import check_answer, missing_output
+from sluice.gateway.executors.worker.answer_check import check_answer, check_response, missing_output
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
@@ -32,9 +32,10 @@ from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
-from sluice.gateway.tensors.request_tensors import BatchOutputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
+from sluice.gateway.tensors.responses import ModelResponse, ResponseRouter
 from sluice.gateway.tensors.stage_cache import StageCache
-from sluice.models.errors import PartitionError
+from sluice.models.errors import BackendFailed, PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
@@ -42,13 +43,18 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
+    RESPONSE_WINDOW,
     BatchFault,
     BatchFinished,
     BatchRefused,
+    BatchReport,
     BatchWithdrawn,
+    CancelResponses,
     LoadResult,
     ModelFile,
     OutputTensor,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     WithdrawBatch,
     WorkerReady,
@@ -70,7 +76,7 @@ class WorkerExecutor:
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
     `quarantine`, `controls` and `spare` are for `recovery` from faults, and `launch` starts the processes (see
-    `Supervisor`). `cache` is for stages that use the response cache.
+    `Supervisor`). `cache` is for stages that use the response cache. `responses` get what decoupled models send.
     """
 
     def __init__(
@@ -86,7 +92,9 @@ class WorkerExecutor:
         *,
         spare: bool = False,
         launch: Launch = launch_worker,
+        responses: ResponseRouter | None = None,
     ) -> None:
+        self.responses = responses or ResponseRouter()
         self._supervisor = Supervisor(
             workers, self, quarantine=quarantine, controls=controls, spare=spare, launch=launch
         )
@@ -101,13 +109,14 @@ class WorkerExecutor:
         self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
         self._specs: dict[str, ModelSpec] = {}
+        self._streaming: dict[int, tuple[WorkerRecord, int]] = {}
+        """The batches of decoupled models that workers have, by request, with the worker."""
         self.add(wirings, models, {})
         self._report: EventSink
         # Only the assembly handles tensors.
         self.admit = self._assembly.admit
         self.look_up_cache = self._assembly.look_up_cache
         self.take_outputs = self._assembly.take_outputs
-        self.discard = self._assembly.discard
 
     def add(
         self,
@@ -126,6 +135,8 @@ class WorkerExecutor:
     def remove(self, pipelines: Iterable[str], models: Collection[str]) -> None:
         """Remove pipelines that get no requests, and models that no worker holds."""
         self._assembly.remove(pipelines, models)
+        for pipeline in pipelines:
+            self.responses.forget(pipeline)
         for key in models:
             self._variable.pop(key, None)
             self._specs.pop(key, None)
@@ -218,6 +229,8 @@ class WorkerExecutor:
             raise
         worker.freed.clear()
         worker.batches[batch.batch] = batch
+        if self._specs[batch.model].decoupled:
+            self._streaming[batch.members[0].request] = worker, batch.batch
         if len(worker.batches) == 1:
             worker.hang_detector.restart()
 
@@ -226,6 +239,13 @@ class WorkerExecutor:
         for worker in (*self._workers.values(), *self._replaced.values()):
             if batch in worker.batches:
                 worker.process.send(WithdrawBatch(batch))
+
+    def discard(self, request: int) -> None:
+        """Drop a request that gets no answer; a decoupled model that runs it hears of that."""
+        self._assembly.discard(request)
+        if self._streaming and (streaming := self._streaming.get(request)) is not None:
+            worker, batch = streaming
+            worker.process.send(CancelResponses(batch))
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; a worker that is gone is not asked, since its loss was reported."""
@@ -306,8 +326,9 @@ class WorkerExecutor:
     def _fail_batches(self, worker: WorkerRecord, reason: str) -> None:
         worker.lost = True
         worker.hang_detector.stop()
-        for batch in worker.batches:
+        for batch, dispatched in worker.batches.items():
             self._assembly.abandon(batch)
+            self._streaming.pop(dispatched.members[0].request, None)
             self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
@@ -334,7 +355,10 @@ class WorkerExecutor:
         self._report(ModelUnloaded(partition, key))
 
     def message(
-        self, partition: str, process: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        process: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         """Handle a worker's answer; raises PartitionError for one that does not fit the worker's batches."""
         worker = self._replaced.get(process) or self._workers[partition]
@@ -342,17 +366,26 @@ class WorkerExecutor:
         if message.batch not in due:
             expected = sorted(due) or "none"
             raise PartitionError(f"an answer to batch {message.batch}, expected one of those sent to it: {expected}")
+        if isinstance(message, ResponseSent):
+            self._take_response(worker, message)
+            return
         if isinstance(message, BatchFinished):
             self._check(partition, worker, message)
         if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
+        decoupled = self._specs[batch.model].decoupled
+        if decoupled:
+            self._end_responses(worker, batch)
         if worker.batches:
             worker.hang_detector.restart()
         elif worker.on_drained is not None:
             worker.on_drained()
         match message:
+            case BatchFinished() if decoupled:
+                self._assembly.complete(batch.batch, BatchOutputs({}, {}, no_release))
+                self._report(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, (), ""))
             case BatchFinished() if name := missing_output(self._specs[batch.model], message):
                 self._free(worker, message)()
                 self._assembly.abandon(batch.batch)
@@ -373,6 +406,45 @@ class WorkerExecutor:
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._report(BatchRevoked(batch.batch))
+
+    def _take_response(self, worker: WorkerRecord, message: ResponseSent) -> None:
+        """Pass a response of the running batch on to its request; raises as `message`."""
+        first = next(iter(worker.batches.values()))
+        if message.batch != first.batch:
+            raise PartitionError(f"a response of batch {message.batch} came while batch {first.batch} was running")
+        check_response(first, self._specs[first.model], message)
+        if worker.untaken >= RESPONSE_WINDOW:
+            raise PartitionError(f"batch {first.batch} has more than {RESPONSE_WINDOW} responses that are not taken")
+        worker.untaken += 1
+        worker.hang_detector.held = worker.untaken == RESPONSE_WINDOW
+        worker.hang_detector.restart()
+        tensors = {output.name: self._view(output) for output in message.outputs}
+        error = None if message.error is None else BackendFailed(message.error)
+        free = self._free(worker, message) if message.outputs else None
+        release = partial(self._response_taken, worker, message, free)
+        self.responses.route(first.members[0].request, ModelResponse(tensors, error, message.is_final, release))
+
+    def _response_taken(self, worker: WorkerRecord, response: ResponseSent, free: Callable[[], None] | None) -> None:
+        """Return the memory of a response, and let its model send another one."""
+        if worker.lost or response.batch not in worker.batches:
+            if free is not None:
+                free()
+            return
+        worker.untaken -= 1
+        worker.hang_detector.held = False
+        worker.hang_detector.restart()
+        if response.slot >= 0:  # the worker hears of it now: there may be no next batch for long
+            worker.slots_in_use -= 1
+        elif free is not None:
+            free()
+        worker.process.send(ResponseTaken(response.batch, response.slot))
+
+    def _end_responses(self, worker: WorkerRecord, batch: DispatchBatch) -> None:
+        """Record that a batch of a decoupled model has ended, before or after it began to run."""
+        self._streaming.pop(batch.members[0].request, None)
+        if not worker.batches or next(iter(worker.batches)) > batch.batch:
+            worker.untaken = 0
+            worker.hang_detector.held = False
 
     def _check(self, partition: str, worker: WorkerRecord, answer: BatchFinished) -> None:
         first = next(iter(worker.batches.values()))
@@ -411,7 +483,7 @@ class WorkerExecutor:
             return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
-    def _free(self, worker: WorkerRecord, done: BatchFinished) -> Callable[[], None]:
+    def _free(self, worker: WorkerRecord, done: BatchFinished | ResponseSent) -> Callable[[], None]:
         """A function that returns the memory of a batch's outputs: the worker hears of it with its next batch."""
         if done.slot < 0:
             region = done.outputs[0].region

@@ -32,6 +32,8 @@ class WorkerRecord:
         self.hang_detector = HangDetector(
             self.batches, self.tables, self.loading, batch_timeout_s, process.deliver_pending, overdue
         )
+        self.untaken = 0
+        """The responses of the running batch that are held here."""
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.on_drained: Callable[[], None] | None = None

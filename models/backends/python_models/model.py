@@ -5,10 +5,11 @@ optional function `load(config)` is called once before, with the model's configu
 are read-only: other stages may read the same memory.
 """
 
+import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sluice.models.backends.python_models import triton_utils
+from sluice.models.backends.python_models.decoupled import Execute, RunSender
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
@@ -27,29 +29,54 @@ Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 class PythonModel:
     """The functions of a `model.py`, in this process; see `Backend`. `finish` is called when it is no longer needed."""
 
-    def __init__(self, config: TritonModelConfig, path: str, infer: Infer, finish: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        config: TritonModelConfig,
+        path: str,
+        infer: Infer,
+        finish: Callable[[], object],
+        send_responses: Execute | None = None,
+    ) -> None:
         self.inputs, self.outputs = tensors_of(config)
+        self.is_decoupled = config.is_decoupled
+        self._send_responses = send_responses
         self.finish = finish
         self._path = path
         self._infer = infer
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed with the last line of the traceback and its line in `model.py`."""
-        feed = {name: array.view() for name, array in inputs.items()}
-        for array in feed.values():
-            array.flags.writeable = False
-        try:
-            answer = self._infer(feed)
-        except BackendFailed:
-            raise
-        except (Exception, SystemExit) as error:
-            raise BackendFailed(_last_line(error, self._path)) from error
+        with self._reports_errors():
+            answer = self._infer(_read_only(inputs))
         if not isinstance(answer, Mapping):
             raise BackendFailed(f"{self._path}: infer: expected a dict of arrays by name, got {type(answer).__name__}")
         unknown = answer.keys() - {tensor.name for tensor in self.outputs}
         if unknown:
             raise BackendFailed(f"output '{min(map(str, unknown))}': the configuration has no such output")
         return {tensor.name: _checked(tensor, answer) for tensor in self.outputs}
+
+    def execute(self, inputs: Mapping[str, Array], sender: RunSender) -> None:
+        """Start the run of a request of a decoupled model, which sends its responses; raises as `run`."""
+        assert self._send_responses is not None, "a decoupled model has it"
+        with self._reports_errors():
+            self._send_responses(_read_only(inputs), sender)
+
+    def check_response(self, outputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The outputs of a response, which may be some of the model's; raises BackendFailed for others."""
+        unknown = outputs.keys() - {tensor.name for tensor in self.outputs}
+        if unknown:
+            raise BackendFailed(f"output '{min(map(str, unknown))}': the configuration has no such output")
+        return {tensor.name: _checked(tensor, outputs) for tensor in self.outputs if tensor.name in outputs}
+
+    @contextlib.contextmanager
+    def _reports_errors(self) -> Iterator[None]:
+        """Raise BackendFailed for an error of the model."""
+        try:
+            yield
+        except BackendFailed:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BackendFailed(_last_line(error, self._path)) from error
 
 
 def tensors_of(config: TritonModelConfig) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -69,7 +96,9 @@ def load(path: str, threads: int, config: str) -> PythonModel:
         module = _import(path, form.name)
         if hasattr(module, "TritonPythonModel"):
             model = triton_utils.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path))
-            return PythonModel(form, path, model.infer, model.finalize)
+            return PythonModel(form, path, model.infer, model.finalize, model.send_responses)
+        if form.is_decoupled:
+            raise BackendFailed("expected a class TritonPythonModel: only that can send its responses one by one")
         if hasattr(module, "load"):
             module.load(json.loads(config))
     except (Exception, SystemExit) as error:
@@ -95,6 +124,13 @@ def _import(path: str, name: str) -> ModuleType:
     finally:
         del sys.path[: len(beside)]
     return module
+
+
+def _read_only(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    feed = {name: array.view() for name, array in inputs.items()}
+    for array in feed.values():
+        array.flags.writeable = False
+    return feed
 
 
 def _whole(tensor: TensorConfig, batch: tuple[int, ...]) -> TensorSpec:

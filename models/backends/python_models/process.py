@@ -7,6 +7,7 @@ import select
 import socket
 import sys
 
+from sluice.models.backends.python_models import decoupled
 from sluice.models.backends.python_models import model as python_model
 from sluice.models.backends.python_models.wire import (
     LOADED,
@@ -15,6 +16,7 @@ from sluice.models.backends.python_models.wire import (
     ModelFailed,
     TensorBatch,
     TensorMemory,
+    ToModel,
 )
 from sluice.models.errors import BackendFailed
 
@@ -39,6 +41,9 @@ def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> Non
     if isinstance(answer, ModelFailed):
         return
     try:
+        if model.is_decoupled:
+            decoupled.serve(link, inputs, outputs, model.execute, model.check_response)
+            return
         while True:
             batch: TensorBatch = link.receive()[0]
             try:
@@ -70,7 +75,7 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it closed before there could be a signal
         return
-    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
+    link = MessageLink(socket.socket(fileno=options.socket), ToModel)
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Triton's `triton_python_backend_utils` for its Python models: tensors, requests and responses.
 
-Models import this module under that name; its names are therefore Triton's. Calls of other models, decoupled responses
-and GPU shared memory are not supported.
+Models import this module under that name; its names are therefore Triton's. Calls of other models and GPU shared memory
+are not supported.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from sluice.models.backends.python_models.decoupled import Closed, RunSender
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType
@@ -22,6 +23,10 @@ _NUMPY: dict[str, Any] = {
     name: numpy_dtype(datatype).type for datatype, name in DATA_TYPE.items() if datatype is not DataType.BF16
 }
 _TRITON = {dtype: name for name, dtype in _NUMPY.items()}
+
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+"""The flag of a final response."""
 
 
 class TritonError:
@@ -95,7 +100,9 @@ class InferenceRequest:
         requested_output_names: Sequence[str] = (),
         request_id: str = "",
         correlation_id: int = 0,
+        sender: RunSender | None = None,
     ) -> None:
+        self._sender = sender
         self._inputs = list(inputs)
         self._requested = list(requested_output_names)
         self._request_id = request_id
@@ -126,8 +133,16 @@ class InferenceRequest:
         return 0
 
     def is_cancelled(self) -> bool:
-        """Always false: a batch that runs is run to its end."""
-        return False
+        """True if the client has gone; only a decoupled model hears of it, as others run to the end of their batch."""
+        return self._sender is not None and self._sender.is_cancelled()
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        """The sender of the responses to this request, of a decoupled model."""
+        if self._sender is None:
+            raise TritonModelException(
+                "'get_response_sender' is of decoupled models; set model_transaction_policy { decoupled: true }"
+            )
+        return InferenceResponseSender(self._sender)
 
     def exec(self, *_: object, **__: object) -> NoReturn:
         """Other models cannot be called."""
@@ -154,6 +169,38 @@ class InferenceResponse:
     def error(self) -> TritonError | None:
         """The error, if it is one."""
         return self._error
+
+
+class InferenceResponseSender:
+    """Sends the responses to a request, from any thread, until it is closed by the final flag."""
+
+    def __init__(self, sender: RunSender) -> None:
+        self._sender = sender
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, or the final flag alone, and return when it is on its way to the client.
+
+        It waits while the client does not read. Raises TritonModelException for a response after the final flag.
+        """
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"unable to send response. Unsupported flag '{flags}' provided.")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        error = None if response is None else response.error()
+        outputs = {} if response is None else {each.name(): each.as_numpy() for each in response.output_tensors()}
+        try:
+            message = None if error is None else error.message()
+            self._sender.send(outputs if error is None else {}, message, is_final=bool(flags))
+        except Closed:
+            raise TritonModelException("unable to send response. Response sender has been closed.") from None
+        except BackendFailed as refused:
+            raise TritonModelException(str(refused)) from None
+
+    def is_cancelled(self) -> bool:
+        """True if the client has gone."""
+        return self._sender.is_cancelled()
 
 
 class Logger:
@@ -188,9 +235,9 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """False: a request has exactly one answer."""
-    del model_config
-    return False
+    """Return whether a request may have any number of responses."""
+    policy: Mapping[str, Any] = model_config.get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -204,7 +251,7 @@ def numpy_to_triton_type(data_type: Any) -> str:
 
 
 class _Executes(Protocol):
-    def execute(self, requests: list[InferenceRequest]) -> Sequence[InferenceResponse | None]:
+    def execute(self, requests: list[InferenceRequest]) -> Sequence[InferenceResponse | None] | None:
         """Answer the requests, in their order."""
         ...
 
@@ -226,10 +273,19 @@ class TritonModel:
             raise BackendFailed("execute: expected a list of one response for one request")
         response = responses[0]
         if response is None:
-            raise BackendFailed("execute: expected a response, got None: decoupled models are not supported")
+            raise BackendFailed(
+                "execute: expected a response, got None; a decoupled model has model_transaction_policy { decoupled: "
+                "true }"
+            )
         if (error := response.error()) is not None:
             raise BackendFailed(error.message())
         return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+    def send_responses(self, inputs: dict[str, Array], sender: RunSender) -> None:
+        """Execute a request of a decoupled model, which sends its responses; raises BackendFailed for an answer."""
+        tensors = [Tensor(name, array) for name, array in inputs.items()]
+        if self._model.execute([InferenceRequest(tensors, self._outputs, sender=sender)]) is not None:
+            raise BackendFailed("execute: expected None of a decoupled model, which sends its responses")
 
     def finalize(self) -> None:
         """Tell the model that it is no longer needed, if it wants to know."""

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -60,6 +60,36 @@ class ModelFailed(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     message: str
+
+
+class SentResponse(msgspec.Struct, frozen=True, tag=True):
+    """A response of a decoupled model to the batch of that number: `tensors`, an `error`, or the mark of the end alone.
+
+    The memory of its tensors is used again once it was answered by `TakeNext`.
+    """
+
+    number: int
+    tensors: TensorBatch
+    error: str | None = None
+    is_final: bool = False
+
+
+class TakeNext(msgspec.Struct, frozen=True, tag=True):
+    """The last response to the batch of that number was read."""
+
+    number: int
+
+
+class CancelBatch(msgspec.Struct, frozen=True, tag=True):
+    """The responses to the batch of that number are not wanted any more."""
+
+    number: int
+
+
+FromModel: TypeAlias = TensorBatch | ModelFailed | SentResponse
+"""The messages of the process of a model."""
+ToModel: TypeAlias = LoadPythonModel | TensorBatch | TakeNext | CancelBatch
+"""The messages to it."""
 
 
 class TensorMemory:
@@ -127,10 +157,12 @@ class MessageLink:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
 
-    def send(self, message: LoadPythonModel | TensorBatch | ModelFailed) -> None:
+    def send(self, message: FromModel | ToModel) -> None:
         """Send a message; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
             message = ModelFailed(message.number, message.message[:_MAX_MESSAGE])
+        elif isinstance(message, SentResponse) and message.error is not None:
+            message = msgspec.structs.replace(message, error=message.error[:_MAX_MESSAGE])
         self._socket.send(self._encode(message))
 
     def fileno(self) -> int:

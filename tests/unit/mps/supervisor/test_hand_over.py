@@ -12,8 +12,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     AddModel,
-    BatchFinished,
-    BatchRefused,
+    BatchReport,
     BatchWithdrawn,
     DropModel,
     FromWorker,
@@ -141,7 +140,10 @@ class Bench:
         self.reported.append(f"{partition} unloaded {key}")
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         self.reported.append(f"{partition}: batch {message.batch}")
 

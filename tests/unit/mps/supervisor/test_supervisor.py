@@ -15,7 +15,7 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     BatchFinished,
     BatchRefused,
-    BatchWithdrawn,
+    BatchReport,
     FromWorker,
     LoadResult,
     ModelAdded,
@@ -91,7 +91,10 @@ class Owner:
     def model_unloaded(self, partition: str, key: str) -> None: ...
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None: ...
 
 
