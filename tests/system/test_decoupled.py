@@ -40,7 +40,10 @@ class Reply(NamedTuple):
     @property
     def is_final(self) -> bool | None:
         """The mark of the last response; None for an error, of which the client passes on the text alone."""
-        return None if self.error else bool(self.result.get_response().parameters["triton_final_response"].bool_param)
+        if self.error:
+            return None
+        marked: bool = self.result.get_response().parameters["triton_final_response"].bool_param
+        return marked
 
     def value(self, name: str) -> Any:
         """The one value of an output; None if the response has none."""
@@ -87,7 +90,7 @@ class Stream:
     def has_more(self) -> bool:
         """True if a reply follows before that to a request that is asked now."""
         self.ask("square_int32", "last", IN=np.array([1], np.int32))
-        return self.next().value("OUT") != 1
+        return bool(self.next().value("OUT") != 1)
 
 
 @contextmanager
