@@ -42,7 +42,7 @@ class HangDetector:
         self._timeout_s = timeout_s
         self._take_in = take_in
         self._overdue = overdue
-        self.held = False
+        self.held = self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._since_s = 0.0
         self._look_s = 0.0
@@ -51,11 +51,12 @@ class HangDetector:
     def restart(self) -> None:
         """Record that the first batch starts to run now, or goes on."""
         self._since_s = self._loop.time()
-        if self._timer is None:
+        if self._timer is None and not self._is_stopped:
             self._check_at(self._since_s + min(CHECK_S, self._timeout_s))
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching for good."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -23,7 +23,7 @@ from sluice.gateway.protocol.request import InferRequest
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import http_status
-from sluice.models.errors import ServingError, UnsupportedRequest
+from sluice.models.errors import BackendFailed, ServingError, UnsupportedRequest
 
 Generated = AsyncGenerator[bytes | ServingError, None]
 """The responses to a request in JSON, and errors in their place."""
@@ -143,7 +143,11 @@ def _plain(
     submission = dataplane.submit(signature, inputs, options, client)
 
     async def responses() -> Generated:
-        response = build_response(await dataplane.answer(submission), options, dataplane.statuses)
+        try:
+            response = build_response(await dataplane.answer(submission), options, dataplane.statuses)
+        except BackendFailed as error:
+            yield error
+            return
         try:
             body = encode_generated(response, signature)
         finally:
@@ -178,7 +182,7 @@ def _decoupled(
                         encoded.release()
                     yield body
         except ServingError as error:
-            if not sent:
+            if not (sent or isinstance(error, BackendFailed)):  # the model has not run
                 raise
             yield error
         finally:
@@ -201,7 +205,7 @@ async def _one(generation: Generation, headers: dict[str, str]) -> Response:
 
 
 async def _all(generation: Generation, headers: dict[str, str]) -> Response:
-    """All responses of a request. One that fails before the first one is answered as others are."""
+    """All responses of a request. One that fails before its model runs is answered as others are."""
     try:
         return EventStream(generation, await generation.next(), headers)
     except BaseException:

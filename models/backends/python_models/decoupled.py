@@ -55,13 +55,19 @@ class ResponseLink:
             self.is_closed.clear()
 
     def send(self, number: int, outputs: Mapping[str, Array], error: str | None, *, is_final: bool) -> None:
-        """Send a response, and wait until it is read. Raises Closed after the final one, and EOFError."""
+        """Send a response, and wait until it is read; it is dropped if the client has gone.
+
+        Raises Closed after the final one, and EOFError.
+        """
         with self._lock:
             if number != self._number or self.is_closed.is_set():
                 raise Closed
-            tensors = self._outputs.write(number, outputs)
+            self._hear_all()
             if is_final:
                 self.is_closed.set()
+            if self._cancelled:
+                return
+            tensors = self._outputs.write(number, outputs)
             self._taken = False
             try:
                 self._link.send(SentResponse(number, tensors, error, is_final))
