@@ -147,6 +147,7 @@ class Worker:
                 self._send(answer, overflow)
                 if isinstance(answer, BatchFinished):
                     return
+                responses.sent()
         finally:
             self._responses = None
             self._cancelled.discard(run.batch)

@@ -51,6 +51,8 @@ class BatchResponses:
     def receive(self) -> tuple[ResponseSent | BatchFinished, tuple[OverflowCreated, Region] | None]:
         """The next response, or the end of the batch; the overflow region, if there is one, is to be sent before it.
 
+        `sent` is to follow once a response has been sent.
+
         Raises whatever ends the batch early. The model has then ended its run.
         """
         response = self._backend.receive()
@@ -65,9 +67,12 @@ class BatchResponses:
             except BaseException:
                 self._finish()
                 raise
-        self._backend.taken()
         sent = ResponseSent(self.batch, written, slot, response.error, response.is_final)
         return sent, (OverflowCreated(written[0].region, region.nbytes), region) if region else None
+
+    def sent(self) -> None:
+        """Let the model go on: its response is on its way, whatever becomes of this worker."""
+        self._backend.taken()
 
     def _finish(self) -> None:
         """Drop the other responses of the run, so that the model can take the next one."""

@@ -1,5 +1,7 @@
 """Decoupled models over streams of gRPC, with Triton's client: any number of responses to a request."""
 
+import http.client
+import json
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -249,3 +251,88 @@ def test_plain_models_share_a_stream_and_a_partition_with_decoupled_ones(server:
         ids = [reply.result.get_response().id for reply in replies]
         assert (ids.count("repeat"), ids.count("echo")) == (4, 1)
         assert replies[ids.index("echo")].value("y") == 2.5
+
+
+def generated(server: GatewayServer, path: str, **fields: Any) -> tuple[int, str, list[Any]]:
+    """The status, the type, and the events or the object of a response."""
+    # As curl sends it, and so does the example of Triton's documentation.
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    status, answered, body = server.request("POST", f"/v2/models/{path}", json.dumps(fields).encode(), headers)
+    if answered["content-type"] == "application/json":
+        return status, "json", [json.loads(body)]
+    assert answered["content-type"] == "text/event-stream; charset=utf-8"
+    *events, end = body.decode().split("\n\n")
+    assert end == ""
+    assert all(event.startswith("data: ") for event in events)
+    return status, "events", [json.loads(event[6:]) for event in events]
+
+
+def said(text: str) -> dict[str, str]:
+    return {"model_name": "scripted", "model_version": "1", "TEXT": text}
+
+
+@pytest.mark.behaviour("L0_http", "generate answers with the one response of a model", through="http")
+def test_generate_has_one_response(server: GatewayServer) -> None:
+    assert generated(server, "scripted/generate", PROMPT="say=hello", id="7") == (
+        *(200, "json"),
+        [{"id": "7", **said("hello")}],
+    )
+    echoed = {"model_name": "echo", "model_version": "1", "y": 2.5}
+    assert generated(server, "echo/versions/1/generate", x=2.5) == (200, "json", [echoed])
+    assert generated(server, "echo/generate_stream", parameters={"x": [2.5], "temperature": 0}) == (
+        *(200, "events"),
+        [echoed],
+    )
+
+
+@pytest.mark.behaviour("L0_http", "generate fails unless there is exactly one response", through="http")
+@pytest.mark.parametrize("prompt", ["", "say=a say=b", "say=a fail=b"])
+def test_generate_fails_unless_there_is_one_response(server: GatewayServer, prompt: str) -> None:
+    status, kind, (answer,) = generated(server, "scripted/generate", PROMPT=prompt)
+    assert (status, kind) == (500, "json")
+    assert answer["error"].startswith("generate expects model to produce exactly 1 response")
+
+
+@pytest.mark.behaviour("L0_http", "generate_stream has an event for each response, errors among them", through="http")
+def test_generate_stream_has_an_event_for_each_response(server: GatewayServer) -> None:
+    wrong = {"error": "wrong"}
+    late = {"error": "the model failed: scripted:1: ValueError: late (model.py:38)"}
+    expected = {
+        "say=a say=b": (200, [said("a"), said("b")]),
+        "say=a fail=wrong say=b": (200, [said("a"), wrong, said("b")]),
+        "say=a raise=late": (200, [said("a"), late]),
+        "fail=wrong": (500, [wrong]),
+        "raise=late": (500, [late]),
+        "": (200, []),
+    }
+    for prompt, (status, events) in expected.items():
+        assert generated(server, "scripted/generate_stream", PROMPT=prompt) == (status, "events", events)
+
+
+@pytest.mark.behaviour("L0_http", "what is wrong before inference is answered as JSON", through="http")
+def test_bad_generate_requests_are_answered_as_json(server: GatewayServer) -> None:
+    for path in ("generate", "generate_stream"):
+        status, kind, (answer,) = generated(server, f"scripted/{path}", other=1)
+        assert (status, kind) == (400, "json")
+        assert "missing required input(s) 'PROMPT'" in answer["error"]
+        assert generated(server, f"nothing/{path}")[:2] == (404, "json")
+
+
+def test_events_come_as_the_model_sends_them_and_a_client_that_leaves_is_noticed(
+    server: GatewayServer, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    connection.request("POST", "/v2/models/scripted/generate_stream", json.dumps({"PROMPT": f"until={note}"}))
+    response = connection.getresponse()
+    assert json.loads(response.readline()[6:]) == said("more")
+    response.close()
+    connection.close()
+    until(note.exists)
+
+
+def test_a_model_that_sends_too_much_for_generate_is_cancelled(server: GatewayServer, tmp_path: Path) -> None:
+    """The second response shows that there is not one alone."""
+    note = tmp_path / "note"
+    assert generated(server, "scripted/generate", PROMPT=f"until={note}")[0] == 500
+    until(note.exists)
