@@ -104,7 +104,7 @@ def _take(
 
 
 def _shape(name: str, wire_shape: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The shape of so many elements: the last variable dimension takes all that fixed ones do not, others are 1."""
+    """The shape of a number of elements: the last variable dimension takes what fixed ones leave, others are 1."""
     fixed = element_count(tuple(dimension for dimension in wire_shape if dimension != VARIABLE))
     left, rest = divmod(count, fixed) if fixed else (0, count)
     shape: list[int] = []

@@ -42,6 +42,8 @@ END_TIMEOUT_S = 5.0
 """Time for a model to finish before it is killed."""
 RELOAD_WAIT_S = 2.0
 """Time that batches, and with them the models of the same worker, wait for a restarted process."""
+DROPPED_S = 5.0
+"""Time for which a decoupled model may send responses that nobody reads, as when its latency is measured."""
 RETRY_S = 1.0
 """Delay before a process that failed to load its model is restarted."""
 
@@ -289,10 +291,13 @@ class DecoupledPythonBackend(PythonBackend):
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one request and drop its responses, for the sake of its time; raises BackendFailed.
 
-        An error that the model sends is a response like others.
+        An error that the model sends is a response like others. A model that goes on for long is cancelled.
         """
         self.begin(inputs)
+        until_s = time.monotonic() + DROPPED_S
         while self.receive() is not None:
+            if time.monotonic() > until_s:
+                self.cancel()
             self.taken()
         return {}
 

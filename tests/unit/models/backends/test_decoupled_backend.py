@@ -63,7 +63,7 @@ def load(tmp_path: Path) -> Load:
 
 
 def responses(backend: DecoupledBackend, x: int = 0) -> list[Any]:
-    """What a run sends: values by output, errors, and "final" for the mark alone; then None."""
+    """The responses of a run: values by output, errors, and "final" for the mark alone; then None."""
     backend.begin({"x": np.array([x], np.int32)})
     sent: list[Any] = []
     while (response := backend.receive()) is not None:
