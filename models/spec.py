@@ -22,7 +22,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
     and every request is a batch of its own. `config` is the model's completed configuration as Triton prints it in
     JSON; "" without a `config.pbtxt`. It is the source of `dynamic_batching`, `response_cache` and `replicas`, the
-    number of partitions that are to hold the model if there are enough.
+    number of partitions that are to hold the model if there are enough. A `decoupled` model sends any number of
+    responses to a request; its tensors have their batch dimension in the specs, and each request is a batch of its own.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     replicas: int = 1
     config: str = ""
     revision: int = 0
+    decoupled: bool = False
 
     @property
     def key(self) -> str:

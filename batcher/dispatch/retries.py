@@ -25,6 +25,8 @@ class Failures:
     lost worker's batches, only the one that was running is halved. A request alone in it fails if a worker was lost
     with it before: a batch takes log₂(requests) + 1 workers along at most, and a batch of one request two.
 
+    A batch of a decoupled model that was running is not run again: it may have sent responses.
+
     A batch that ran out of memory says nothing about its requests, but makes the next batches there smaller
     (`BatchLimit`). A request that does not fit by itself goes to a partition of another kind, if one may have memory
     for it.
@@ -78,6 +80,10 @@ class Failures:
 
     def _lost(self, batch: Batch, alive: list[Entry], message: str, decisions: list[AnyDecision]) -> list[Entry]:
         """Return the entries to retry of a batch that was running when its worker was lost."""
+        if alive and self._dispatcher.models[batch.queue_key[0]].config.decoupled:
+            for entry in alive:
+                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, message, decisions)
+            return []
         if len(batch.entries) == 1 and alive and alive[0].lost_once:
             reason = f"the worker was lost again, with this request alone: {message}"
             self._fail(alive[0].request, Outcome.FAILED_WORKER_LOST, reason, decisions)

@@ -110,7 +110,12 @@ class Stragglers:
         return min([max(soonest_ns, started_ns + PATIENCE_NS), *(each for each in latest_ns if each >= soonest_ns)])
 
     def _hosts(self, batch: Batch, partition: PartitionState) -> list[PartitionState]:
-        """The partitions other than `partition` that can run a batch and are not overdue."""
+        """The partitions other than `partition` that can run a batch and are not overdue; none for a decoupled model.
+
+        Its batches take as long as their requests need, and send responses that must not be sent twice.
+        """
+        if self._model(batch).config.decoupled:
+            return []
         only = self._fleet.queues.only(batch.queue_key)
         return [
             host

@@ -80,7 +80,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     partitions are to hold it, as far as there are enough with room. `footprints` are what was measured,
     by kind of partition, and `measured_bytes` what it was found to take there where that is more. One that is
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
-    priority than their own.
+    priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
+    neither retried after its start nor copied while it is overdue.
     """
 
     key: str
@@ -93,6 +94,7 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     pinned: bool = False
     priority: int = 0
     measured_bytes: dict[str, int] = {}
+    decoupled: bool = False
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""

@@ -58,6 +58,7 @@ def build_spec(
                 tuple(confidences.get(key, ())),
                 memory_of.get(key, 0),
                 spec.replicas,
+                decoupled=spec.decoupled,
             )
             for key, spec in specs.items()
         ),

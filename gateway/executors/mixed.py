@@ -52,6 +52,7 @@ class MixedExecutor:
         self.take_outputs = workers.take_outputs
         self.discard = workers.discard
         self.says_ready = workers.says_ready
+        self.responses = workers.responses
 
     @property
     def regions(self) -> Supervisor:

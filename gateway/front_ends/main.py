@@ -120,7 +120,7 @@ class FrontEnd:
         if others:
             self._grpc = front_end_server(
                 self._plane,
-                CallRelay(relay.call),
+                CallRelay(relay.call, relay.stream),
                 others[0],
                 config.max_body_bytes,
                 config.restrictions,

@@ -21,9 +21,10 @@ from sluice.gateway.front_ends.relayed_memory import RelayedMemory
 from sluice.gateway.front_ends.snapshot import ServedTable
 from sluice.gateway.front_ends.templates import SentTemplates
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
+from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.pending_answer import PendingAnswer
+from sluice.gateway.protocol.pending_answer import PendingAnswer, RelayNeeded
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.pipelines.pipeline import Pipeline
@@ -134,6 +135,12 @@ class FrontEndDataPlane(DataPlane):
         link.arrivals.append(arrival)
         link.flush_soon()
         return passed
+
+    def open_responses(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> ResponseStream:
+        """Only the gateway's process has the responses of decoupled models."""
+        raise RelayNeeded
 
     def _too_long(self, request: int) -> None:
         """Let a request go through the relay that fits into no message."""

@@ -1,4 +1,4 @@
-"""The HTTP application: health, metadata, metrics, documentation, and all other routes except inference."""
+"""The HTTP application: health, metadata, metrics, documentation, and all other routes except `infer`."""
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -7,14 +7,17 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.exchange import error_response
+from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
+from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -58,14 +61,17 @@ class ErrorMessage(BaseModel):
 
 def build_app(
     control: ControlPlane,
+    dataplane: DataPlane,
     metrics: ServerMetrics,
     traces: RecentTraces,
     max_upload_bytes: int,
     restrictions: Restrictions | None = None,
+    json_bytes: int = FrontDoorSettings().json_bytes,
 ) -> FastAPI:
-    """The ASGI application of a server, without inference. `traces` use the clock of `control`.
+    """The ASGI application of a server, without `infer`. `traces` use the clock of `control`.
 
-    `max_upload_bytes` bounds the body of a request that uploads the files of a model.
+    `max_upload_bytes` bounds the body of a request that uploads the files of a model, and `json_bytes` that of
+    inference by `generate`.
     """
     registry = control.registry
     restrictions = restrictions or Restrictions()
@@ -91,6 +97,7 @@ def build_app(
         *model_routers(control, restrictions, max_upload_bytes),
         *settings_routers(control, restrictions),
         inference_router(restrictions),
+        generate_router(dataplane, min(json_bytes, max_upload_bytes), restrictions),
         _server_metadata(control, restrictions),
         explanations,
         exposition,

@@ -366,7 +366,7 @@ class Exchange:
         request: InferRequest,
         binary_flags: tuple[bool, ...],
     ) -> tuple[Template, dict[str, Tensor]]:
-        inputs, options = self._route.dataplane.check(signature, request)
+        inputs, options = self._route.dataplane.check(signature, request, one_response="HTTP end point")
         if self.head.json_length is None and not request.shared:
             return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
         length = self.head.json_length

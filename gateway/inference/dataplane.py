@@ -8,9 +8,10 @@ from typing import Protocol
 
 import msgspec
 
-from sluice.batcher.interface.outcome import ANSWERED
+from sluice.batcher.interface.outcome import ANSWERED, Outcome
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
+from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.pending_answer import OnAnswered
@@ -19,6 +20,7 @@ from sluice.gateway.protocol.request_options import NO_PARAMETERS, Deliveries, R
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
+from sluice.gateway.tensors.responses import ModelResponse
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.slo import deadline_ns
@@ -120,12 +122,21 @@ class DataPlane(ABC):
         return signature
 
     def check(
-        self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
+        self,
+        signature: Signature,
+        request: InferRequest,
+        transport_budget_ns: int | None = None,
+        *,
+        one_response: str = "",
     ) -> tuple[dict[str, Tensor], RequestOptions]:
         """Check a request; returns its tensors and its options.
 
-        `transport_budget_ns` is the time until the client's own deadline. Raises RequestError, or a subclass of it.
+        `transport_budget_ns` is the time until the client's own deadline. `one_response` names the kind of request if
+        it can have one response only, so that decoupled models do not take it. Raises RequestError, or a subclass of
+        it.
         """
+        if one_response and signature.pipeline.decoupled:
+            raise UnsupportedRequest(f"{one_response} doesn't support models with decoupled transaction policy")
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
@@ -183,6 +194,12 @@ class DataPlane(ABC):
         """Submit a checked request of a client. Raises RejectedError when the server has stopped."""
 
     @abstractmethod
+    def open_responses(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> ResponseStream:
+        """Submit a checked request of a decoupled model; raises as `submit`."""
+
+    @abstractmethod
     def cancel(self, submission: Submitted) -> None:
         """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""
 
@@ -231,6 +248,16 @@ def build_response(
         answer.release()
         raise
     return InferResponse(options.id, given, answer)
+
+
+def build_model_response(response: ModelResponse, options: RequestOptions) -> InferResponse:
+    """One response to a request of a decoupled model; it has those of the requested outputs that the model sent.
+
+    Raises ServingError as `build_response`.
+    """
+    names = [name for name in options.names if name in response.outputs]
+    answer = Answer(Outcome.COMPLETED, outputs=response.outputs, release=response.release)
+    return build_response(answer, options._replace(names=names))
 
 
 def _deliver(

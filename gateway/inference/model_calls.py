@@ -70,16 +70,25 @@ class _Caller:
 class ModelCalls:
     """Runs the calls of models through the data plane; see `CallHandler`.
 
-    A call has the time that is left to the requests of the batch that makes it. It is cancelled when none of them is
-    wanted any more. `clock` gives the nanoseconds of the clock of all deadlines. The inputs of a call have at most
-    `most_bytes`.
+    A call has the time that is left to the requests of the batch that makes it. A request of a decoupled model that
+    `has_responded` has met its deadline, so that its further calls have that of the model that they call. A call is
+    cancelled when no request of the batch is wanted any more. `clock` gives the nanoseconds of the clock of all
+    deadlines. The inputs of a call have at most `most_bytes`.
     """
 
-    def __init__(self, dataplane: DataPlane, requests: OpenRequests, clock: Callable[[], int], most_bytes: int) -> None:
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        requests: OpenRequests,
+        clock: Callable[[], int],
+        most_bytes: int,
+        has_responded: Callable[[int], bool],
+    ) -> None:
         self._dataplane = dataplane
         self._requests = requests
         self._clock = clock
         self._most_bytes = most_bytes
+        self._has_responded = has_responded
         self._callers: dict[int, _Caller] = {}
         self._depths: dict[int, int] = {}
 
@@ -110,6 +119,23 @@ class ModelCalls:
                 f"model '{call.model}' is not called: calls of models within calls may be {MOST_DEPTH} deep; does a "
                 "model call itself without an end?"
             )
+        left_ns = self._left_ns(call, parents)
+        signature = self._dataplane.signature(call.model, call.version)
+        request = self._read(call, fd)
+        inputs, options = self._dataplane.check(signature, request, left_ns, one_response="A call of a model")
+        budget_ns = options.budget_ns if left_ns is None else left_ns
+        if call.timeout_us:
+            budget_ns = min(budget_ns, call.timeout_us * NS_PER_US)
+        options = options._replace(budget_ns=budget_ns, is_call=True, priority=call.priority)
+        submission = self._dataplane.submit(signature, inputs, options, parents[0].trace.arrival.client)
+        self._depths[submission.request] = caller.depth + 1
+        caller.calls[submission.request] = submission
+        submission.then(partial(self._answered, caller, submission.request, signature, options, answer))
+
+    def _left_ns(self, call: CallRequest, parents: Sequence[Submission]) -> int | None:
+        """The time that the requests of a batch leave to a call; None if they have met their deadlines already."""
+        if any(self._has_responded(parent.request) for parent in parents):
+            return None
         left_ns = max(parent.trace.arrival.deadline_ns for parent in parents) - self._clock()
         if left_ns <= 0:
             raise RejectedError(
@@ -117,15 +143,7 @@ class ModelCalls:
                 f"{-left_ns / 1e6:.1f} ms ago",
                 None,
             )
-        signature = self._dataplane.signature(call.model, call.version)
-        inputs, options = self._dataplane.check(signature, self._read(call, fd), left_ns)
-        if call.timeout_us:
-            left_ns = min(left_ns, call.timeout_us * NS_PER_US)
-        options = options._replace(budget_ns=left_ns, is_call=True, priority=call.priority)
-        submission = self._dataplane.submit(signature, inputs, options, parents[0].trace.arrival.client)
-        self._depths[submission.request] = caller.depth + 1
-        caller.calls[submission.request] = submission
-        submission.then(partial(self._answered, caller, submission.request, signature, options, answer))
+        return left_ns
 
     def _new_caller(self, batch: DispatchBatch, parents: Sequence[Submission]) -> _Caller:
         caller = self._callers[batch.batch] = _Caller(max(self._depths.get(each.request, 0) for each in parents))

@@ -86,6 +86,11 @@ def error_message(error: Exception) -> str:
     return "internal error: see the log of the server"
 
 
+def model_error(message: str, code: FailureCode) -> errors.ServingError:
+    """The error that a model sends as a response."""
+    return _OF_MODELS.get(code, errors.BackendFailed)(message)
+
+
 def outcome_error(
     outcome: Outcome,
     reason: str,

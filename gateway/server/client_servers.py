@@ -73,7 +73,7 @@ def client_servers(
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
     faults = ClientFaults()
     grpc_door = FrontDoor(limits, budget, faults, grpc_connections)
-    app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
+    app = build_app(control, dataplane, metrics, traces, config.max_body_bytes, restrictions, limits.json_bytes)
     route = InferRoute(dataplane, config.max_body_bytes, limits.json_bytes, budget)
     ends: FrontEnds | None = None
     grpc: GrpcServer | None = None

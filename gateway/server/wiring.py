@@ -182,8 +182,15 @@ def build_gateway(
         config.client_key,
         config.front_door.id_bytes,
         execution.executor.bodies,
+        execution.executor.responses,
     )
-    calls = ModelCalls(dataplane, execution.runtime, surroundings.clock, core.begin.spec.limits.memory_bytes)
+    calls = ModelCalls(
+        dataplane,
+        execution.runtime,
+        surroundings.clock,
+        core.begin.spec.limits.memory_bytes,
+        execution.executor.responses.has_responded,
+    )
     state.registry.ask_model = execution.executor.says_ready
     execution.executor.answer_calls(calls, execution.runtime.submission)
     return Gateway(

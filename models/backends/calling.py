@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from sluice.models.backends.metric_updates import MetricUpdate
-from sluice.models.backends.requests import CallRequest, CallResult, RequestFailure, RequestPart
+from sluice.models.backends.requests import CallRequest, CallResult, FailureCode, RequestFailure, RequestPart
 from sluice.models.tensors.arrays import Array
 
 
@@ -44,18 +44,49 @@ class ReadyAnswer(NamedTuple):
     batch: int = -1
 
 
-Progress = CallMade | BatchRan | BatchBroke | ReadyAnswer
+class ResponseMade(NamedTuple):
+    """A response of a decoupled model to a batch: outputs, or an `error`, or neither if it is only the mark of the end.
+
+    After the one that `is_final` there is no other. The outputs are valid until it is `taken`.
+    """
+
+    batch: int
+    outputs: Mapping[str, Array]
+    error: str | None = None
+    code: FailureCode = FailureCode.INTERNAL
+    is_final: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it is nothing but the mark of the end."""
+        return not self.outputs and self.error is None
+
+
+Progress = CallMade | BatchRan | BatchBroke | ReadyAnswer | ResponseMade
 
 
 @runtime_checkable
 class CallingBackend(Protocol):
     """A backend that runs batches as lists of requests, and may have several of them under way."""
 
-    def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
-        """Start a batch; returns when it has ended or waits for another model.
+    @property
+    def is_decoupled(self) -> bool:
+        """True if the model sends any number of responses to a batch of one request, which ends without outputs."""
+        ...
 
-        Batches that were waiting may have gone on meanwhile.
+    def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
+        """Start a batch; returns when it has ended or waits for another model, or at once if the model is decoupled.
+
+        Batches that were waiting may have gone on meanwhile. The inputs stay as they are until the end of the batch.
         """
+        ...
+
+    def taken(self, batch: int) -> None:
+        """Let a decoupled model go on after its last response to a batch; nothing happens if the batch is gone."""
+        ...
+
+    def cancel(self, batch: int) -> None:
+        """Tell a decoupled model that its responses are not wanted any more; it still ends the batch by itself."""
         ...
 
     def resume(self) -> list[Progress]:

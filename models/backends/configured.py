@@ -32,8 +32,10 @@ class _ReshapedCalling:
         self.answer: Callable[[int, CallResult, Sequence[int]], None] = calling.answer
         self.filenos: Callable[[], Sequence[int]] = calling.filenos
         self.take_metrics: Callable[[], tuple[MetricUpdate, ...]] = calling.take_metrics
-
         self.ask_ready: Callable[[int], bool] = calling.ask_ready
+        self.taken: Callable[[int], None] = calling.taken
+        self.cancel: Callable[[int], None] = calling.cancel
+        self.is_decoupled: bool = calling.is_decoupled
 
     @property
     def tells_ready(self) -> bool:

@@ -14,18 +14,21 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from sluice.models.backends.base import GpuOptions
-from sluice.models.backends.calling import BatchBroke, BatchRan, CallMade, Progress, ReadyAnswer
+from sluice.models.backends.calling import BatchBroke, BatchRan, CallMade, Progress, ReadyAnswer, ResponseMade
 from sluice.models.backends.metric_updates import MetricKind, MetricUpdate
 from sluice.models.backends.python_models.model import tensors_of
 from sluice.models.backends.python_models.wire import (
     LOADED,
     CallAnswered,
+    CancelBatch,
+    FromDecoupledModel,
+    FromModel,
     LoadPythonModel,
     MessageLink,
     ModelCall,
@@ -33,6 +36,8 @@ from sluice.models.backends.python_models.wire import (
     ReadyQuestion,
     ReadyReply,
     Received,
+    SentResponse,
+    TakeNext,
     TensorBatch,
     TensorMemory,
     close_all,
@@ -50,6 +55,8 @@ END_TIMEOUT_S = 5.0
 """Time for a model to finish before it is killed."""
 RELOAD_WAIT_S = 2.0
 """Time that batches, and with them the models of the same worker, wait for a restarted process."""
+DROPPED_S = 5.0
+"""Time for which a decoupled model may send responses that nobody reads, as when its latency is measured."""
 _MEASURED = "other models cannot be called while the model is loaded and measured"
 RETRY_S = 1.0
 """Delay before a process that failed to load its model is restarted."""
@@ -59,7 +66,8 @@ class PythonBackend:
     """The loaded model of a `model.py`; see `Backend` and `CallingBackend`.
 
     The outputs of a run are valid until the next one. A model that calls other models while it is measured gets errors:
-    such a run ends with outputs of zeros.
+    such a run ends with outputs of zeros. The responses of a decoupled model are then dropped, errors among them, and
+    one that goes on for long is cancelled.
     """
 
     provider, threads = "", 0
@@ -67,6 +75,7 @@ class PythonBackend:
     def __init__(self, start: LoadPythonModel) -> None:
         form = decode_config(start.config)
         self.inputs, self.outputs = tensors_of(form)
+        self.is_decoupled = form.is_decoupled
         self._start = start
         self._process: _Process | None = None
         self._retry_at = 0.0
@@ -84,6 +93,7 @@ class PythonBackend:
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; raises BackendFailed for an error of the model, and when its process ends."""
         calls = False
+        until_s = time.monotonic() + DROPPED_S
         progress = self.start(0, inputs, ())
         while True:
             for each in progress:
@@ -96,6 +106,10 @@ class PythonBackend:
                         raise BackendFailed(each.errors[0].message)
                     self._metrics += tuple(map(_without_runs, each.metrics))
                     return each.outputs
+                if isinstance(each, ResponseMade):
+                    if time.monotonic() > until_s:
+                        self.cancel(0)
+                    self.taken(0)
                 if not isinstance(each, CallMade):
                     continue
                 calls = True
@@ -110,13 +124,23 @@ class PythonBackend:
         except BackendFailed as error:
             return [BatchBroke(batch, str(error))]
         progress: list[Progress] = []
-        while not any(each.batch == batch for each in progress):
+        while not self.is_decoupled and not any(each.batch == batch for each in progress):
             progress += self._go_on(None)
         return progress
 
     def resume(self) -> list[Progress]:
         """The progress of batches that waited; see `CallingBackend`."""
         return self._go_on(0)
+
+    def taken(self, batch: int) -> None:
+        """Let a decoupled model go on; see `CallingBackend`."""
+        if self._process is not None:
+            self._process.tell(batch, TakeNext)
+
+    def cancel(self, batch: int) -> None:
+        """Tell a decoupled model that its client has gone; see `CallingBackend`."""
+        if self._process is not None:
+            self._process.tell(batch, CancelBatch)
 
     def answer(self, call: int, result: CallResult, fds: Sequence[int]) -> None:
         """Answer a call; see `CallingBackend`."""
@@ -166,6 +190,8 @@ class PythonBackend:
         return [*(BatchBroke(batch, reason) for batch in batches), *(ReadyAnswer(each, False) for each in asked)]
 
     def _zeros(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if self.is_decoupled:
+            return {}
         rows = next(iter(inputs.values())).shape[:1]
         return {
             output.name: np.full(
@@ -215,7 +241,7 @@ class PythonBackend:
     def _begin(self) -> "_Process":
         """Start a process, which loads while other models run; raises BackendFailed when none can be started now."""
         try:
-            process = _Process(self._start)
+            process = _Process(self._start, FromDecoupledModel if self.is_decoupled else FromModel)
         except OSError as error:
             self._retry_at = time.monotonic() + RETRY_S
             raise BackendFailed(f"the process of the model cannot be started: {error}") from error
@@ -256,9 +282,9 @@ class _Open(NamedTuple):
 
 
 class _Process:
-    """A process that starts loading a model at once."""
+    """A process that starts loading a model at once; `incoming` is the union of the messages that it may send."""
 
-    def __init__(self, start: LoadPythonModel) -> None:
+    def __init__(self, start: LoadPythonModel, incoming: Any) -> None:
         self.was_loaded = False
         self._number = LOADED
         self.metrics: tuple[MetricUpdate, ...] = ()
@@ -271,7 +297,7 @@ class _Process:
             our_end, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             theirs.enter_context(their_end)
             ours.enter_context(our_end)
-            self._link = MessageLink(our_end, TensorBatch | ModelFailed | ModelCall | ReadyReply)
+            self._link = MessageLink(our_end, incoming)
             self._inputs, self._outputs = (TensorMemory(_memory(name, ours)) for name in ("in", "out"))
             # Closed when this process ends, so that the other one does not outlive it.
             life, our_life = os.pipe()
@@ -350,6 +376,13 @@ class _Process:
         with contextlib.suppress(ConnectionError):
             self._link.send(CallAnswered(call, result), fds)
 
+    def tell(self, batch: int, kind: type[TakeNext] | type[CancelBatch]) -> None:
+        """Send a message about a batch that it has; an ended process is noticed when it is read."""
+        for number, each in self._open.items():
+            if each.batch == batch:
+                with contextlib.suppress(ConnectionError):
+                    self._link.send(kind(number))
+
     def progress(self, timeout_s: float | None) -> Progress:
         """Return its next message.
 
@@ -372,6 +405,8 @@ class _Process:
                 raise self._misanswered(f"a call came with {len(fds)} descriptors, expected 1")
             return CallMade(self._open[message.number].batch, message.call, message.request, fds[0])
         close_all(fds)
+        if isinstance(message, SentResponse):
+            return self._response(message)
         batch, outputs = self._open.pop(message.number)
         if outputs is self._outputs:
             self._main_is_taken = False
@@ -384,6 +419,14 @@ class _Process:
         finally:
             if outputs is not self._outputs:
                 os.close(outputs.fd)
+
+    def _response(self, message: SentResponse) -> ResponseMade:
+        batch, memory = self._open[message.number]
+        try:
+            outputs = memory.read(message.places, message.size)
+        except (AssertionError, BadTensor) as error:
+            raise self._misanswered(f"the outputs of a response cannot be read: {error}") from None
+        return ResponseMade(batch, outputs, message.error, message.code, message.is_final)
 
     def _receive(self, timeout_s: float | None = None) -> Received:
         """Return the next message.

@@ -48,6 +48,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
         config=spec.config,
         revision=spec.revision,
         response_cache=spec.response_cache,
+        decoupled=spec.decoupled,
     )
 
 

@@ -7,7 +7,10 @@ from sluice.models.spec import ModelSpec
 
 
 def find_model(models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str) -> ModelSpec:
-    """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
+    """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`.
+
+    A stage has one answer, so it cannot be of a decoupled model.
+    """
     versions = {spec.version: spec for spec in models.values() if spec.name == name}
     if not versions:
         known = sorted({spec.name for spec in models.values()})
@@ -16,6 +19,11 @@ def find_model(models: Mapping[str, ModelSpec], name: str, version: int | None, 
     if wanted not in versions:
         known = [str(each) for each in sorted(versions)]
         raise ConfigError(f"{path}: {at}.version: model '{name}' has no version {wanted}; {expected_one_of(known)}")
+    if versions[wanted].decoupled:
+        raise ConfigError(
+            f"{path}: {at}.model: '{name}' is decoupled: it sends any number of responses to a request; expected a "
+            "model with one response"
+        )
     return versions[wanted]
 
 

@@ -117,7 +117,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     their weights. `percentile` is the share of the admitted requests that are to be in time, in percent. `client_key`
     names the header that tells clients apart. `late`, `percentile` and `client_key` are None where the server's setting
     applies. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`. With
-    `response_cache`, answers may be reused for requests with equal inputs.
+    `response_cache`, answers may be reused for requests with equal inputs. A request of a `decoupled` one may have any
+    number of responses.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     response_cache: bool = False
     percentile: float | None = None
     client_key: str | None = None
+    decoupled: bool = False
 
     @property
     def key(self) -> str:

@@ -67,17 +67,27 @@ def configured_spec(
         version_policy=config.version_policy or VersionPolicy(latest=LatestVersions(1)),
         instance_group=completed_groups(config.instance_group, name, backend, kinds),
     )
+    inputs = tuple(tensor.spec() for tensor in config.input)
+    outputs = tuple(tensor.spec(read_labels(path, tensor.label_filename)) for tensor in config.output)
+    batching = config.dynamic_batching
+    if config.is_decoupled:
+        # Each request is a batch of its own, whatever its batch dimension is.
+        if rows:
+            inputs, outputs = _with_batch(inputs), _with_batch(outputs)
+        batching = batching and msgspec.structs.replace(batching, preferred=())
+        rows = 0
     return ModelSpec(
         name=name,
         version=version,
-        inputs=tuple(tensor.spec() for tensor in config.input),
-        outputs=tuple(tensor.spec(read_labels(path, tensor.label_filename)) for tensor in config.output),
+        inputs=inputs,
+        outputs=outputs,
         max_batch_size=rows,
         platform=config.platform or config.backend if file is None else file.platform,
-        dynamic_batching=config.dynamic_batching,
+        dynamic_batching=batching,
         replicas=replicas(config.instance_group),
         response_cache=config.response_cache is not None and config.response_cache.enable,
         config=encode_config(full),
+        decoupled=config.is_decoupled,
     )
 
 
@@ -118,6 +128,11 @@ def read_labels(path: Path, filename: str) -> tuple[str, ...]:
         return tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{at}: cannot be read: {error}") from error
+
+
+def _with_batch(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The tensors with their batch dimension, which is variable."""
+    return tuple(msgspec.structs.replace(tensor, shape=(VARIABLE, *tensor.shape)) for tensor in tensors)
 
 
 def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, default_rows: int) -> TritonModelConfig:

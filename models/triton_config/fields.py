@@ -49,6 +49,7 @@ HONOURED = frozenset(
         "model_warmup.inputs.zero_data",
         "model_warmup.inputs.random_data",
         "response_cache.enable",
+        "model_transaction_policy.decoupled",
     }
 )
 """Fields by path, each with everything in it; the values of a map have the path of the map."""
@@ -84,13 +85,12 @@ REFUSED = {
     "metric_tags": "the labels of metrics are the same for all models",
     "model_warmup.inputs.input_data_file": "warm-up inputs are zeros or random",
     "model_operations": "backends load no libraries of custom operations",
-    "model_transaction_policy.decoupled": "a request has exactly one answer",
     "model_repository_agents": "the files of a repository are served as they are",
     "model_metrics": "the buckets of histograms are the same for all models",
 }
 """The reason why each of the other fields cannot be set; a field with its default value is not set."""
 
-_KINDS = frozenset({"sequence_batching", "model_transaction_policy.decoupled"})
+_KINDS = frozenset({"sequence_batching"})
 """Fields that make a model of an unsupported kind."""
 
 

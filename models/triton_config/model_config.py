@@ -144,6 +144,12 @@ class ResponseCacheSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     enable: bool = False
 
 
+class TransactionPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The way a model answers: a `decoupled` one sends any number of responses to a request."""
+
+    decoupled: bool = False
+
+
 class GraphOptimization(msgspec.Struct, frozen=True, omit_defaults=True):
     """ONNX Runtime's level of graph optimization: 0 all, -1 basic, 1 extended, 2 none."""
 
@@ -174,6 +180,12 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     optimization: Optimization | None = None
     model_warmup: tuple[WarmUp, ...] = ()
     response_cache: ResponseCacheSettings | None = None
+    model_transaction_policy: TransactionPolicy | None = None
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Return whether a request may have any number of responses."""
+        return self.model_transaction_policy is not None and self.model_transaction_policy.decoupled
 
     @property
     def is_ensemble(self) -> bool:

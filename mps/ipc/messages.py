@@ -10,7 +10,7 @@ import enum
 import msgspec
 
 from sluice.models.backends.metric_updates import MetricUpdate
-from sluice.models.backends.requests import CallRequest, CallResult, RequestFailure, RequestPart
+from sluice.models.backends.requests import CallRequest, CallResult, FailureCode, RequestFailure, RequestPart
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
@@ -18,6 +18,9 @@ from sluice.models.profiles.measurement import Measurement, ModelMemory
 from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
+
+RESPONSE_WINDOW = 16
+"""The responses of a batch of a decoupled model that may be sent and not yet taken."""
 
 
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
@@ -163,6 +166,19 @@ class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
+class ResponseTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The outputs of a `ResponseSent` of a batch are no longer needed; its slot is free, -1 if it had none."""
+
+    batch: int
+    slot: int
+
+
+class CancelResponses(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The client of a batch of a decoupled model has gone. The model hears of it, and ends the batch as it likes."""
+
+    batch: int
+
+
 ToWorker = (
     StartWorker
     | AddModel
@@ -174,6 +190,8 @@ ToWorker = (
     | WithdrawBatch
     | AnswerCall
     | AskReady
+    | ResponseTaken
+    | CancelResponses
 )
 
 
@@ -234,7 +252,7 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
     region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
     `errors` are those of requests of the batch, whose rows have no meaning. `metrics` are the changes of the metrics
-    that the model defines.
+    that the model defines. A batch of a decoupled model ends without outputs: they were sent as responses.
     """
 
     batch: int
@@ -271,8 +289,23 @@ class ReadinessReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_ready: bool
 
 
+class ResponseSent(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A response of a decoupled model to the request of a batch, which still runs.
+
+    It has outputs, of which a response need not have all, or an `error`, or neither if it only says that it
+    `is_final`. `slot` is as in `BatchFinished`, and -1 without outputs. Answered by `ResponseTaken`.
+    """
+
+    batch: int
+    outputs: tuple[OutputTensor, ...]
+    slot: int
+    error: str | None = None
+    code: FailureCode = FailureCode.INTERNAL
+    is_final: bool = False
+
+
 class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The outputs of the next `BatchFinished` have a new region, whose descriptor comes along, since they did not fit.
+    """The outputs of the next `BatchFinished` or `ResponseSent` did not fit: a descriptor of a region comes along.
 
     `region` is negative, so that it differs from all numbers that the gateway gives, and unique among all workers.
     """
@@ -306,12 +339,16 @@ class BatchWithdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
+BatchReport = BatchFinished | ResponseSent | BatchRefused | BatchWithdrawn | BatchWaits
+"""The messages about a batch."""
+
 FromWorker = (
     WorkerReady
     | ModelAdded
     | ModelDropped
     | ModelMeasured
     | BatchFinished
+    | ResponseSent
     | OverflowCreated
     | BatchRefused
     | BatchWithdrawn

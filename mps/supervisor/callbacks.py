@@ -3,16 +3,7 @@
 from typing import Protocol
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import (
-    BatchFinished,
-    BatchRefused,
-    BatchWaits,
-    BatchWithdrawn,
-    CallModel,
-    LoadResult,
-    ReadinessReport,
-    WorkerReady,
-)
+from sluice.mps.ipc.messages import BatchReport, CallModel, LoadResult, ReadinessReport, WorkerReady
 from sluice.mps.supervisor.process import WorkerProcess
 
 
@@ -58,11 +49,15 @@ class WorkerCallbacks(Protocol):
         """`Supervisor.unload` has finished."""
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
-        """A worker has answered a batch, whose outputs lie within mapped regions (`Supervisor.region`), or waits in it.
+        """A worker has answered a batch, waits in it, or has sent a response.
 
-        Raises PartitionError for an answer that does not fit what the worker was sent; the worker is killed then.
+        Outputs lie within mapped regions (`Supervisor.region`). Raises PartitionError for an answer that does not fit
+        what the worker was sent; the worker is killed then.
         """
 
     def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:

@@ -23,6 +23,7 @@ from sluice.mps.ipc.messages import (
     AddModel,
     BatchFinished,
     BatchRefused,
+    BatchReport,
     BatchWaits,
     BatchWithdrawn,
     CallModel,
@@ -36,6 +37,7 @@ from sluice.mps.ipc.messages import (
     ModelMeasured,
     OverflowCreated,
     ReadinessReport,
+    ResponseSent,
     UnmapRegion,
     WorkerReady,
 )
@@ -283,7 +285,7 @@ class Supervisor:
         match message:
             case ModelAdded() | ModelDropped():
                 self._models_changed(slot, message)
-            case BatchFinished():
+            case BatchFinished() | ResponseSent():
                 check_places(message, self._regions, slot.output_region, slot.unclaimed_overflow)
                 self._answered(slot, message)
                 if message.slot < 0:
@@ -314,7 +316,7 @@ class Supervisor:
             raise PartitionError(f"a model called another one with {len(fds)} descriptors of its inputs, expected one")
         self._callbacks.model_called(slot.name, slot.process, message, fds[0])
 
-    def _answered(self, slot: WorkerSlot, answer: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits) -> None:
+    def _answered(self, slot: WorkerSlot, answer: BatchReport) -> None:
         assert slot.process is not None
         self._callbacks.message(slot.name, slot.process, answer)
         slot.answered = True  # not by an answer that is refused: a worker that sends such ones is of no use

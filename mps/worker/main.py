@@ -31,6 +31,7 @@ from sluice.mps.ipc.messages import (
     AskReady,
     BatchRefused,
     BatchWithdrawn,
+    CancelResponses,
     DropModel,
     MapRegion,
     MeasureModel,
@@ -38,6 +39,8 @@ from sluice.mps.ipc.messages import (
     ModelDropped,
     ModelFile,
     ModelMeasured,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     StartWorker,
     ToWorker,
@@ -95,11 +98,13 @@ class Worker:
         self._evidence = evidence
         self._queue: deque[RunBatch] = deque()
         self._last_batch = 0
+        self._cancelled: set[int] = set()
+        """The waiting batches of decoupled models whose clients have gone."""
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
         while True:
-            idle = not self._queue
+            idle = not self._queue or self._runner.is_running
             if self._runner.waiting_models:
                 self._resume(wait=idle)
                 idle = False
@@ -108,15 +113,23 @@ class Worker:
                 idle = False
             for message, fds in self._channel.receive(wait=idle):
                 self.handle(message, fds)
-            if self._queue and self._runner.shows_requests(self._queue[0].model):
-                self._report(self._runner.start(self._queue.popleft()))
-            elif self._queue:
-                answer, overflow = self._runner.run(self._queue.popleft())
-                if overflow:
-                    self._channel.send(overflow[0], [overflow[1].fd])
-                self._channel.send(answer)
+            if self._queue and not self._runner.is_running:
+                self._run(self._queue.popleft())
             if self._loader.busy and (change := self._loader.step(self._used_models())):
                 self._channel.send(self._with_evidence(change))
+
+    def _run(self, run: RunBatch) -> None:
+        """Run a batch, or start it if its model sends responses; it may then wait for other models."""
+        if self._runner.shows_requests(run.model):
+            self._report(self._runner.start(run))
+            if run.batch in self._cancelled:
+                self._cancelled.discard(run.batch)
+                self._runner.cancel_responses(run.batch)
+            return
+        answer, overflow = self._runner.run(run)
+        if overflow:
+            self._channel.send(overflow[0], [overflow[1].fd])
+        self._channel.send(answer)
 
     def _used_models(self) -> set[str]:
         """The models of batches that wait for their turn, or for other models."""
@@ -137,6 +150,8 @@ class Worker:
     def _report(self, reports: Sequence["Report"]) -> None:
         for message, fds, owned in reports:
             self._channel.send(message, fds)
+            if isinstance(message, ResponseSent):
+                self._runner.response_sent(message.batch)
             if owned:
                 for fd in fds:
                     os.close(fd)
@@ -145,21 +160,13 @@ class Worker:
         """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
         match message:
             case RunBatch():
-                if message.batch <= self._last_batch:
-                    raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {message.batch}")
-                self._last_batch = message.batch
-                for slot in message.release:
-                    self._tensors.free(slot)
-                if len(self._queue) < QUEUE_LIMIT:
-                    self._queue.append(message)
-                else:
-                    self._channel.send(
-                        BatchRefused(message.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches")
-                    )
+                self._add(message)
             case WithdrawBatch():
                 self._withdraw(message.batch)
-            case AnswerCall() | AskReady():
+            case AnswerCall() | AskReady() | ResponseTaken():
                 self._report(self._runner.pass_on(message, fds))
+            case CancelResponses():
+                self._cancel(message.batch)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
@@ -170,6 +177,22 @@ class Worker:
                 self._channel.send(self._measure(message.file))
             case StartWorker():
                 raise PartitionError("worker: expected no second StartWorker: a worker is bound to its partition once")
+
+    def _add(self, run: RunBatch) -> None:
+        if run.batch <= self._last_batch:
+            raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {run.batch}")
+        self._last_batch = run.batch
+        for slot in run.release:
+            self._tensors.free(slot)
+        if len(self._queue) < QUEUE_LIMIT:
+            self._queue.append(run)
+        else:
+            self._channel.send(BatchRefused(run.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches"))
+
+    def _cancel(self, batch: int) -> None:
+        """Tell the model of a batch that its client has gone, now or once it starts; it may have ended."""
+        if not self._runner.cancel_responses(batch) and any(run.batch == batch for run in self._queue):
+            self._cancelled.add(batch)
 
     def _measure(self, file: ModelFile) -> ModelMeasured:
         """Measure a model and add the evidence of the partition; between two runs, look whether to exit."""
@@ -199,6 +222,7 @@ class Worker:
         for run in self._queue:
             if run.batch == batch:
                 self._queue.remove(run)
+                self._cancelled.discard(batch)
                 self._channel.send(BatchWithdrawn(batch))
                 return
 

@@ -11,7 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.models.backends.base import Backend, GpuOptions
-from sluice.models.backends.calling import BatchBroke, BatchRan, CallingBackend, CallMade, Progress, ReadyAnswer
+from sluice.models.backends.calling import (
+    BatchBroke,
+    BatchRan,
+    CallingBackend,
+    CallMade,
+    Progress,
+    ReadyAnswer,
+    ResponseMade,
+)
 from sluice.models.backends.configured import calling_backend, load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
 from sluice.models.backends.requests import RequestFailure
@@ -39,8 +47,11 @@ from sluice.mps.ipc.messages import (
     ModelMeasured,
     OverflowCreated,
     ReadinessReport,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
 )
+from sluice.mps.worker.responses import BatchResponses
 from sluice.mps.worker.tensors import WorkerTensors
 
 _NO_MODELS: set[str] = set()
@@ -63,16 +74,17 @@ class _Model(NamedTuple):
 class Report(NamedTuple):
     """A message to the gateway with the descriptors that go along; `owned` ones are closed once it is sent."""
 
-    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel | ReadinessReport
+    message: BatchFinished | BatchRefused | OverflowCreated | BatchWaits | CallModel | ReadinessReport | ResponseSent
     fds: tuple[int, ...] = ()
     owned: bool = False
 
 
 class _Waiting(NamedTuple):
-    """A batch that waits for other models."""
+    """A batch that waits for other models, or sends responses."""
 
     run: RunBatch
     started_ns: int
+    responses: BatchResponses | None = None
 
 
 class Runner:
@@ -102,6 +114,7 @@ class Runner:
         self._calls: dict[int, tuple[int, int]] = {}
         self._last_call = 0
         self._asked: dict[int, str] = {}
+        self._running = 0
 
     def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
         """Load, warm up and time models; a model that fails is reported and does not stop the others.
@@ -137,7 +150,10 @@ class Runner:
     def backend(self, file: ModelFile) -> Backend:
         """Load the backend of a model, cold; any thread may call it. Raises whatever the backend's module raises."""
         backend = load_backend(file.backend, file.path, self._threads, file.config, self._gpu)
-        return backend if self._slowdown == 1 else SlowedBackend(backend, self._slowdown)
+        calling = calling_backend(backend)
+        if self._slowdown == 1 or (calling is not None and calling.is_decoupled):
+            return backend
+        return SlowedBackend(backend, self._slowdown)
 
     def load_steps(self, file: ModelFile, make: Callable[[], ColdBackend]) -> Generator[None, None, LoadResult]:
         """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
@@ -219,8 +235,16 @@ class Runner:
         return model is not None and model.calling is not None
 
     @property
+    def is_running(self) -> bool:
+        """True while a batch of a decoupled model runs, beside which no other batch is to be started."""
+        return self._running > 0
+
+    @property
     def waiting_models(self) -> set[str]:
-        """The models of batches that wait for other models, and those that were asked whether they are ready."""
+        """The models of batches that wait for other models or send responses, and those that were asked for readiness.
+
+        There is something to `resume` for them.
+        """
         if not self._waiting and not self._asked:
             return _NO_MODELS
         return {each.run.model for each in self._waiting.values()} | set(self._asked.values())
@@ -235,17 +259,23 @@ class Runner:
         return [Report(ReadinessReport(question.number, model is not None and calling is None))]
 
     def start(self, run: RunBatch) -> list[Report]:
-        """Run a batch until it ends or waits for another model; returns what is to be sent, in this order."""
+        """Run a batch until it ends or waits for another model; returns what is to be sent, in this order.
+
+        That of a decoupled model goes on until it does; see `is_running`.
+        """
         model = self._models[run.model]
         assert model.calling is not None
-        self._waiting[run.batch] = _Waiting(run, time.monotonic_ns())
+        responses = BatchResponses(run.batch, model.calling, self._tensors) if model.calling.is_decoupled else None
+        self._waiting[run.batch] = _Waiting(run, time.monotonic_ns(), responses)
+        if responses is not None:
+            self._running = run.batch
         try:
             inputs = {tensor.name: self._tensors.read(tensor) for tensor in run.inputs}
             progress = model.calling.start(run.batch, inputs, run.requests)
         except Exception as error:  # as in `run`
             progress = [BatchBroke(run.batch, first_line(error))]
         reports = self._reports(progress)
-        if run.batch in self._waiting:
+        if run.batch in self._waiting and responses is None:
             reports.insert(0, Report(BatchWaits(run.batch)))
         return reports
 
@@ -267,10 +297,35 @@ class Runner:
             filenos += calling.filenos()
         return filenos
 
-    def pass_on(self, message: AnswerCall | AskReady, fds: tuple[int, ...]) -> list[Report]:
-        """Give a model the answer to its call, or ask it; returns what can be answered at once."""
+    def response_sent(self, batch: int) -> None:
+        """Record that a response has left the worker."""
+        if (responses := self._responses(batch)) is not None:
+            responses.sent()
+
+    def cancel_responses(self, batch: int) -> bool:
+        """Tell the model of a batch that its client has gone; False if the batch has not started, or has ended."""
+        responses = self._responses(batch)
+        if responses is not None:
+            responses.cancel()
+        return responses is not None
+
+    def _responses(self, batch: int) -> BatchResponses | None:
+        waiting = self._waiting.get(batch)
+        return None if waiting is None else waiting.responses
+
+    def _response_taken(self, message: ResponseTaken) -> None:
+        if (responses := self._responses(message.batch)) is not None:
+            responses.taken(message.slot)
+        elif message.slot >= 0:
+            self._tensors.free(message.slot)
+
+    def pass_on(self, message: AnswerCall | AskReady | ResponseTaken, fds: tuple[int, ...]) -> list[Report]:
+        """Give a model the answer to its call, let it send more, or ask it; returns what can be answered at once."""
         if isinstance(message, AskReady):
             return self._ask_ready(message)
+        if isinstance(message, ResponseTaken):
+            self._response_taken(message)
+            return []
         self._answer_call(message, fds)
         return []
 
@@ -291,28 +346,50 @@ class Runner:
             if isinstance(each, CallMade):
                 self._last_call += 1
                 self._calls[self._last_call] = each.batch, each.call
+                if each.batch == self._running:
+                    self._running = 0
+                    reports.append(Report(BatchWaits(each.batch)))
                 reports.append(Report(CallModel(each.batch, self._last_call, each.request), (each.fd,), owned=True))
                 continue
             if isinstance(each, ReadyAnswer):
                 del self._asked[each.number]
                 reports.append(Report(ReadinessReport(each.number, each.is_ready)))
                 continue
-            run, started_ns = self._waiting.pop(each.batch)
+            if isinstance(each, ResponseMade):
+                reports += self._response(each)
+                continue
+            run, started_ns, responses = self._waiting.pop(each.batch)
+            if each.batch == self._running:
+                self._running = 0
             for call in [call for call, (batch, _) in self._calls.items() if batch == each.batch]:
                 del self._calls[call]
             try:
                 if isinstance(each, BatchBroke):
                     raise BackendFailed(each.message)
+                if responses is not None and responses.failure is not None:
+                    raise responses.failure
                 reports += self._finished(run, started_ns, each)
             except Exception as error:  # as in `run`
                 refused = BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error))
                 reports.append(Report(refused))
         return reports
 
+    def _response(self, made: ResponseMade) -> list[Report]:
+        responses = self._responses(made.batch)
+        assert responses is not None, "only decoupled models send responses"
+        if (written := responses.write(made)) is None:
+            return []
+        sent, overflow = written
+        created = [] if overflow is None else [Report(overflow[0], (overflow[1].fd,))]
+        return [*created, Report(sent)]
+
     def _finished(self, run: RunBatch, started_ns: int, ran: BatchRan) -> list[Report]:
         model = self._models[run.model]
         assert model.calling is not None
-        done, overflow = self._written(model.file, run, started_ns, ran.outputs, ran.errors)
+        if model.calling.is_decoupled:
+            done, overflow = BatchFinished(run.batch, started_ns, time.monotonic_ns(), (), -1), None
+        else:
+            done, overflow = self._written(model.file, run, started_ns, ran.outputs, ran.errors)
         if metrics := model.calling.take_metrics() + ran.metrics:
             done = msgspec.structs.replace(done, metrics=metrics)
         created = [] if overflow is None else [Report(overflow[0], (overflow[1].fd,))]

@@ -174,7 +174,7 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
         "Request for unknown model: 'identity' version 3 is not found; it has 1",
     ),
     "broken model": (Call(model="broken"), UNAVAILABLE, "broken"),
-    "decoupled model": (Call(model="decoupled"), UNSUPPORTED, "a request has exactly one answer"),
+    "decoupled model": (Call(model="decoupled"), UNSUPPORTED, "not supported with backend onnxruntime"),
     "sequence model": (Call(model="sequence"), UNSUPPORTED, "requests are independent of one another"),
     "no inputs": (Call(()), INVALID, "expected 1 inputs but got 0 inputs"),
     "missing input": (Call((A,), "pair"), INVALID, "missing required input(s) 'b'"),

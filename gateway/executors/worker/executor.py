@@ -25,7 +25,7 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.worker.answer_check import check_answer, missing_output
+from sluice.gateway.executors.worker.answer_check import check_answer, check_response, missing_output
 from sluice.gateway.executors.worker.readiness import Readiness
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.executors.worker.waiting import (
@@ -39,12 +39,14 @@ from sluice.gateway.executors.worker.waiting import (
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.status import model_error
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
-from sluice.gateway.tensors.request_tensors import BatchOutputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
+from sluice.gateway.tensors.responses import ModelResponse, ResponseRouter
 from sluice.gateway.tensors.stage_cache import StageCache
 from sluice.models.backends.requests import CallResult, FailureCode, RequestPart
 from sluice.models.errors import PartitionError
@@ -55,18 +57,23 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
+    RESPONSE_WINDOW,
     AnswerCall,
     AskReady,
     BatchFault,
     BatchFinished,
     BatchRefused,
+    BatchReport,
     BatchWaits,
     BatchWithdrawn,
     CallModel,
+    CancelResponses,
     LoadResult,
     ModelFile,
     OutputTensor,
     ReadinessReport,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     WithdrawBatch,
     WorkerReady,
@@ -90,7 +97,7 @@ class WorkerExecutor:
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
     `quarantine`, `controls` and `spare` are for `recovery` from faults, and `launch` starts the processes (see
-    `Supervisor`). `cache` is for stages that use the response cache.
+    `Supervisor`). `cache` is for stages that use the response cache. `responses` get what decoupled models send.
     """
 
     def __init__(
@@ -106,7 +113,9 @@ class WorkerExecutor:
         *,
         spare: bool = False,
         launch: Launch = launch_worker,
+        responses: ResponseRouter | None = None,
     ) -> None:
+        self.responses = responses or ResponseRouter()
         self._supervisor = Supervisor(
             workers, self, quarantine=quarantine, controls=controls, spare=spare, launch=launch
         )
@@ -121,6 +130,8 @@ class WorkerExecutor:
         self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
         self._specs: dict[str, ModelSpec] = {}
+        self._streaming: dict[int, tuple[WorkerRecord, int]] = {}
+        """The batches of decoupled models that workers have, by request, with the worker."""
         self.add(wirings, models, {})
         self._report: EventSink
         self._judged_models: set[str] = set()
@@ -135,7 +146,6 @@ class WorkerExecutor:
         self.admit = self._assembly.admit
         self.look_up_cache = self._assembly.look_up_cache
         self.take_outputs = self._assembly.take_outputs
-        self.discard = self._assembly.discard
 
     def add(
         self,
@@ -156,6 +166,8 @@ class WorkerExecutor:
         self._assembly.remove(pipelines, models)
         self.metrics.forget(models)
         self._judged_models.difference_update(models)
+        for pipeline in pipelines:
+            self.responses.forget(pipeline)
         for key in models:
             self._variable.pop(key, None)
             self._specs.pop(key, None)
@@ -249,6 +261,8 @@ class WorkerExecutor:
             raise
         worker.freed.clear()
         worker.batches[batch.batch] = batch
+        if self._specs[batch.model].decoupled:
+            self._streaming[batch.members[0].request] = worker, batch.batch
         if len(worker.batches) == 1:
             worker.hang_detector.restart()
 
@@ -280,6 +294,13 @@ class WorkerExecutor:
         for worker in (*self._workers.values(), *self._replaced.values()):
             if batch in worker.batches:
                 worker.process.send(WithdrawBatch(batch))
+
+    def discard(self, request: int) -> None:
+        """Drop a request that gets no answer; a decoupled model that runs it hears of that."""
+        self._assembly.discard(request)
+        if self._streaming and (streaming := self._streaming.get(request)) is not None:
+            worker, batch = streaming
+            worker.process.send(CancelResponses(batch))
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; a worker that is gone is not asked, since its loss was reported."""
@@ -360,9 +381,11 @@ class WorkerExecutor:
     def _fail_batches(self, worker: WorkerRecord, reason: str) -> None:
         worker.lost = True
         worker.hang_detector.stop()
-        for batch in (*worker.batches, *worker.waiting):
+        left = [*worker.batches.items(), *((number, each.batch) for number, each in worker.waiting.items())]
+        for batch, dispatched in left:
             self._forget_waiting(worker, batch)
             self._assembly.abandon(batch)
+            self._streaming.pop(dispatched.members[0].request, None)
             self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
@@ -393,23 +416,34 @@ class WorkerExecutor:
         self,
         partition: str,
         process: WorkerProcess,
-        message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits,
+        message: BatchReport,
     ) -> None:
         """Handle a worker's answer; raises PartitionError for one that does not fit the worker's batches."""
         worker = self._replaced.get(process) or self._workers[partition]
         if worker.process is process and message.batch in worker.waiting and not isinstance(message, BatchWaits):
-            self._ended_waiting(partition, worker, message)
+            if isinstance(message, ResponseSent):
+                self._take_response(worker, worker.waiting[message.batch].batch, message)
+            else:
+                self._ended_waiting(partition, worker, message)
             return
         due = worker.batches if worker.process is process else {}  # it may yet have to replace another one
         if message.batch not in due:
             expected = sorted(due) or "none"
             raise PartitionError(f"an answer to batch {message.batch}, expected one of those sent to it: {expected}")
+        if isinstance(message, ResponseSent):
+            first = next(iter(worker.batches.values()))
+            if message.batch != first.batch:
+                raise PartitionError(f"a response of batch {message.batch} came while batch {first.batch} was running")
+            self._take_response(worker, first, message)
+            return
         if isinstance(message, BatchFinished):
             self._check(partition, worker, message)
         if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
+        if not worker.batches or next(iter(worker.batches)) > batch.batch:
+            worker.hang_detector.held = False
         if worker.batches:
             worker.hang_detector.restart()
         if isinstance(message, BatchWaits):
@@ -498,7 +532,15 @@ class WorkerExecutor:
         self, worker: WorkerRecord, batch: DispatchBatch, message: BatchFinished | BatchRefused | BatchWithdrawn
     ) -> None:
         """Report the end of a batch."""
+        is_decoupled = self._specs[batch.model].decoupled
+        if is_decoupled:
+            self._end_responses(worker, batch)
         match message:
+            case BatchFinished() if is_decoupled:
+                if message.metrics:
+                    self.metrics.update(batch.model, message.metrics)
+                self._assembly.complete(batch.batch, BatchOutputs({}, {}, no_release))
+                self._report(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, (), ""))
             case BatchFinished() if name := missing_output(self._specs[batch.model], message):
                 self._free(worker, message)()
                 self._assembly.abandon(batch.batch)
@@ -524,6 +566,49 @@ class WorkerExecutor:
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._report(BatchRevoked(batch.batch))
+
+    def _take_response(self, worker: WorkerRecord, batch: DispatchBatch, message: ResponseSent) -> None:
+        """Pass a response of a batch on to its request; raises as `message`."""
+        check_response(batch, self._specs[batch.model], message)
+        untaken = worker.untaken.get(message.batch, 0) + 1
+        if untaken > RESPONSE_WINDOW:
+            raise PartitionError(f"batch {message.batch} has more than {RESPONSE_WINDOW} responses that are not taken")
+        self._went_on(worker, message.batch, untaken)
+        tensors = {output.name: self._view(output) for output in message.outputs}
+        error = None if message.error is None else model_error(message.error, message.code)
+        free = self._free(worker, message) if message.outputs else None
+        release = partial(self._response_taken, worker, message, free)
+        self.responses.route(batch.members[0].request, ModelResponse(tensors, error, message.is_final, release))
+
+    @staticmethod
+    def _went_on(worker: WorkerRecord, batch: int, untaken: int) -> None:
+        """Record how many responses of a batch are held here; with a full window it waits for its client."""
+        worker.untaken[batch] = untaken
+        is_held = untaken == RESPONSE_WINDOW
+        if (waiting := worker.waiting.get(batch)) is not None:
+            waiting.went_on(is_held=is_held)
+        else:
+            worker.hang_detector.held = is_held
+            worker.hang_detector.restart()
+
+    def _response_taken(self, worker: WorkerRecord, response: ResponseSent, free: Callable[[], None] | None) -> None:
+        """Return the memory of a response, and let its model send another one."""
+        untaken = worker.untaken.get(response.batch)
+        if worker.lost or untaken is None:
+            if free is not None:
+                free()
+            return
+        self._went_on(worker, response.batch, untaken - 1)
+        if response.slot >= 0:  # the worker hears of it now: there may be no next batch for long
+            worker.slots_in_use -= 1
+        elif free is not None:
+            free()
+        worker.process.send(ResponseTaken(response.batch, response.slot))
+
+    def _end_responses(self, worker: WorkerRecord, batch: DispatchBatch) -> None:
+        """Record that a batch of a decoupled model has ended, before or after it began to run."""
+        self._streaming.pop(batch.members[0].request, None)
+        worker.untaken.pop(batch.batch, None)
 
     def _check(self, partition: str, worker: WorkerRecord, answer: BatchFinished) -> None:
         first = next(iter(worker.batches.values()))
@@ -561,7 +646,7 @@ class WorkerExecutor:
             return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
-    def _free(self, worker: WorkerRecord, done: BatchFinished) -> Callable[[], None]:
+    def _free(self, worker: WorkerRecord, done: BatchFinished | ResponseSent) -> Callable[[], None]:
         """A function that returns the memory of a batch's outputs: the worker hears of it with its next batch."""
         if done.slot < 0:
             region = done.outputs[0].region

@@ -35,6 +35,8 @@ class WorkerRecord:
         self.hang_detector = HangDetector(
             self.batches, self.tables, self.loading, batch_timeout_s, process.deliver_pending, overdue
         )
+        self.untaken: dict[int, int] = {}
+        """The responses of each batch of a decoupled model that are held here, once it has sent one."""
         self.slots_in_use = 0
         self.freed: list[int] = []
         self.on_drained: Callable[[], None] | None = None

@@ -61,14 +61,16 @@ class NoCalls:
 class WaitingBatch:
     """A batch that waits for other models; once it has all answers, it has `timeout_s` to end or to call again.
 
-    `overdue` is called with a sentence when it has not.
+    `overdue` is called with a sentence when it has not. A batch of a decoupled model has that time for each response,
+    without the time for which it waits for its client.
     """
 
-    __slots__ = ("_overdue", "_timeout_s", "_timer", "batch", "calls")
+    __slots__ = ("_is_held", "_overdue", "_timeout_s", "_timer", "batch", "calls")
 
     def __init__(self, batch: DispatchBatch, timeout_s: float, overdue: Callable[[str], None]) -> None:
         self.batch = batch
         self.calls = 0
+        self._is_held = False
         self._timeout_s = timeout_s
         self._overdue = overdue
         self._timer: asyncio.TimerHandle | None = None
@@ -81,7 +83,16 @@ class WaitingBatch:
     def call_answered(self) -> None:
         """Record the answer to a call."""
         self.calls -= 1
-        if not self.calls:
+        self._watch()
+
+    def went_on(self, *, is_held: bool) -> None:
+        """Record that a response was sent or taken; one that `is_held` can send no more until another is taken."""
+        self._is_held = is_held
+        self._watch()
+
+    def _watch(self) -> None:
+        self.stop()
+        if not self.calls and not self._is_held:
             reason = f"batch {self.batch.batch} did not end within {self._timeout_s:g} s after its last call"
             self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._overdue, reason)
 

@@ -16,13 +16,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.models.backends.python_models.decoupled import Runs
 from sluice.models.backends.python_models.wire import (
     CallAnswered,
+    CancelBatch,
     MessageLink,
     ModelCall,
     ReadyQuestion,
     ReadyReply,
     Received,
+    TakeNext,
     TensorMemory,
     close_all,
 )
@@ -51,11 +54,13 @@ class Calls:
     """The calls of one process. All messages come through it, since answers and batches share the link.
 
     Until the first call the main thread reads the link by itself. From then on a thread of its own does. Batches that
-    come while the main thread has one, with memory of their own, are run by `run_beside` in further threads.
+    come while the main thread has one, with memory of their own, are run by `run_beside` in further threads. What comes
+    about the `runs` of a decoupled model is passed on to them.
     """
 
-    def __init__(self, link: MessageLink, run_beside: Callable[[Received], None]) -> None:
+    def __init__(self, link: MessageLink, run_beside: Callable[[Received], None], runs: Runs) -> None:
         self._link = link
+        self._runs = runs
         self._run_beside = run_beside
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[CallAnswer]] = {}
@@ -72,9 +77,10 @@ class Calls:
     def answer_questions(self, is_ready: Callable[[], bool]) -> None:
         """Answer questions whether the model is ready, which a thread of its own asks it; called before all batches."""
         self._is_ready = is_ready
-        self._start_reader()
+        self.start_reader()
 
-    def _start_reader(self) -> None:
+    def start_reader(self) -> None:
+        """Read the link in a thread of its own from now on; called before all batches, or while one runs."""
         if self._reader is None:
             self._reader = threading.Thread(target=self._read, name="calls", daemon=True)
             self._reader.start()
@@ -98,15 +104,22 @@ class Calls:
         return received
 
     @contextmanager
+    def opened(self, batch: int) -> Generator[None, None, None]:
+        """Let threads of the model's own make calls for a batch."""
+        self._open.append(batch)
+        try:
+            yield
+        finally:
+            self._open.remove(batch)
+
+    @contextmanager
     def running(self, batch: int) -> Generator[None, None, None]:
         """Run the code of the model for a batch in this thread, as soon as no other thread does."""
-        with self._turn:
+        with self._turn, self.opened(batch):
             self._running.batch = batch
-            self._open.append(batch)
             try:
                 yield
             finally:
-                self._open.remove(batch)
                 self._running.batch = 0
 
     def call(self, request: CallRequest, inputs: dict[str, Array]) -> CallAnswer:
@@ -135,7 +148,7 @@ class Calls:
             batch = self._running.batch or (self._open[-1] if self._open else 0)
             if not batch or self._main_reads:
                 raise BackendFailed("other models can be called only while a batch runs, in execute")
-            self._start_reader()
+            self.start_reader()
         call = next(self._numbers)
         future = self._waiting[call] = Future()
         fd = os.memfd_create("sluice-call", os.MFD_CLOEXEC)
@@ -176,12 +189,15 @@ class Calls:
                     self._answered(received.message, received.fds)
                 elif isinstance(received.message, ReadyQuestion):
                     threading.Thread(target=self._tell_ready, args=(received.message,), daemon=True).start()
+                elif isinstance(received.message, TakeNext | CancelBatch):
+                    self._runs.hear(received.message)
                 elif received.fds:  # the usual memory belongs to the batch of the main thread
                     threading.Thread(target=self._run_beside, args=(received,), daemon=True).start()
                 else:
                     self._give_main(received)
         for future in list(self._waiting.values()):
             future.set_result(CallAnswer({}, _STOPPED, FailureCode.UNAVAILABLE))
+        self._runs.lost()
         self._give_main(None)
 
     def _give_main(self, received: Received | None) -> None:

@@ -5,10 +5,11 @@ optional function `load(config)` is called once before, with the model's configu
 are read-only: other stages may read the same memory.
 """
 
+import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from sluice.models.backends.python_models import triton_utils
 from sluice.models.backends.python_models.calls import Calls
+from sluice.models.backends.python_models.decoupled import RunSender
 from sluice.models.backends.python_models.triton_utils import Ran
 from sluice.models.backends.requests import RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
@@ -25,12 +27,14 @@ from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.model_config import TensorConfig, TritonModelConfig, decode_config
 
 Infer = Callable[[dict[str, Array], Sequence[RequestPart]], Ran]
+SendResponses = Callable[[dict[str, Array], Sequence[RequestPart], RunSender], None]
 
 
 class PythonModel:
     """The functions of a `model.py`, in this process; see `Backend`. `finish` is called when it is no longer needed.
 
-    `is_ready` asks the model whether it is ready, from any thread; None for a model that does not say.
+    `is_ready` asks the model whether it is ready, from any thread; None for a model that does not say. `send_responses`
+    starts the run of a request of a decoupled model; None for others.
     """
 
     def __init__(
@@ -40,8 +44,11 @@ class PythonModel:
         infer: Infer,
         finish: Callable[[], object],
         is_ready: Callable[[], bool] | None = None,
+        send_responses: SendResponses | None = None,
     ) -> None:
         self.inputs, self.outputs = tensors_of(config)
+        self.is_decoupled = config.is_decoupled
+        self._send_responses = send_responses
         self.finish = finish
         self.is_ready = is_ready
         self._path = path
@@ -59,21 +66,37 @@ class PythonModel:
 
         Raises BackendFailed with the last line of the traceback and its line in `model.py`.
         """
-        feed = {name: array.view() for name, array in inputs.items()}
-        for array in feed.values():
-            array.flags.writeable = False
-        try:
-            answer, errors = self._infer(feed, requests)
-        except BackendFailed:
-            raise
-        except (Exception, SystemExit) as error:
-            raise BackendFailed(last_line(error, self._path)) from error
+        with self._reports_errors():
+            answer, errors = self._infer(_read_only(inputs), requests)
         if not isinstance(answer, Mapping):
             raise BackendFailed(f"{self._path}: infer: expected a dict of arrays by name, got {type(answer).__name__}")
         unknown = answer.keys() - {tensor.name for tensor in self.outputs}
         if unknown:
             raise BackendFailed(f"output '{min(map(str, unknown))}': the configuration has no such output")
         return Ran({tensor.name: _checked(tensor, answer) for tensor in self.outputs}, errors)
+
+    def execute(self, inputs: Mapping[str, Array], requests: Sequence[RequestPart], sender: RunSender) -> None:
+        """Start the run of a request of a decoupled model, which sends its responses; raises as `run`."""
+        assert self._send_responses is not None, "a decoupled model has it"
+        with self._reports_errors():
+            self._send_responses(_read_only(inputs), requests, sender)
+
+    def check_response(self, outputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The outputs of a response, which may be some of the model's; raises BackendFailed for others."""
+        unknown = outputs.keys() - {tensor.name for tensor in self.outputs}
+        if unknown:
+            raise BackendFailed(f"output '{min(map(str, unknown))}': the configuration has no such output")
+        return {tensor.name: _checked(tensor, outputs) for tensor in self.outputs if tensor.name in outputs}
+
+    @contextlib.contextmanager
+    def _reports_errors(self) -> Iterator[None]:
+        """Raise BackendFailed for an error of the model."""
+        try:
+            yield
+        except BackendFailed:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BackendFailed(last_line(error, self._path)) from error
 
 
 def tensors_of(config: TritonModelConfig) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -94,7 +117,9 @@ def load(path: str, threads: int, config: str, calls: Calls | None = None) -> Py
         if hasattr(module, "TritonPythonModel"):
             outputs = tensors_of(form)[1]
             model = triton_utils.TritonModel(module.TritonPythonModel(), json.loads(config), Path(path), outputs, calls)
-            return PythonModel(form, path, model.infer, model.finalize, model.is_ready)
+            return PythonModel(form, path, model.infer, model.finalize, model.is_ready, model.send_responses)
+        if form.is_decoupled:
+            raise BackendFailed("expected a class TritonPythonModel: only that can send its responses one by one")
         if hasattr(module, "load"):
             module.load(json.loads(config))
     except (Exception, SystemExit) as error:
@@ -121,6 +146,13 @@ def import_model(path: str, name: str) -> ModuleType:
     finally:
         del sys.path[: len(beside)]
     return module
+
+
+def _read_only(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    feed = {name: array.view() for name, array in inputs.items()}
+    for array in feed.values():
+        array.flags.writeable = False
+    return feed
 
 
 def _whole(tensor: TensorConfig, batch: tuple[int, ...]) -> TensorSpec:

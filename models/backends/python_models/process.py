@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from sluice.models.backends.python_models import model as python_model
 from sluice.models.backends.python_models.calls import Calls
 from sluice.models.backends.python_models.custom_metrics import take_updates
+from sluice.models.backends.python_models.decoupled import Runs, RunSender
 from sluice.models.backends.python_models.triton_utils import LOGGER
 from sluice.models.backends.python_models.wire import (
     LOADED,
-    CallAnswered,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
-    ReadyQuestion,
     Received,
     TensorBatch,
     TensorMemory,
+    ToModel,
     close_all,
 )
 from sluice.models.errors import BackendFailed
@@ -59,7 +59,8 @@ class ModelServer:
         self._link = link
         self._inputs = inputs
         self._outputs = outputs
-        self._calls = Calls(link, self._run_beside)
+        self._runs = Runs(link)
+        self._calls = Calls(link, self._run_beside, self._runs)
         self._model: python_model.PythonModel
 
     def serve(self) -> None:
@@ -70,6 +71,8 @@ class ModelServer:
             self._model = python_model.load(start.path, start.threads, start.config, self._calls)
             if self._model.is_ready is not None:
                 self._calls.answer_questions(self._model.is_ready)
+            if self._model.is_decoupled:
+                self._calls.start_reader()
             answer = TensorBatch(LOADED, metrics=take_updates(), tells_ready=self._model.is_ready is not None)
         except BackendFailed as error:
             answer = ModelFailed(LOADED, str(error))
@@ -89,6 +92,8 @@ class ModelServer:
             self._model.finish()
 
     def _run(self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory) -> TensorBatch | ModelFailed:
+        if self._model.is_decoupled:
+            return self._run_decoupled(batch, inputs, outputs)
         try:
             with self._calls.running(batch.number):
                 ran = self._model.run_requests(inputs.read(batch.places, batch.size), batch.requests)
@@ -99,9 +104,34 @@ class ModelServer:
             return ModelFailed(batch.number, str(error) or type(error).__name__)
         return TensorBatch(batch.number, places, size, errors=ran.errors, metrics=take_updates())
 
+    def _run_decoupled(
+        self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory
+    ) -> TensorBatch | ModelFailed:
+        """Run a request until its final response; raises EOFError."""
+        run = self._runs.begin(batch.number, outputs)
+        failure = ""
+        with self._calls.opened(batch.number):
+            try:
+                with self._calls.running(batch.number):
+                    arrays = inputs.read(batch.places, batch.size)
+                    self._model.execute(arrays, batch.requests, RunSender(run, self._model.check_response))
+            except Exception as error:  # any error fails this run alone
+                failure = str(error) or type(error).__name__
+            if os.getpid() != self._owner:
+                return ModelFailed(batch.number, "")
+            if failure:
+                run.give_up(failure)
+            run.wait_closed()
+        self._runs.end(run)
+        failure = failure or run.failure
+        return ModelFailed(batch.number, failure) if failure else TensorBatch(batch.number, metrics=take_updates())
+
     def _run_beside(self, received: Received) -> None:
         """Run a batch while the main thread has one; the memory of its tensors comes along."""
-        answer = self._run(received.message, *map(TensorMemory, received.fds))
+        try:
+            answer = self._run(received.message, *map(TensorMemory, received.fds))
+        except EOFError:
+            return
         if os.getpid() != self._owner:
             os._exit(0)
         close_all(received.fds)
@@ -128,9 +158,7 @@ def main() -> None:
     if gone.poll(0):  # it closed before there could be a signal
         return
     _write_logs()
-    link = MessageLink(
-        socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch | CallAnswered | ReadyQuestion
-    )
+    link = MessageLink(socket.socket(fileno=options.socket), ToModel)
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Triton's `triton_python_backend_utils` for its Python models: tensors, requests, responses and calls.
 
-Models import this module under that name; its names are therefore Triton's. Decoupled responses, sequences and memory
-of GPUs are not supported.
+Models import this module under that name; its names are therefore Triton's. Sequences and memory of GPUs are not
+supported.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ import numpy as np
 from sluice.models.backends.python_models.calls import CallAnswer, Calls
 from sluice.models.backends.python_models.config_builder import ModelConfig
 from sluice.models.backends.python_models.custom_metrics import Metric, MetricFamily
+from sluice.models.backends.python_models.decoupled import Closed, RunSender, SentError
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -39,6 +40,8 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_MEMORY_GPU = 1
 TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+"""The flag of a final response."""
 
 
 class TritonError:
@@ -141,6 +144,7 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._trace = trace
+        self._sender: RunSender | None = None
         self._parameters = json.dumps(dict(parameters or {}))
 
     def inputs(self) -> list[Tensor]:
@@ -180,8 +184,16 @@ class InferenceRequest:
         return self._trace
 
     def is_cancelled(self) -> bool:
-        """Always false: a batch that runs is run to its end."""
-        return False
+        """True if the client has gone; only a decoupled model hears of it, as others run to the end of their batch."""
+        return self._sender is not None and self._sender.is_cancelled()
+
+    def get_response_sender(self) -> "InferenceResponseSender":
+        """The sender of the responses to this request, of a decoupled model."""
+        if self._sender is None:
+            raise TritonModelException(
+                "'get_response_sender' is of decoupled models; set model_transaction_policy { decoupled: true }"
+            )
+        return InferenceResponseSender(self._sender)
 
     def exec(self, decoupled: bool = False) -> "InferenceResponse | ResponseIterator":
         """Run the request on the model that it names; an error of that model is in the response.
@@ -289,6 +301,38 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
+class InferenceResponseSender:
+    """Sends the responses to a request, from any thread, until it is closed by the final flag."""
+
+    def __init__(self, sender: RunSender) -> None:
+        self._sender = sender
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, or the final flag alone, and return when it is on its way to the client.
+
+        It waits while the client does not read. Raises TritonModelException for a response after the final flag.
+        """
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException(f"unable to send response. Unsupported flag '{flags}' provided.")
+        if response is None and not flags:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        error = None if response is None else response.error()
+        outputs = {} if response is None else {each.name(): each.as_numpy() for each in response.output_tensors()}
+        try:
+            sent = None if error is None else SentError(error.message(), error.code())
+            self._sender.send(outputs if error is None else {}, sent, is_final=bool(flags))
+        except Closed:
+            raise TritonModelException("unable to send response. Response sender has been closed.") from None
+        except BackendFailed as refused:
+            raise TritonModelException(str(refused)) from None
+
+    def is_cancelled(self) -> bool:
+        """True if the client has gone."""
+        return self._sender.is_cancelled()
+
+
 class Logger:
     """Writes to the server's log."""
 
@@ -332,9 +376,9 @@ def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
-    """False: a request has exactly one answer."""
-    del model_config
-    return False
+    """Return whether a request may have any number of responses."""
+    policy: Mapping[str, Any] = model_config.get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -350,7 +394,7 @@ def numpy_to_triton_type(data_type: Any) -> str:
 class _Executes(Protocol):
     def execute(
         self, requests: list[InferenceRequest]
-    ) -> Sequence[InferenceResponse | None] | Awaitable[Sequence[InferenceResponse | None]]:
+    ) -> Sequence[InferenceResponse | None] | Awaitable[Sequence[InferenceResponse | None] | None] | None:
         """Answer the requests, in their order."""
         ...
 
@@ -403,13 +447,27 @@ class TritonModel:
         errors: list[RequestFailure] = []
         for position, response in enumerate(answers):
             if response is None:
-                raise BackendFailed("execute: expected a response, got None: decoupled models are not supported")
+                raise BackendFailed(
+                    "execute: expected a response, got None; a decoupled model has model_transaction_policy { "
+                    "decoupled: true }"
+                )
             if (error := response.error()) is not None:
                 errors.append(RequestFailure(position, error.message(), error.code()))
         tensors = [None if response is None or response.has_error() else _arrays_of(response) for response in answers]
         if len(given) == 1:
             return Ran(self._blank(None, requests, 0) if errors else tensors[0] or {}, tuple(errors))
         return Ran(self._joined(tensors, requests), tuple(errors))
+
+    def send_responses(self, inputs: dict[str, Array], requests: Sequence[RequestPart], sender: RunSender) -> None:
+        """Execute a request of a decoupled model, which sends its responses; raises BackendFailed for an answer."""
+        ((rows, part),) = _parts(requests)
+        request = self._request(inputs, rows, part)
+        request._sender = sender
+        answers = self._model.execute([request])
+        if inspect.isawaitable(answers):
+            answers = self._await(answers)
+        if answers is not None:
+            raise BackendFailed("execute: expected None of a decoupled model, which sends its responses")
 
     def finalize(self) -> None:
         """Tell the model that it is no longer needed, if it wants to know."""

@@ -8,13 +8,20 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from sluice.models.backends.metric_updates import MetricUpdate
-from sluice.models.backends.requests import CallRequest, CallResult, MemorySpan, RequestFailure, RequestPart
+from sluice.models.backends.requests import (
+    CallRequest,
+    CallResult,
+    FailureCode,
+    MemorySpan,
+    RequestFailure,
+    RequestPart,
+)
 from sluice.models.tensors.arrays import Array, datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType
 
@@ -82,6 +89,32 @@ class CallAnswered(msgspec.Struct, frozen=True, tag=True):
     result: CallResult
 
 
+class SentResponse(msgspec.Struct, frozen=True, tag=True):
+    """A response of a decoupled model to the batch of that number: outputs, an `error`, or the mark of the end alone.
+
+    The memory of its outputs is used again once it was answered by `TakeNext`.
+    """
+
+    number: int
+    places: tuple[MemorySpan, ...] = ()
+    size: int = 0
+    error: str | None = None
+    code: FailureCode = FailureCode.INTERNAL
+    is_final: bool = False
+
+
+class TakeNext(msgspec.Struct, frozen=True, tag=True):
+    """The last response to the batch of that number was read."""
+
+    number: int
+
+
+class CancelBatch(msgspec.Struct, frozen=True, tag=True):
+    """The responses to the batch of that number are not wanted any more."""
+
+    number: int
+
+
 class ReadyQuestion(msgspec.Struct, frozen=True, tag=True):
     """Ask the model whether it is ready; answered by `ReadyReply`."""
 
@@ -95,7 +128,12 @@ class ReadyReply(msgspec.Struct, frozen=True, tag=True):
     is_ready: bool
 
 
-Message = LoadPythonModel | TensorBatch | ModelFailed | ModelCall | CallAnswered | ReadyQuestion | ReadyReply
+FromModel: TypeAlias = TensorBatch | ModelFailed | ModelCall | ReadyReply
+"""The messages of the process of a model."""
+FromDecoupledModel: TypeAlias = FromModel | SentResponse
+"""Those of a decoupled one."""
+ToModel: TypeAlias = LoadPythonModel | TensorBatch | CallAnswered | ReadyQuestion | TakeNext | CancelBatch
+"""The messages to it."""
 
 
 class TensorMemory:
@@ -171,11 +209,12 @@ class MessageLink:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(incoming).decode
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: FromDecoupledModel | ToModel, fds: Sequence[int] = ()) -> None:
         """Send a message and copies of descriptors; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
-            text = message.message[:_MAX_MESSAGE].encode("utf-8", "replace").decode()  # it may have surrogates
-            message = ModelFailed(message.number, text)
+            message = ModelFailed(message.number, _shortened(message.message))
+        elif isinstance(message, SentResponse) and message.error is not None:
+            message = msgspec.structs.replace(message, error=_shortened(message.error))
         if fds:
             socket.send_fds(self._socket, [self._encode(message)], fds)
         else:
@@ -206,6 +245,11 @@ class MessageLink:
     def close(self) -> None:
         """Close it: the other end reads the messages that were sent, then the end."""
         self._socket.close()
+
+
+def _shortened(text: str) -> str:
+    """A message for clients; it may have surrogates."""
+    return text[:_MAX_MESSAGE].encode("utf-8", "replace").decode()
 
 
 def close_all(fds: Iterable[int]) -> None:

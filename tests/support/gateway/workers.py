@@ -22,10 +22,7 @@ from sluice.models.tensors.arrays import Array, decode_bytes, encode_bytes, nump
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
-    BatchFinished,
-    BatchRefused,
-    BatchWaits,
-    BatchWithdrawn,
+    BatchReport,
     CallModel,
     InputTensor,
     LoadResult,
@@ -69,9 +66,7 @@ class Gateway:
     """A minimal gateway around a supervisor: one region of inputs, a queue of reports, and numbers for batches."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
-        self.reports: asyncio.Queue[
-            WorkerReady | LoadResult | BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits | str
-        ] = asyncio.Queue()
+        self.reports: asyncio.Queue[WorkerReady | LoadResult | BatchReport | str] = asyncio.Queue()
         self.numbers = itertools.count(1)
         self.workers: dict[str, WorkerProcess] = {}
         self.output_regions: dict[str, int] = {}
@@ -118,7 +113,10 @@ class Gateway:
     def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         self.reports.put_nowait(message)
 

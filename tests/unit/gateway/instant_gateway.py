@@ -211,7 +211,9 @@ def instant_gateway(
 
     @cache
     def app() -> FastAPI:
-        return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
+        return build_app(
+            control, dataplane, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions
+        )
 
     return InstantGateway(
         runtime,

@@ -13,6 +13,7 @@ from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.inference.model_calls import MOST_DEPTH, ModelCalls
+from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -61,6 +62,11 @@ class Plane(DataPlane):
         self.submitted.append((inputs, options, pending))
         return pending
 
+    def open_responses(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> ResponseStream:
+        raise NotImplementedError
+
     def cancel(self, submission: Submitted) -> None:
         self.cancelled.append(submission.request)
 
@@ -78,7 +84,8 @@ class Bench:
         self.plane = Plane()
         self.open = {1: submission(1), 2: submission(2, 60 * MS)}
         self.now_ns = 10 * MS
-        self.calls = ModelCalls(self.plane, self, lambda: self.now_ns, 1 << 20)
+        self.responded: set[int] = set()
+        self.calls = ModelCalls(self.plane, self, lambda: self.now_ns, 1 << 20, self.responded.__contains__)
         self.answers: list[CallResult] = []
         self.outputs: list[bytes] = []
 
@@ -159,6 +166,18 @@ def test_a_call_without_time_is_not_made() -> None:
         (answer,) = bench.answers
         assert answer.code is FailureCode.UNAVAILABLE
         assert answer.error.endswith("the deadline of the request that calls it has passed 2.0 ms ago")
+
+    run(test)
+
+
+def test_after_a_response_of_a_decoupled_model_the_deadline_of_its_request_is_over() -> None:
+    def test(bench: Bench) -> None:
+        bench.now_ns = 62 * MS
+        bench.responded.add(1)
+        bench.call()
+        bench.call(timeout_us=5000)
+        budgets = [options.budget_ns for _, options, _ in bench.plane.submitted]
+        assert budgets == [1000 * MS, 5 * MS]
 
     run(test)
 

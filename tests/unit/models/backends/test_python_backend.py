@@ -195,7 +195,10 @@ def test_a_triton_model(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("return []", "execute: expected a list of one response for one request"),
-        ("return [None]", "execute: expected a response, got None: decoupled models are not supported"),
+        (
+            "return [None]",
+            "execute: expected a response, got None; a decoupled model has",
+        ),
         ("requests[0].exec()", "TritonModelException: other models can be called only in execute"),
     ],
 )

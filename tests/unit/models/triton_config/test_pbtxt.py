@@ -122,7 +122,6 @@ def test_json_that_is_no_configuration(text: str | bytes) -> None:
 
 REFUSALS = [
     ("sequence_batching { }", "sequence_batching: not supported: requests are independent of one another"),
-    ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: not supported"),
     ("model_repository_agents { agents { } }", "model_repository_agents: not supported"),
     ("input { allow_ragged_batch: true }", "input.allow_ragged_batch: not supported"),
     ("output { is_shape_tensor: true }", "output.is_shape_tensor: not supported: there is no TensorRT backend"),

@@ -12,9 +12,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     AddModel,
-    BatchFinished,
-    BatchRefused,
-    BatchWaits,
+    BatchReport,
     BatchWithdrawn,
     CallModel,
     DropModel,
@@ -149,7 +147,10 @@ class Bench:
     def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         self.reported.append(f"{partition}: batch {message.batch}")
 

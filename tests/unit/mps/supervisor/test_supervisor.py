@@ -15,8 +15,7 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     BatchFinished,
     BatchRefused,
-    BatchWaits,
-    BatchWithdrawn,
+    BatchReport,
     CallModel,
     FromWorker,
     LoadResult,
@@ -99,7 +98,10 @@ class Owner:
     def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn | BatchWaits
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None: ...
 
 
