@@ -111,6 +111,8 @@ class Stragglers:
 
     def _hosts(self, batch: Batch, partition: PartitionState) -> list[PartitionState]:
         """The partitions other than `partition` that can run a batch and are not overdue."""
+        if self._model(batch).config.sequences is not None:
+            return []  # no other worker has the states of its sequences
         only = self._fleet.queues.only(batch.queue_key)
         return [
             host

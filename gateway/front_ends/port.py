@@ -282,6 +282,8 @@ class FrontEndPort:
             raise PartitionError(f"the inputs of request {request} are in no region that is shared")
         located, tensors = template.locate(*shared, offset, particulars)
         options = template.options(budget_ns, particulars.id, located)
+        if particulars.sequence is not None:
+            options = options._replace(sequence=particulars.sequence)
         self._reading += 1
         inputs = BatchOutputs(tensors, located, partial(self._input_freed, request))
         inputs.references += 1  # ours, until it is submitted

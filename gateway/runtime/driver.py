@@ -227,6 +227,7 @@ class Runtime:
             received_ns + options.timeout_ns if options.timeout_ns else 0,
             client,
             received_ns,
+            options.sequence,
         )
         submission = self._opened(arrival, options.id, received_ns)
         self._received_ns = read_ns

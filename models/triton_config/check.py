@@ -59,7 +59,7 @@ def check_options(config: TritonModelConfig, path: str) -> None:
     if config.backend == "onnxruntime":
         session_options(config, path)
         return
-    if config.optimization is not None:
+    if config.optimization is not None and config.optimization.graph is not None:
         raise ConfigError(f"{path}: optimization.graph: expected it with backend onnxruntime only; leave it out")
     if config.parameters and config.backend != "python":
         raise ConfigError(

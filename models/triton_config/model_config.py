@@ -6,6 +6,7 @@ The names are those of Triton's `ModelConfig`, so that one type serves for readi
 import msgspec
 
 from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.sequence_batching import SequenceBatching
 from sluice.models.tensors.spec import DataType, TensorSpec
 
 ENSEMBLE = "ensemble"
@@ -157,7 +158,10 @@ class Optimization(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A configuration; `max_batch_size` is None if it is not given."""
+    """A configuration; `max_batch_size` is None if it is not given.
+
+    `unused` has a sentence for each field that is given and has no effect; it is not printed.
+    """
 
     name: str = ""
     platform: str = ""
@@ -167,6 +171,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     input: tuple[InputConfig, ...] = ()
     output: tuple[OutputConfig, ...] = ()
     dynamic_batching: DynamicBatching | None = None
+    sequence_batching: SequenceBatching | None = None
     ensemble_scheduling: EnsembleScheduling | None = None
     instance_group: tuple[InstanceGroup, ...] = ()
     default_model_filename: str = ""
@@ -174,6 +179,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     optimization: Optimization | None = None
     model_warmup: tuple[WarmUp, ...] = ()
     response_cache: ResponseCacheSettings | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def is_ensemble(self) -> bool:

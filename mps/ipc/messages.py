@@ -13,6 +13,7 @@ from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLo
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Measurement, ModelMemory
+from sluice.models.sequence_batching import SequenceRow
 from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
@@ -126,12 +127,16 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed."""
+    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed.
+
+    `sequences` has the part of each row in its sequence, in order, for a model with sequences.
+    """
 
     batch: int
     model: str
     inputs: tuple[InputTensor, ...]
     release: tuple[int, ...] = ()
+    sequences: tuple[SequenceRow, ...] = ()
 
 
 class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):

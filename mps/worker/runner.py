@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
+from sluice.models.backends.sequence_states import SequenceStates, sequence_states
 from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
@@ -42,9 +43,12 @@ class ColdBackend(NamedTuple):
 
 
 class _Model(NamedTuple):
+    """A loaded model; `states` are those of its sequences, None if it has none."""
+
     file: ModelFile
     backend: Backend
     table: LatencyTable
+    states: SequenceStates | None = None
 
 
 class Runner:
@@ -111,6 +115,7 @@ class Runner:
         """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
+            states = sequence_states(file.config, file.path)
             peaks, budget_ns = MemoryPeaks(memory), self._loading.run_ns
             yield from warm_up_runs(backend, file.config)
             if table is None:
@@ -123,7 +128,7 @@ class Runner:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
             return LoadResult(file.key, None, first_line(error))
-        self._models[file.key] = _Model(file, backend, table)
+        self._models[file.key] = _Model(file, backend, table, states)
         self._refusals.pop(file.key, None)
         return LoadResult(file.key, table, memory=peaks.model_memory())
 
@@ -186,9 +191,10 @@ class Runner:
     def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
-        file, backend, _ = self._models[run.model]
+        file, backend, _, states = self._models[run.model]
         started_ns = time.monotonic_ns()
-        outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
+        inputs = {tensor.name: self._tensors.read(tensor) for tensor in run.inputs}
+        outputs = backend.run(inputs) if states is None else states.run(backend, inputs, run.sequences)
         if file.batchable:
             _check_rows(outputs, run.inputs[0].shape[0])
         confidences = tuple(tuple(confidence(outputs[name], kind).tolist()) for name, kind in file.confidences)

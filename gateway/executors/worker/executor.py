@@ -208,11 +208,11 @@ class WorkerExecutor:
         worker = self._workers.get(batch.partition)
         if worker is None:
             raise PartitionError(f"partition {batch.partition} has no worker")
-        # Confidences come by row, and the core knows the rows in their order.
-        ordered = bool(self._files[batch.partition][batch.model].confidences)
+        # Confidences come by row, as sequences do, and the core knows the rows in their order.
+        ordered = bool(batch.sequences or self._files[batch.partition][batch.model].confidences)
         inputs = self._assembly.begin(batch, keeps_order=ordered)
         try:
-            worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed)))
+            worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed), batch.sequences))
         except BaseException:
             self._assembly.abandon(batch.batch)
             raise
