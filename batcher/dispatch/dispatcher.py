@@ -184,6 +184,7 @@ class Dispatcher:
         self.mark_changed(queue.key)
         self.sequences.withdrawn(entry)
         if self.sequences.movable or self.sequences.ended:
+            self._move_sequences(self._formed_ns)
             self.wakeups.check_ns = self._formed_ns + 1
 
     def ran(self, entries: list[Entry], now_ns: int) -> None:
@@ -192,20 +193,28 @@ class Dispatcher:
         self._move_sequences(now_ns)
 
     def _move_sequences(self, now_ns: int) -> None:
-        """Move the requests of sequences that may run now to the queues of their partitions; see when others end."""
+        """Move requests of sequences to the queue that they may run from, and others away; see when sequences end."""
         sequences = self.sequences
         while sequences.movable:
             entry = sequences.movable.pop(0)
-            model = self.models[entry.queue_key[0]]
-            self._queues.default[model].discard(entry)
-            model.outstanding -= entry.rows
-            queue = sequences.queue_of(entry)
-            requeue(entry, queue.key)
-            self._add(entry, queue, model, entry.enqueued_ns, now_ns)
+            self._move(entry, sequences.queue_of(entry), now_ns)
+        for entry, _, _ in sequences.ended:
+            queue = self._queues.default[self.models[entry.queue_key[0]]]
+            if entry.queue_key != queue.key and not entry.request.settled:
+                self._move(entry, queue, now_ns)
         if sequences.ended:
             self.check_by(now_ns)
         elif (due_ns := sequences.next_ns) is not None:
             self.check_by(due_ns)
+
+    def _move(self, entry: Entry, queue: Queue, now_ns: int) -> None:
+        """Move a waiting entry of a sequence to another queue."""
+        before, model = self._queues.get(entry.queue_key), self.models[queue.model]
+        before.discard(entry)
+        model.outstanding -= entry.rows
+        self._queues.forget_if_empty(before)
+        requeue(entry, queue.key)
+        self._add(entry, queue, model, entry.enqueued_ns, now_ns)
 
     def _end_sequences(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """End the sequences that are idle for too long, and fail the requests of those that have ended early."""

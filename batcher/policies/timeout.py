@@ -105,8 +105,8 @@ class TimeoutPolicy:
         self._ahead = config.levels == PriorityLevels()
 
     def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
-        """An empty queue for all batch keys."""
-        return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
+        """An empty queue for all batch keys; `batch_key` only tells the queues of partitions with sequences apart."""
+        return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering, batch_key=batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """The largest preferred size, or the maximum."""
