@@ -8,7 +8,14 @@ import numpy as np
 
 from sluice.models.backends.base import Backend
 from sluice.models.errors import BackendFailed
-from sluice.models.sequence_batching import Control, ControlKind, SequenceBatching, SequenceRow, SequenceState
+from sluice.models.sequence_batching import (
+    Control,
+    ControlKind,
+    SequenceBatching,
+    SequenceRow,
+    SequenceState,
+    SequenceStep,
+)
 from sluice.models.tensors.arrays import Array, decode_bytes, numpy_dtype
 from sluice.models.tensors.spec import VARIABLE, DataType, element_count
 from sluice.models.triton_config.model_config import DATA_TYPE, decode_config
@@ -45,6 +52,21 @@ class SequenceStates:
         self._initial = {state.input_name: _initial(state, directory) for state in batching.state}
         self._outputs = frozenset(outputs)
         self._slots: dict[int, States] = {}
+        self.given_inputs = batching.given_inputs
+        """The inputs that clients do not send."""
+
+    def starting(self, inputs: Mapping[str, Array]) -> list[SequenceRow]:
+        """The rows of a batch in which each row is a whole sequence."""
+        count = next(iter(inputs.values())).shape[0] if self._batchable else 1
+        is_text = any(each.on is None and each.datatype is DataType.BYTES for each in self._controls)
+        return [
+            SequenceRow(slot, SequenceStep(str(slot + 1) if is_text else slot + 1, start=True, end=True))
+            for slot in range(count)
+        ]
+
+    def clear(self) -> None:
+        """Forget the states of all sequences."""
+        self._slots.clear()
 
     def run(self, backend: Backend, inputs: Mapping[str, Array], rows: Sequence[SequenceRow]) -> dict[str, Array]:
         """Run a batch whose rows belong to sequences; raises BackendFailed, and the states stay as they are.
@@ -124,6 +146,24 @@ class SequenceStates:
             for position, row in zip(at, rows, strict=True):
                 values[position] = control.values[int(control.on(row))]
         return values.reshape(width, 1) if self._batchable else values
+
+
+class StartingSequences:
+    """A backend whose batches are run as sequences of one request each, for warm-up and measurement; see `Backend`."""
+
+    def __init__(self, backend: Backend, states: SequenceStates) -> None:
+        self.provider, self.threads = backend.provider, backend.threads
+        self.inputs = tuple(tensor for tensor in backend.inputs if tensor.name not in states.given_inputs)
+        self.outputs = backend.outputs
+        self._backend = backend
+        self._states = states
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch."""
+        try:
+            return self._states.run(self._backend, inputs, self._states.starting(inputs))
+        finally:
+            self._states.clear()
 
 
 def sequence_states(config: str, path: str) -> SequenceStates | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sluice.models.backends.base import Backend, GpuOptions
 from sluice.models.backends.configured import load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
-from sluice.models.backends.sequence_states import SequenceStates, sequence_states
+from sluice.models.backends.sequence_states import SequenceStates, StartingSequences, sequence_states
 from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
@@ -116,14 +116,15 @@ class Runner:
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
             states = sequence_states(file.config, file.path)
+            measured = backend if states is None else StartingSequences(backend, states)
             peaks, budget_ns = MemoryPeaks(memory), self._loading.run_ns
-            yield from warm_up_runs(backend, file.config)
+            yield from warm_up_runs(measured, file.config)
             if table is None:
                 table = yield from measure_steps(
-                    backend, file.batchable, file.menu, shapes=shapes, peaks=peaks, budget_ns=budget_ns
+                    measured, file.batchable, file.menu, shapes=shapes, peaks=peaks, budget_ns=budget_ns
                 )
             else:
-                yield from warm_up_steps(backend, file.batchable, file.menu, table, shapes, peaks, budget_ns)
+                yield from warm_up_steps(measured, file.batchable, file.menu, table, shapes, peaks, budget_ns)
         except Exception as error:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
@@ -138,15 +139,16 @@ class Runner:
 
         def load() -> Backend:
             made.append(self.backend(file))
-            return made[0]
+            return made[0] if states is None else StartingSequences(made[0], states)
 
         try:
+            states = sequence_states(file.config, file.path)
             shapes = warm_up_shapes(file.config)
             prepare(file.backend, self._gpu)
             measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
         except Exception as error:
             return ModelMeasured(error=first_line(error))
-        self._models[file.key] = _Model(file, made[0], measurement.table(50))
+        self._models[file.key] = _Model(file, made[0], measurement.table(50), states)
         return ModelMeasured(measurement)
 
     @property

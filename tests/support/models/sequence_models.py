@@ -1,12 +1,14 @@
 """Models of sequences: those of Triton's examples, and an accumulator with a state, as tiny ONNX models."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import helper
 
 from sluice.models.tensors.spec import DataType
-from tests.support.models.onnx_models import save_model, value
+from tests.support.models.onnx_models import Dimension, save_model, value
 
 START = 'control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }'
 READY = 'control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } }'
@@ -37,7 +39,7 @@ def save_simple_dyna_sequence(entry: Path, more: str = "", rows: int = 8) -> Non
 
 def save_accumulator(entry: Path, more: str = "", initial: str = "", rows: int = 8) -> None:
     """OUTPUT is the sum of all INPUTs of the sequence and its initial state, which is kept as a state."""
-    shape = ["N", 1] if rows else [1]
+    shape: list[Dimension] = ["N", 1] if rows else [1]
     int32 = DataType.INT32
     nodes = [
         helper.make_node("Add", ["INPUT", "SUM"], ["OUTPUT"]),
@@ -58,7 +60,9 @@ def _configure(entry: Path, batching: str, rows: int) -> None:
     (entry / "config.pbtxt").write_text(f"max_batch_size: {rows} sequence_batching {{ {batching} }} {TENSORS}")
 
 
-def _save(entry: Path, inputs: list[str], steps: list[tuple[str, str, str, str]], before: list[object] = []) -> None:  # noqa: B006
+def _save(
+    entry: Path, inputs: list[str], steps: list[tuple[str, str, str, str]], before: Sequence[onnx.NodeProto] = ()
+) -> None:
     nodes = [*before, *(helper.make_node(kind, [left, right], [to]) for kind, left, right, to in steps)]
     tensors = [value(name, DataType.UINT64 if name == "CORRID" else DataType.INT32, ["N", 1]) for name in inputs]
-    save_model(entry / "1" / "model.onnx", nodes, tensors, [value("OUTPUT", DataType.INT32, ["N", 1])])  # type: ignore[arg-type]
+    save_model(entry / "1" / "model.onnx", nodes, tensors, [value("OUTPUT", DataType.INT32, ["N", 1])])
