@@ -26,7 +26,7 @@ SERVED = (*BACKENDS, ENSEMBLE, UNNAMED)
 
 
 class Verdict(NamedTuple):
-    """What became of a configuration: `problem` is "" if it is read."""
+    """A configuration that was looked at: `problem` is "" if it is read."""
 
     path: Path
     backend: str
