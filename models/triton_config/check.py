@@ -6,6 +6,7 @@ from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, Timeout
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.tensors.spec import VARIABLE, element_count
+from sluice.models.triton_config.accelerators import providers
 from sluice.models.triton_config.instance_groups import CPU, check_groups
 from sluice.models.triton_config.model_config import (
     DATA_TYPE,
@@ -56,9 +57,15 @@ def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collect
 
 def check_options(config: TritonModelConfig, path: str) -> None:
     """Check the options that only some backends take; the configuration names its backend. Raises as `check_config`."""
+    accelerators = None if config.optimization is None else config.optimization.execution_accelerators
     if config.backend == "onnxruntime":
         session_options(config, path)
+        providers(accelerators, path, gpu=False)
         return
+    if accelerators is not None:
+        raise ConfigError(
+            f"{path}: optimization.execution_accelerators: expected them with backend onnxruntime only; leave them out"
+        )
     if config.optimization is not None and config.optimization.graph is not None:
         raise ConfigError(f"{path}: optimization.graph: expected it with backend onnxruntime only; leave it out")
     if config.parameters and config.backend != "python":

@@ -151,10 +151,25 @@ class GraphOptimization(msgspec.Struct, frozen=True, omit_defaults=True):
     level: int = 0
 
 
+class Accelerator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A provider of ONNX Runtime by Triton's name, such as `tensorrt`."""
+
+    name: str = ""
+    parameters: dict[str, str] = {}
+
+
+class ExecutionAccelerators(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The accelerators that a model is to run on, for instances on GPUs and on processors."""
+
+    gpu_execution_accelerator: tuple[Accelerator, ...] = ()
+    cpu_execution_accelerator: tuple[Accelerator, ...] = ()
+
+
 class Optimization(msgspec.Struct, frozen=True, omit_defaults=True):
     """The backend's optimization of a model."""
 
     graph: GraphOptimization | None = None
+    execution_accelerators: ExecutionAccelerators | None = None
 
 
 class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -70,7 +70,7 @@ def _typed(message: Any, path: str) -> TritonModelConfig:
         fields.pop("max_batch_size", None)
     else:
         fields.setdefault("max_batch_size", 0)
-    if "graph" not in fields.get("optimization", {}):
+    if not {"graph", "execution_accelerators"} & fields.get("optimization", {}).keys():
         fields.pop("optimization", None)
     config = msgspec.convert(fields, TritonModelConfig, strict=False)
     return msgspec.structs.replace(config, unused=unused_fields(message))
