@@ -33,6 +33,7 @@ COMPILED = (
     "batcher/queues",
     "batcher/residency",
     "batcher/scheduler",
+    "batcher/sequences",
     "gateway/front_door/budget.py",
     "gateway/executors/hang_detector.py",
     "gateway/executors/worker",

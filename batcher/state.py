@@ -234,6 +234,7 @@ class PipelineState:
     is_keyed: bool  # inputs of some stage have dimensions that may differ
     single: bool  # its only stage runs a model and does not use the response cache
     has_parallel_stages: bool  # two model stages may be there at the same time
+    has_sequences: bool  # a stage runs a model with sequences
     evicts: bool  # its requests are given up rather than answered late
     steps: list[WaitingStage] = field(default_factory=list)  # stages that a request may have to wait for
     critical_path_ns: int = 0  # ns that a request takes if all partitions are idle

@@ -32,7 +32,8 @@ class Failures:
     for it.
 
     `fail` settles a request. `ended` records that the batch of an entry is over; it returns True if the answer of the
-    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried.
+    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried, nor is
+    one of a sequence.
     """
 
     def __init__(
@@ -50,6 +51,9 @@ class Failures:
         dispatcher = self._dispatcher
         batch = dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch)
+        if dispatcher.models[batch.queue_key[0]].config.sequences is not None:
+            self._fail_sequences(batch, alive, event, now_ns, decisions)
+            return
         hard = [entry for entry in alive if entry.request.pipeline.evicts]
         elsewhere = event.cause is FailureCause.OUT_OF_MEMORY and self._fits_elsewhere(batch, now_ns)
         half = len(alive) // 2
@@ -68,8 +72,29 @@ class Failures:
     def revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Retry the unsettled requests of a revoked batch."""
         batch = self._dispatcher.end(event.batch, now_ns)
-        if alive := self._detach(batch):
+        alive = self._detach(batch)
+        sequences = self._dispatcher.sequences
+        if self._dispatcher.models[batch.queue_key[0]].config.sequences is not None:
+            for entry in batch.entries:
+                if entry.request.settled:
+                    sequences.withdrawn(entry)
+            for entry in [each for each in alive if not sequences.knows(each)]:
+                alive.remove(entry)
+                reason = "its sequence ended before it ran"
+                self._fail(entry.request, Outcome.CANCELLED_CLIENT, reason, decisions)
+            self._dispatcher.check_by(now_ns)
+        if alive:
             self._dispatcher.retry(batch.queue_key, alive, now_ns)
+
+    def _fail_sequences(
+        self, batch: Batch, alive: list[Entry], event: BatchFailed, now_ns: int, decisions: list[AnyDecision]
+    ) -> None:
+        """Fail the requests of sequences: if they ran again, the states of their sequences could count them twice."""
+        lost = event.cause is FailureCause.WORKER_LOST
+        outcome = Outcome.FAILED_WORKER_LOST if lost else _OUTCOMES[event.cause]
+        for entry in alive:
+            self._fail(entry.request, outcome, event.message, decisions)
+        self._dispatcher.ran(batch.entries, now_ns)
 
     def _fits_elsewhere(self, batch: Batch, now_ns: int) -> bool:
         """Limit batches where one ran out of memory; True if there are partitions of other kinds that could run it."""

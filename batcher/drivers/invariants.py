@@ -68,6 +68,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             if queue:
                 groups = [group for group in model.groups if queue.only in (None, (group.kind, group.price))]
+                if queue.host is not None:
+                    groups = [group for group in groups if queue.host.ready and queue.host.group is group]
                 assert all(_is_known(queue, run_queues[group]) for group in groups), "a queue is overlooked"
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"

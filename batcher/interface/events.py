@@ -13,6 +13,7 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.interface.resize_data import Ask
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
+from sluice.models.sequence_batching import SequenceStep
 
 Confidences = tuple[tuple[float, ...], ...]
 """One tuple for each confidence that a model reports, with one value a row."""
@@ -44,7 +45,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
     `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
     (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
-    made it for a request that is under way, so that it is served while the server drains.
+    made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
+    sequence, which only models with sequences look at.
     """
 
     request: int
@@ -59,6 +61,7 @@ class RequestArrived(Event, frozen=True, gc=False):
     client: str = ""
     received_ns: int = 0
     is_call: bool = False
+    sequence: SequenceStep | None = None
 
 
 class LoopDelayed(Event, frozen=True, gc=False):

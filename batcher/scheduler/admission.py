@@ -29,6 +29,8 @@ class Admission:
 
     A request of a pipeline that evicts, or with a limited cost, is never a probe.
 
+    A request of a sequence has no places, and is never refused for its deadline: its sequence would lack its part.
+
     With a `loader`, a request for missing models is admitted if it is in time once they are loaded.
     """
 
@@ -76,6 +78,8 @@ class Admission:
                 reason = f"no partition holds model {missing}"
                 return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         self._places.count(event, pipeline, now_ns)
+        if pipeline.has_sequences:
+            return NO_PLACES
         places = self._places.find(event, pipeline, now_ns, wait_ns)
         if isinstance(places, Offer):
             return places

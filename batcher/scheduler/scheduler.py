@@ -65,7 +65,7 @@ class Scheduler:
     def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
         self._limits = spec.limits
         self.requests: dict[int, Request] = {}
-        self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress)
+        self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress, self._fail)
         self._places = self.dispatcher.places
         self._timeouts = self.dispatcher.timeouts
         self.memory = MemoryShares(spec.limits.memory_bytes)
@@ -348,6 +348,8 @@ class Scheduler:
             observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
         observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
+        if model.config.sequences is not None:
+            self.dispatcher.ran(batch.entries, now_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)
         order = None if queue is None else queue.response_order
         if order is None and not batch.copied:

@@ -56,5 +56,5 @@ def _validate_model(key: str, entry: "ModelEntry") -> bool:
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False
     batches = f"batches of up to {entry.spec.max_batch_size}" if entry.spec.batchable else "no batches"
-    print(f"{key}: ok, {batches}")
+    print("; ".join((f"{key}: ok, {batches}", *entry.spec.notes)))
     return True

@@ -17,6 +17,7 @@ import msgspec
 from sluice.batcher.interface.outcome import Outcome
 from sluice.models.backends.requests import FailureCode
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.units import INFINITE_NS
 from sluice.mps.ipc.messages import MapRegion, UnmapRegion
 
@@ -116,7 +117,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Particulars(msgspec.Struct, frozen=True, array_like=True):
-    """The parts that only some requests have: an id, the key of a client, BYTES, and inputs that were not written.
+    """The parts that only some requests have: an id, a client, BYTES, inputs that were not written, a sequence.
 
     `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one. `starts` has
     one for each input of numbers if they do not lie one after the other: how far it is from the offset of the arrival.
@@ -128,6 +129,7 @@ class Particulars(msgspec.Struct, frozen=True, array_like=True):
     row_offsets: tuple[tuple[int, ...], ...]
     starts: tuple[int, ...] = ()
     parameters: str = "{}"
+    sequence: SequenceStep | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -127,8 +127,9 @@ class FrontEndDataPlane(DataPlane):
         request = self._next = self._next + 1
         region, offset, row_offsets, starts = self._memory.write(request, inputs)
         particulars = None
-        if options.id or client or row_offsets or starts or options.parameters != NO_PARAMETERS:
-            particulars = Particulars(options.id, client, row_offsets, starts, options.parameters)
+        has_more = options.sequence is not None or options.parameters != NO_PARAMETERS
+        if options.id or client or row_offsets or starts or has_more:
+            particulars = Particulars(options.id, client, row_offsets, starts, options.parameters, options.sequence)
         template = self._templates.find(signature, signature.asked, inputs, options)
         arrival = Arrival(request, template, region, offset, options.budget_ns, self._received_ns, particulars)
         passed = self._open[request] = PassedRequest(request, self._loop, signature)

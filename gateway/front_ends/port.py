@@ -284,6 +284,8 @@ class FrontEndPort:
         options = template.options(budget_ns, particulars.id, located)
         if particulars.parameters != NO_PARAMETERS:
             options = options._replace(parameters=particulars.parameters)
+        if particulars.sequence is not None:
+            options = options._replace(sequence=particulars.sequence)
         self._reading += 1
         inputs = BatchOutputs(tensors, located, partial(self._input_freed, request))
         inputs.references += 1  # ours, until it is submitted

@@ -23,10 +23,19 @@ from sluice.gateway.protocol.status import outcome_error
 from sluice.gateway.tensors.responses import ModelResponse
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.slo import deadline_ns
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
-EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "sequence(string_id)",
+    "schedule_policy",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+)
 """The protocol extensions that inference requests may use."""
 
 REQUEST_HEADER = "x-sluice-request"
@@ -35,10 +44,21 @@ EXPLAIN_HEADER = "x-sluice-explain"
 """Asks for an explanation, like the parameter `sluice_explain`."""
 
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
-_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
-_RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
-_SERVER_PARAMETERS = _RESERVED_PARAMETERS | {"slo_ms", "max_cost", "sluice_explain", "priority", "timeout"}
+_RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output"})
+_SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
+    "slo_ms",
+    "max_cost",
+    "sluice_explain",
+    "priority",
+    "timeout",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+}
 _RESERVED_PREFIX = "triton_"
+_MOST_ID = (1 << 64) - 1
+_MAX_SEQUENCE_ID_BYTES = 128
+"""Triton's bound of ids that are text."""
 _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
 
@@ -140,7 +160,7 @@ class DataPlane(ABC):
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
-        explain, priority, timeout_ns, parameters = False, 0, 0, NO_PARAMETERS
+        explain, priority, timeout_ns, parameters, sequence = False, 0, 0, NO_PARAMETERS, None
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
             if timeout_ns:
@@ -148,7 +168,7 @@ class DataPlane(ABC):
                     timeout_ns, timeout_ns if transport_budget_ns is None else transport_budget_ns
                 )
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
-            priority = _priority(request.parameters)
+            priority, sequence = _priority(request.parameters), _sequence(request.parameters)
             parameters = _for_models(request.parameters)
         if request.shared:
             for tensor in request.inputs:
@@ -171,6 +191,7 @@ class DataPlane(ABC):
             deliveries,
             timeout_ns,
             parameters,
+            sequence=sequence,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
@@ -270,11 +291,7 @@ def _deliver(
 
 def _objectives(parameters: Parameters) -> tuple[object, int]:
     """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
-    for key, value in parameters.items():
-        if key in _SEQUENCE_PARAMETERS:
-            if not value:  # 0 and false mean no sequence
-                continue
-            raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
+    for key in parameters:
         if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):
             raise RequestError(f"parameter '{key}' is reserved and cannot be set by a request")
     timeout = parameters.get("timeout", 0)
@@ -305,6 +322,30 @@ def _priority(parameters: Parameters) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RequestError(f"parameter 'priority' must be a whole number of 0 or more, got {value!r:.80}")
     return value if value < _PRIORITIES else 0
+
+
+def _sequence(parameters: Parameters) -> SequenceStep | None:
+    """The part of a request in a sequence; None without an id, which 0 and "" are not. Negative ids are as in C."""
+    identity = parameters.get("sequence_id", 0)
+    if isinstance(identity, bool) or not isinstance(identity, int | str):
+        raise RequestError(f"parameter 'sequence_id' must be a whole number or a string, got {identity!r:.80}")
+    if isinstance(identity, str):
+        if len(identity.encode()) > _MAX_SEQUENCE_ID_BYTES:
+            expected = f"at most {_MAX_SEQUENCE_ID_BYTES} bytes"
+            raise RequestError(f"parameter 'sequence_id': expected {expected}, got '{identity:.80}…'")
+    elif not -(1 << 63) <= identity <= _MOST_ID:
+        raise RequestError(f"parameter 'sequence_id' must be a number of 64 bits, got {identity}")
+    elif identity < 0:
+        identity += 1 << 64
+    start, end = _flag("sequence_start", parameters), _flag("sequence_end", parameters)
+    return SequenceStep(identity, start, end) if identity else None
+
+
+def _flag(name: str, parameters: Parameters) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"parameter '{name}' must be true or false, got {value!r:.80}")
+    return value
 
 
 def _explain(parameters: Parameters) -> bool:

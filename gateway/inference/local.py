@@ -94,7 +94,8 @@ class LocalDataPlane(DataPlane):
         """
         if shared is None and options.memory_bytes >= LARGE_BYTES and self._bodies is not None:
             shared = self._bodies.locate(inputs)
-        if self._cache is not None and signature.pipeline.response_cache and not self._served.draining:
+        cached = self._cache is not None and signature.pipeline.response_cache and options.sequence is None
+        if cached and self._cache is not None and not self._served.draining:
             return self._cached(self._cache, signature, inputs, options, client, received_ns, shared)
         return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
 

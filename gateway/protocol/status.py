@@ -36,6 +36,7 @@ _ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
     Outcome.REJECTED_MEMORY: (errors.RejectedError, "no memory is left for the request's tensors"),
     Outcome.REJECTED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
     Outcome.REJECTED_DRAINING: (errors.RejectedError, "the server is stopping"),
+    Outcome.REJECTED_SEQUENCE: (errors.RequestError, "the request belongs to no sequence"),
     Outcome.EVICTED_DEADLINE: (errors.EvictedError, "Request timeout expired"),
     Outcome.CANCELLED_CLIENT: (errors.CancelledError, "the request was cancelled"),
     Outcome.FAILED_BACKEND: (errors.BackendFailed, "the model failed"),
@@ -107,6 +108,8 @@ def outcome_error(
     elif statuses.expired == 504 and outcome is Outcome.EVICTED_DEADLINE:
         kind = errors.TimeoutExpired
     message = f"{sentence}: {reason}" if reason not in ("", sentence) else sentence
+    if outcome is Outcome.REJECTED_SEQUENCE and reason:
+        message = reason  # in Triton's words
     if issubclass(kind, errors.OverloadError):
         return kind(message, retry_after)
     return kind(message)

@@ -228,6 +228,7 @@ class Runtime:
             client,
             received_ns,
             options.is_call,
+            options.sequence,
         )
         submission = self._opened(arrival, options.id, received_ns, options.parameters)
         self._received_ns = read_ns

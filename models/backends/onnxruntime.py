@@ -12,7 +12,8 @@ from sluice.models.backends.base import GpuOptions
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
-from sluice.models.triton_config.model_config import decode_config
+from sluice.models.triton_config.accelerators import Provider, providers
+from sluice.models.triton_config.model_config import TritonModelConfig, decode_config
 from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
 
 CPU = "CPUExecutionProvider"
@@ -123,19 +124,39 @@ def load(path: str, threads: int, config: str = "", gpu: GpuOptions | None = Non
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
-    asked = session_options(decode_config(config), path) if config else SessionOptions()
+    form = decode_config(config) if config else None
+    asked = session_options(form, path) if form is not None else SessionOptions()
+    accelerators = _accelerators(form, path, threads, gpu)
+    chosen = [*((each.name, each.options) for each in accelerators), (provider, _provider_options(gpu))]
     try:
-        session = ort.InferenceSession(path, _options(asked, threads), providers=[(provider, _provider_options(gpu))])
+        session = ort.InferenceSession(path, _options(asked, threads), providers=chosen)
     except Exception as error:  # as above
         raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
-    if active[0] != provider:
-        raise PartitionError(f"{path}: ONNX Runtime: expected {provider}, but it runs on {', '.join(active)}")
+    if active[0] != chosen[0][0]:
+        raise PartitionError(f"{path}: ONNX Runtime: expected {chosen[0][0]}, but it runs on {', '.join(active)}")
     run_options = None
     for name, value in asked.run_entries.items():
         run_options = run_options or ort.RunOptions()
         run_options.add_run_config_entry(name, value)
     return OnnxRuntimeBackend(session, path, run_options)
+
+
+def _accelerators(form: TritonModelConfig | None, path: str, threads: int, gpu: GpuOptions | None) -> list[Provider]:
+    """The accelerators that a configuration asks for; raises BackendFailed where this build has not all of them."""
+    if form is None or form.optimization is None:
+        return []
+    found: list[Provider] = []
+    available = ort.get_available_providers()
+    for each in providers(form.optimization.execution_accelerators, path, gpu=gpu is not None):
+        if each.name not in available:
+            raise BackendFailed(
+                f"{path}: optimization.execution_accelerators '{each.accelerator}': expected a build of ONNX Runtime "
+                f"with {each.name}, got {', '.join(available)}"
+            )
+        own = {"device_id": "0"} if gpu is not None else {"num_of_threads": str(threads)}
+        found.append(each._replace(options={**own, **each.options}))
+    return found
 
 
 @cache

@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.tensors.spec import DataType
 
 
@@ -21,11 +22,15 @@ class FailureCode(enum.IntEnum):
 
 
 class RequestPart(msgspec.Struct, frozen=True, array_like=True):
-    """A request of a batch: its rows, the id that its client gave, and its parameters as a JSON object."""
+    """A request of a batch: its rows, the id that its client gave, and its parameters as a JSON object.
+
+    `sequence` is its part in a sequence, None outside of sequences.
+    """
 
     rows: int
     id: str = ""
     parameters: str = "{}"
+    sequence: SequenceStep | None = None
 
 
 class RequestFailure(msgspec.Struct, frozen=True, array_like=True):

@@ -26,6 +26,7 @@ from sluice.models.triton_config.model_config import (
     VersionPolicy,
 )
 from sluice.models.triton_config.pbtxt import encode_config
+from sluice.models.triton_config.sequences import check_file, check_sequences, check_state_files
 
 _Config = TypeVar("_Config", bound=TensorConfig)
 _MAX_LABEL_BYTES = 16 << 20
@@ -56,6 +57,9 @@ def configured_spec(
         config = msgspec.structs.replace(config, max_batch_size=rows)
     if config.dynamic_batching is not None:
         check_batching(config.dynamic_batching, rows, str(path))
+    if config.sequence_batching is not None:
+        check_sequences(config, config.sequence_batching, str(path))
+        check_state_files(config.sequence_batching, path)
     for warm_up in config.model_warmup:
         check_warm_up(warm_up, config.input, rows, str(path))
     backend = config.backend or ("" if file is None else PLATFORMS.get(file.platform, ""))
@@ -84,10 +88,12 @@ def configured_spec(
         max_batch_size=rows,
         platform=config.platform or config.backend if file is None else file.platform,
         dynamic_batching=batching,
+        sequence_batching=config.sequence_batching,
         replicas=replicas(config.instance_group),
         response_cache=config.response_cache is not None and config.response_cache.enable,
         config=encode_config(full),
         decoupled=config.is_decoupled,
+        notes=config.unused,
     )
 
 
@@ -154,6 +160,12 @@ def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, de
         )
     rows = _rows(config, file, path, default_rows)
     inputs, outputs = (without_batch(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
+    if (batching := config.sequence_batching) is not None:
+        check_file(batching, inputs, outputs, path)
+        inputs = tuple(tensor for tensor in inputs if tensor.name not in batching.given_inputs)
+        if not config.output:
+            kept = {state.output_name for state in batching.state}
+            outputs = tuple(tensor for tensor in outputs if tensor.name not in kept)
     completed = msgspec.structs.replace(
         config,
         max_batch_size=rows,

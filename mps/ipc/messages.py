@@ -15,6 +15,7 @@ from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLo
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Measurement, ModelMemory
+from sluice.models.sequence_batching import SequenceRow
 from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
@@ -133,7 +134,8 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed.
 
-    `requests` are those that the rows belong to, in their order, for models that see them.
+    `requests` are those that the rows belong to, in their order, for models that see them. `sequences` has the part of
+    each row in its sequence, in order, for a model with sequences.
     """
 
     batch: int
@@ -141,6 +143,7 @@ class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     inputs: tuple[InputTensor, ...]
     release: tuple[int, ...] = ()
     requests: tuple[RequestPart, ...] = ()
+    sequences: tuple[SequenceRow, ...] = ()
 
 
 class AnswerCall(msgspec.Struct, frozen=True, tag=True, array_like=True):

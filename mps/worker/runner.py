@@ -22,7 +22,8 @@ from sluice.models.backends.calling import (
 )
 from sluice.models.backends.configured import calling_backend, load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
-from sluice.models.backends.requests import RequestFailure
+from sluice.models.backends.requests import RequestFailure, RequestPart
+from sluice.models.backends.sequence_states import SequenceStates, StartingSequences, sequence_states
 from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
@@ -65,10 +66,13 @@ class ColdBackend(NamedTuple):
 
 
 class _Model(NamedTuple):
+    """A loaded model; `states` are those of its sequences, None if it has none."""
+
     file: ModelFile
     backend: Backend
     table: LatencyTable
     calling: CallingBackend | None = None
+    states: SequenceStates | None = None
 
 
 class Report(NamedTuple):
@@ -159,19 +163,21 @@ class Runner:
         """Take the backend of `make`; warm up, time and measure it, one run a step, and hold it; never raises."""
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
+            states = sequence_states(file.config, file.path)
+            measured = backend if states is None else StartingSequences(backend, states)
             peaks, budget_ns = MemoryPeaks(memory), self._loading.run_ns
-            yield from warm_up_runs(backend, file.config)
+            yield from warm_up_runs(measured, file.config)
             if table is None:
                 table = yield from measure_steps(
-                    backend, file.batchable, file.menu, shapes=shapes, peaks=peaks, budget_ns=budget_ns
+                    measured, file.batchable, file.menu, shapes=shapes, peaks=peaks, budget_ns=budget_ns
                 )
             else:
-                yield from warm_up_steps(backend, file.batchable, file.menu, table, shapes, peaks, budget_ns)
+                yield from warm_up_steps(measured, file.batchable, file.menu, table, shapes, peaks, budget_ns)
         except Exception as error:
             if isinstance(error, PartitionError):
                 self._refusals[file.key] = f"model {file.key}: {first_line(error)}"
             return LoadResult(file.key, None, first_line(error))
-        self._models[file.key] = _Model(file, backend, table, calling_backend(backend))
+        self._models[file.key] = _Model(file, backend, table, calling_backend(backend), states)
         self._refusals.pop(file.key, None)
         calling = self._models[file.key].calling
         loaded = LoadResult(file.key, table, memory=peaks.model_memory())
@@ -185,15 +191,16 @@ class Runner:
 
         def load() -> Backend:
             made.append(self.backend(file))
-            return made[0]
+            return made[0] if states is None else StartingSequences(made[0], states)
 
         try:
+            states = sequence_states(file.config, file.path)
             shapes = warm_up_shapes(file.config)
             prepare(file.backend, self._gpu)
             measurement = yield from profile_steps(load, file.batchable, file.menu, meter(), shapes)
         except Exception as error:
             return ModelMeasured(error=first_line(error))
-        self._models[file.key] = _Model(file, made[0], measurement.table(50))
+        self._models[file.key] = _Model(file, made[0], measurement.table(50), states=states)
         return ModelMeasured(measurement)
 
     @property
@@ -271,7 +278,11 @@ class Runner:
             self._running = run.batch
         try:
             inputs = {tensor.name: self._tensors.read(tensor) for tensor in run.inputs}
-            progress = model.calling.start(run.batch, inputs, run.requests)
+            requests: Sequence[RequestPart] = run.requests
+            if model.states is not None:
+                requests = model.states.placed_requests(requests, run.sequences)
+                inputs = model.states.feed(inputs, run.sequences)
+            progress = model.calling.start(run.batch, inputs, requests)
         except Exception as error:  # as in `run`
             progress = [BatchBroke(run.batch, first_line(error))]
         reports = self._reports(progress)
@@ -389,7 +400,11 @@ class Runner:
         if model.calling.is_decoupled:
             done, overflow = BatchFinished(run.batch, started_ns, time.monotonic_ns(), (), -1), None
         else:
-            done, overflow = self._written(model.file, run, started_ns, ran.outputs, ran.errors)
+            outputs, errors = ran.outputs, ran.errors
+            if model.states is not None:
+                outputs = model.states.taken_outputs(outputs, run.sequences)
+                errors = model.states.taken_errors(errors, run.sequences)
+            done, overflow = self._written(model.file, run, started_ns, outputs, errors)
         if metrics := model.calling.take_metrics() + ran.metrics:
             done = msgspec.structs.replace(done, metrics=metrics)
         created = [] if overflow is None else [Report(overflow[0], (overflow[1].fd,))]
@@ -404,9 +419,10 @@ class Runner:
     def _run(self, run: RunBatch) -> tuple[BatchFinished, tuple[OverflowCreated, Region] | None]:
         if run.model not in self._models:
             raise BackendFailed("the model is not loaded on this worker")
-        file, backend, _, _ = self._models[run.model]
+        file, backend, _, _, states = self._models[run.model]
         started_ns = time.monotonic_ns()
-        outputs = backend.run({tensor.name: self._tensors.read(tensor) for tensor in run.inputs})
+        inputs = {tensor.name: self._tensors.read(tensor) for tensor in run.inputs}
+        outputs = backend.run(inputs) if states is None else states.run(backend, inputs, run.sequences)
         return self._written(file, run, started_ns, outputs, ())
 
     def _written(

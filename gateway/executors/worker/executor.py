@@ -252,10 +252,12 @@ class WorkerExecutor:
             raise PartitionError(f"partition {batch.partition} has no worker")
         file = self._files[batch.partition][batch.model]
         requests = self._requests(batch) if file.backend == _SHOWS_REQUESTS else ()
-        # Confidences and requests come by row, and the core knows the rows in their order.
-        inputs = self._assembly.begin(batch, keeps_order=bool(file.confidences or requests))
+        # Confidences and requests come by row, as sequences do, and the core knows the rows in their order.
+        keeps_order = bool(file.confidences or requests or batch.sequences)
+        inputs = self._assembly.begin(batch, keeps_order=keeps_order)
+        run = RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed), requests, batch.sequences)
         try:
-            worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed), requests))
+            worker.process.send(run)
         except BaseException:
             self._assembly.abandon(batch.batch)
             raise
@@ -269,12 +271,13 @@ class WorkerExecutor:
     def _requests(self, batch: DispatchBatch) -> tuple[RequestPart, ...]:
         """The requests of a batch as its model sees them."""
         parts: list[RequestPart] = []
-        for member in batch.members:
+        for position, member in enumerate(batch.members):
             submission = self.submission(member.request)
+            step = batch.sequences[position].step if batch.sequences else None  # each has one row
             if submission is None:
-                parts.append(RequestPart(member.rows))
+                parts.append(RequestPart(member.rows, sequence=step))
             else:
-                parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters))
+                parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters, step))
         return tuple(parts)
 
     def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:

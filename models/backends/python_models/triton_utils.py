@@ -1,7 +1,6 @@
 """Triton's `triton_python_backend_utils` for its Python models: tensors, requests, responses and calls.
 
-Models import this module under that name; its names are therefore Triton's. Sequences and memory of GPUs are not
-supported.
+Models import this module under that name; its names are therefore Triton's. Memory of GPUs is not supported.
 """
 
 import asyncio
@@ -22,6 +21,7 @@ from sluice.models.backends.python_models.custom_metrics import Metric, MetricFa
 from sluice.models.backends.python_models.decoupled import Closed, RunSender, SentError
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.model_config import DATA_TYPE
@@ -160,7 +160,7 @@ class InferenceRequest:
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """The id of the sequence; 0 for a request of a batch, as there are no sequences."""
+        """The id of the sequence, 0 outside of sequences."""
         return self._correlation_id
 
     def parameters(self) -> str:
@@ -213,8 +213,6 @@ class InferenceRequest:
             raise TritonModelException(str(error)) from error
 
     def _call(self) -> CallRequest:
-        if self._flags or self._correlation_id:
-            raise TritonModelException("a call cannot be part of a sequence: sequences are not supported")
         version = "" if self._version < 0 else str(self._version)
         return CallRequest(
             self._model_name,
@@ -223,9 +221,20 @@ class InferenceRequest:
             (),
             0,
             self._request_id,
-            self._parameters,
+            self._call_parameters(),
             self._timeout,
         )
+
+    def _call_parameters(self) -> str:
+        """The parameters of a call, with its part in a sequence."""
+        if not self._correlation_id:
+            return self._parameters
+        sequence = {
+            "sequence_id": self._correlation_id,
+            "sequence_start": bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            "sequence_end": bool(self._flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        }
+        return json.dumps(json.loads(self._parameters) | sequence)
 
     def _arrays(self) -> dict[str, Array]:
         return {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
@@ -489,7 +498,8 @@ class TritonModel:
 
     def _request(self, inputs: dict[str, Array], rows: slice | None, part: RequestPart) -> InferenceRequest:
         tensors = [Tensor(name, array if rows is None else array[rows]) for name, array in inputs.items()]
-        request = InferenceRequest(part.id, 0, tensors, self._names)
+        identity, flags = 0 if part.sequence is None else part.sequence.id, _flags(part.sequence)
+        request = InferenceRequest(part.id, identity, tensors, self._names, flags=flags)
         request._parameters = part.parameters  # it is JSON already
         return request
 
@@ -535,6 +545,14 @@ class TritonModel:
             fill: Any = b"" if output.datatype is DataType.BYTES else 0
             blank[output.name] = np.full([max(each, 0) for each in shape], fill, numpy_dtype(output.datatype))
         return blank
+
+
+def _flags(step: SequenceStep | None) -> int:
+    """The flags of a request for its part in a sequence."""
+    if step is None:
+        return 0
+    flags = TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if step.start else 0
+    return flags | (TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if step.end else 0)
 
 
 def _parts(requests: Sequence[RequestPart]) -> list[tuple[slice | None, RequestPart]]:

@@ -89,7 +89,7 @@ class TritonPythonModel:
     `say=X` sends the text X, `fail=X` the error X, `raise=X` raises it, `exit` ends the process, `kill` the worker,
     `call=X` calls model X and sends what it answers, and `later=X` does so in a thread of its own; `tell` sends the id
     and the parameters of the request. `drop` returns without a final response, `flood=N:FILE` sends N texts of 2000
-    digits and counts them in a file, and `until=FILE` sends texts until the client has gone, which it notes in the file.
+    digits and counts them in a file, and `until=FILE` sends texts until the client has gone, which the file notes.
     """
 
     def execute(self, requests):

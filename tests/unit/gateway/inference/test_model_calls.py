@@ -144,7 +144,11 @@ def test_a_call_has_the_time_that_is_left_to_the_latest_of_its_requests() -> Non
         ({"nbytes": 1 << 30}, FailureCode.INVALID_ARG, "the inputs have 1073741824 bytes, expected at most 1048576"),
         ({"tensors": (MemorySpan("x", DataType.FP32, (1, 2), 4, 8),)}, FailureCode.INVALID_ARG, "lies outside of"),
         ({"parameters": "[]"}, FailureCode.INVALID_ARG, "the call cannot be read"),
-        ({"parameters": '{"sequence_id": 4}'}, FailureCode.UNSUPPORTED, "sequences are not supported"),
+        (
+            {"parameters": '{"sequence_id": 1.5}'},
+            FailureCode.INVALID_ARG,
+            "'sequence_id' must be a whole number or a str",
+        ),
         ({"members": (8,)}, FailureCode.CANCELLED, "model 'm' is not called: the request that calls it was cancelled"),
     ],
 )
