@@ -172,7 +172,7 @@ def test_the_longest_message_fits(ends: Pair) -> None:
     limit = 16 * 1024 * 1024
     assert len(gateway.packets(RunBatch(1, "m" * (limit - 22), ()))) >= 17
     with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit}"):
-        gateway.packets(RunBatch(1, "m" * (limit - 18), ()))
+        gateway.packets(RunBatch(1, "m" * (limit - 19), ()))
     _close(ends)
 
 
