@@ -81,6 +81,10 @@ class CallingBackend(Protocol):
         """
         ...
 
+    def measure(self, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> dict[str, Array]:
+        """Run one batch for the sake of its time alone; raises BackendFailed. Calls of other models fail."""
+        ...
+
     def taken(self, batch: int) -> None:
         """Let a decoupled model go on after its last response to a batch; nothing happens if the batch is gone."""
         ...

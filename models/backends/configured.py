@@ -46,6 +46,10 @@ class _ReshapedCalling:
         """Start a batch on reshaped views."""
         return self._outside(self._calling.start(batch, self._reshaped.to_model(inputs), requests))
 
+    def measure(self, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> dict[str, Array]:
+        """Run one batch on reshaped views for its time alone."""
+        return self._reshaped.to_client(self._calling.measure(self._reshaped.to_model(inputs), requests))
+
     def resume(self) -> list[Progress]:
         """The progress of batches that waited."""
         return self._outside(self._calling.resume())

@@ -8,6 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from sluice.models.backends.base import Backend
+from sluice.models.backends.calling import CallingBackend
+from sluice.models.backends.configured import calling_backend
 from sluice.models.backends.requests import RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed
 from sluice.models.sequence_batching import (
@@ -180,9 +182,13 @@ class SequenceStates:
 
 
 class StartingSequences:
-    """A backend whose batches are run as sequences of one request each, for warm-up and measurement; see `Backend`."""
+    """A backend whose batches are run as sequences of one request each, for warm-up and measurement; see `Backend`.
 
-    def __init__(self, backend: Backend, states: SequenceStates) -> None:
+    `calling` is the backend as one whose models see the requests.
+    """
+
+    def __init__(self, backend: Backend, states: SequenceStates, calling: CallingBackend | None = None) -> None:
+        self._calling = calling
         self.provider, self.threads = backend.provider, backend.threads
         self.inputs = tuple(tensor for tensor in backend.inputs if tensor.name not in states.given_inputs)
         self.outputs = backend.outputs
@@ -191,10 +197,20 @@ class StartingSequences:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch."""
+        rows = self._states.starting(inputs)
+        if self._calling is not None:
+            requests = [RequestPart(1, sequence=row.step) for row in rows]
+            placed = self._states.placed_requests(requests, rows)
+            return self._states.taken_outputs(self._calling.measure(self._states.feed(inputs, rows), placed), rows)
         try:
-            return self._states.run(self._backend, inputs, self._states.starting(inputs))
+            return self._states.run(self._backend, inputs, rows)
         finally:
             self._states.clear()
+
+
+def measurable(backend: Backend, states: SequenceStates | None) -> Backend:
+    """A backend that runs without clients: its sequences are of one request each, if it has any."""
+    return backend if states is None else StartingSequences(backend, states, calling_backend(backend))
 
 
 def sequence_states(config: str, path: str) -> SequenceStates | None:

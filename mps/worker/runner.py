@@ -23,7 +23,7 @@ from sluice.models.backends.calling import (
 from sluice.models.backends.configured import calling_backend, load_backend, prepare, warm_up_runs, warm_up_shapes
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
 from sluice.models.backends.requests import RequestFailure, RequestPart
-from sluice.models.backends.sequence_states import SequenceStates, StartingSequences, sequence_states
+from sluice.models.backends.sequence_states import SequenceStates, measurable, sequence_states
 from sluice.models.backends.timed import SlowedBackend
 from sluice.models.errors import BackendFailed, PartitionError, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
@@ -164,7 +164,7 @@ class Runner:
         try:
             (backend, memory), table, shapes = make(), file.table, warm_up_shapes(file.config)
             states = sequence_states(file.config, file.path)
-            measured = backend if states is None else StartingSequences(backend, states)
+            measured = measurable(backend, states)
             peaks, budget_ns = MemoryPeaks(memory), self._loading.run_ns
             yield from warm_up_runs(measured, file.config)
             if table is None:
@@ -191,7 +191,7 @@ class Runner:
 
         def load() -> Backend:
             made.append(self.backend(file))
-            return made[0] if states is None else StartingSequences(made[0], states)
+            return measurable(made[0], states)
 
         try:
             states = sequence_states(file.config, file.path)

@@ -43,6 +43,37 @@ sequence_batching { oldest { max_candidate_sequences: 8 }
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } }
   control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_INT64 } } }
 """
+CALLS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
+        value = pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()
+        id, flags = request.correlation_id(), request.flags()
+        if not id:  # a row without a request
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("nobody asked"))
+        assert bool(start.item()) == bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        if value.item() < 0:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("negative"))
+        call = pb_utils.InferenceRequest(
+            model_name="sum", requested_output_names=["OUTPUT"], inputs=[pb_utils.Tensor("INPUT", value)],
+            correlation_id=id, flags=flags,
+        )
+        answer = call.exec()
+        return answer if answer.has_error() else pb_utils.InferenceResponse(answer.output_tensors())
+"""
+CALLER = """
+backend: "python" max_batch_size: 4
+input { name: "INPUT" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUTPUT" data_type: TYPE_INT32 dims: 1 }
+sequence_batching { direct { }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } } }
+"""
 ENSEMBLE = """
 platform: "ensemble" max_batch_size: 8
 input { name: "a" data_type: TYPE_INT32 dims: 1 }
@@ -70,9 +101,10 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     save_accumulator(repository / "brief", "max_sequence_idle_microseconds: 3000000", rows=1)
     (repository / "both" / "1").mkdir(parents=True)
     (repository / "both" / "config.pbtxt").write_text(ENSEMBLE)
-    (repository / "counter" / "1").mkdir(parents=True)
-    (repository / "counter" / "config.pbtxt").write_text(COUNTER)
-    (repository / "counter" / "1" / "model.py").write_text(COUNT_CALLS)
+    for name, form, text in (("counter", COUNTER, COUNT_CALLS), ("caller", CALLER, CALLS)):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(form)
+        (repository / name / "1" / "model.py").write_text(text)
     config: dict[str, object] = {"partitions": 2, "default_slo_ms": 60_000, "front_ends": request.param}
     with gateway_server(repository, directory, config) as running:
         yield running
@@ -194,3 +226,18 @@ def test_a_lost_worker_ends_its_sequences_and_they_may_start_again(tmp_path: Pat
         with pytest.raises(InferenceServerException, match="sequence 1 to model 'sum' must specify the START flag"):
             infer(client, "sum", 1, sequence_id=1)
         assert whole(client, "sum", [1, 2, 3], 1) == [1, 3, 6]
+
+
+@pytest.mark.behaviour("L0_sequence_batcher", "a Python model sees the sequence of a request", through="http grpc")
+def test_a_model_in_python_sees_sequences_and_calls_others_within_them(server: GatewayServer, client: Any) -> None:
+    def ask(id: int) -> list[int]:
+        with tritonclient.http.InferenceServerClient(server.http_url) as over_http:
+            return whole(over_http, "caller", [id, 7, 5], id)
+
+    assert whole(client, "caller", [11, 7, 5], 40) == [11, 18, 23]
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(ask, range(50, 56))) == [[id, id + 7, id + 12] for id in range(50, 56)]
+    assert infer(client, "caller", 3, sequence_id=41, sequence_start=True) == 3
+    with pytest.raises(InferenceServerException, match="negative"):
+        infer(client, "caller", -1, sequence_id=41)
+    assert infer(client, "caller", 4, sequence_id=41, sequence_end=True) == 7
