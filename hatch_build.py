@@ -33,6 +33,7 @@ COMPILED = (
     "batcher/queues",
     "batcher/residency",
     "batcher/scheduler",
+    "batcher/sequences",
     "gateway/front_door/budget.py",
     "gateway/executors/hang_detector.py",
     "gateway/executors/worker",
@@ -67,6 +68,7 @@ COMPILED = (
     "mps/ipc/channel.py",
     "mps/ipc/places.py",
     "mps/worker/main.py",
+    "mps/worker/responses.py",
     "mps/worker/runner.py",
     "mps/worker/tensors.py",
 )

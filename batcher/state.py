@@ -11,7 +11,7 @@ PartitionState  fleet/fleet.py                kind price models ready lost_ns gr
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
 PartitionState  fleet/speed.py                hand_off_ns last_end_ns between_ns
 PartitionState  fleet/device_sharing.py         throttled slowdown
-PartitionState  dispatch/dispatcher.py        batches free_at_ns idle_since_ns
+PartitionState  dispatch/dispatcher.py        batches suspended free_at_ns idle_since_ns
 PartitionState  dispatch/stragglers.py        overdue
 PartitionState  places/planned_batches.py     planned planned_ns last_serial
 PartitionGroup  fleet/fleet.py                models hosted partitions
@@ -43,7 +43,7 @@ Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
 Entry           dispatch/retries.py           lost_once
 Entry           dispatch/stragglers.py        copies
-Batch           dispatch/dispatcher.py        live suspect revoking
+Batch           dispatch/dispatcher.py        live suspect revoking is_suspended
 Batch           dispatch/stragglers.py        copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
@@ -96,6 +96,7 @@ class PartitionState:
     lost_ns: int | None = None  # ns; when its worker was lost; None while it is up, or if it never was
     group: PartitionGroup | None = None  # its equals; None before it was ready for the first time
     batches: list[Batch] = field(default_factory=list)  # dispatched and not over; the first one runs
+    suspended: list[Batch] = field(default_factory=list)  # not over, but waiting for other models and not counted
     free_at_ns: int = 0  # ns; when all its batches are expected to be over
     idle_since_ns: int = 0  # ns; when its last batch ended, or its worker came up
     overdue: bool = False  # its running batch takes far longer than predicted: it gets no other until that has ended
@@ -233,6 +234,7 @@ class PipelineState:
     is_keyed: bool  # inputs of some stage have dimensions that may differ
     single: bool  # its only stage runs a model and does not use the response cache
     has_parallel_stages: bool  # two model stages may be there at the same time
+    has_sequences: bool  # a stage runs a model with sequences
     evicts: bool  # its requests are given up rather than answered late
     steps: list[WaitingStage] = field(default_factory=list)  # stages that a request may have to wait for
     critical_path_ns: int = 0  # ns that a request takes if all partitions are idle
@@ -445,5 +447,6 @@ class Batch:
     dispatched_ns: int  # ns
     live: int  # entries whose requests have no outcome
     suspect: bool = False  # it was running when its worker was lost, and may be the cause
+    is_suspended: bool = False  # its model waits for other models
     revoking: bool = False  # its worker was asked to take it back
     copied: bool = False  # some of its entries may have copies

@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks.conftest import Report
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.grpc import codec as codec_grpc
 from sluice.gateway.http import codec as codec_http
 from sluice.gateway.inference.request_template import JsonTemplate
@@ -23,7 +24,7 @@ from tests.unit.gateway.instant_gateway import identity
 
 IMAGE = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
 """602 112 bytes."""
-JSON_BYTES = 1 << 20
+JSON_RULES = JsonRules()
 ANSWER = Answer(Outcome.COMPLETED)
 ROW = np.random.default_rng(0).random((1, 64), np.float32)
 JSON = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 64], "data": ROW.tolist()}]}).encode()
@@ -47,7 +48,7 @@ def http_binary() -> Callable[[], None]:
     def there_and_back() -> None:
         request, flags = codec_http.decode_request(body, len(head), signature)
         inputs = signature.check_inputs(request.inputs).inputs
-        encoded = codec_http.encode_response(respond(inputs["x"]), flags, signature, JSON_BYTES)
+        encoded = codec_http.encode_response(respond(inputs["x"]), flags, signature, JSON_RULES)
         assert encoded.length > IMAGE.nbytes
 
     return there_and_back
@@ -59,7 +60,7 @@ def http_json() -> Callable[[], None]:
     def there_and_back() -> None:
         request, flags = codec_http.decode_request(JSON, None, signature)
         inputs = signature.check_inputs(request.inputs).inputs
-        codec_http.encode_response(respond(inputs["x"]), flags, signature, JSON_BYTES)
+        codec_http.encode_response(respond(inputs["x"]), flags, signature, JSON_RULES)
 
     return there_and_back
 
@@ -74,7 +75,7 @@ def http_json_repeated() -> Callable[[], None]:
         assert form.matches(JSON, None, signature)
         inputs = form.tensors(JSON)
         assert inputs is not None
-        codec_http.encode_response(respond(inputs["x"]), form.binary_flags, signature, JSON_BYTES)
+        codec_http.encode_response(respond(inputs["x"]), form.binary_flags, signature, JSON_RULES)
 
     return there_and_back
 

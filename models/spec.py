@@ -3,6 +3,7 @@
 import msgspec
 
 from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.sequence_batching import SequenceBatching
 from sluice.models.tensors.spec import DeclaredTensors, TensorSpec
 
 
@@ -27,9 +28,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     `max_batch_size` is 0 for a model without a batch dimension: its tensors then have exactly the shapes of the specs
     and every request is a batch of its own. `config` is the model's completed configuration as Triton prints it in
-    JSON; "" without a `config.pbtxt`. It is the source of `dynamic_batching`, `response_cache` and `replicas`, the
-    number of partitions that are to hold the model if there are enough. `batching_note` is the reason why the model is
-    not batched, or is only batched row by row. With `only_text`, its BYTES must be UTF-8.
+    JSON; "" without a `config.pbtxt`. It is the source of `dynamic_batching`, `sequence_batching`, `response_cache` and
+    `replicas`, the number of partitions that are to hold the model if there are enough. A `decoupled` model sends any
+    number of responses to a request; its tensors have their batch dimension in the specs, and each request is a batch
+    of its own. `notes` are sentences about what has no effect in it. `batching_note` is the reason why the model is not
+    batched, or is only batched row by row. With `only_text`, its BYTES must be UTF-8.
     """
 
     name: str
@@ -39,12 +42,15 @@ class ModelSpec(msgspec.Struct, frozen=True):
     max_batch_size: int
     platform: str = "onnxruntime_onnx"
     dynamic_batching: DynamicBatching | None = None
+    sequence_batching: SequenceBatching | None = None
     response_cache: bool = False
     replicas: int = 1
     config: str = ""
     revision: int = 0
     batching_note: str = ""
     only_text: bool = False
+    decoupled: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

@@ -68,6 +68,8 @@ class PartitionChooser:
         these waits longer. Then what is planned for the group of `partition` runs. `takes` tells whether another one
         takes a batch now, or is kept for what is planned for it.
         """
+        if queue.host is not None:
+            return NextBatch(partition, choice.rows, 0)
         groups = model.groups
         stage = head.request.pipeline.stages[head.stage]
         only = len(groups) == 1 and (stage.cost_to_go is None or len(stage.cost_to_go.cost) == 1)

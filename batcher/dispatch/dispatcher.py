@@ -18,14 +18,17 @@ from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, rai
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
 from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
 from sluice.batcher.policies.base import Choice
 from sluice.batcher.queues.ordered_entries import requeue
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
-from sluice.batcher.queues.queue import Queue
+from sluice.batcher.queues.queue import NO_WAITERS, Queue
+from sluice.batcher.queues.queue_table import host_key
 from sluice.batcher.queues.response_order import FinishedEntries
+from sluice.batcher.sequences.sequences import Sequences
 from sluice.batcher.state import (
     RESTART_NS,
     Batch,
@@ -38,6 +41,7 @@ from sluice.batcher.state import (
     StageRun,
     StageState,
 )
+from sluice.models.units import INFINITE_NS, NS_PER_MS
 
 _rows = attrgetter("rows")
 Chosen = tuple[PartitionState, Queue, list[Entry], ReleaseReason]
@@ -46,6 +50,8 @@ TYPICAL_WEIGHT = 0.1
 """Weight of one batch in the smoothed number of rows of a batch."""
 PEAK_DECAY = 0.9
 """The peak of outstanding rows falls by this factor with every batch."""
+HOST_CHECK_NS = NS_PER_MS
+"""A queue whose partition is busy for longer than predicted is looked at again after this time, or once it is idle."""
 REFRESH_BATCHES = 16
 """Predictions of a model's pipelines are made again after this many of its batches."""
 RETRY = ReleaseReason.RETRY  # members of enums are found slowly
@@ -55,8 +61,8 @@ class Dispatcher:
     """Owns batches, and closes them in `form` for the partitions of the `fleet`.
 
     `planner` ranks where a batch runs and how large it is, where there is a choice. `evict` is called for requests
-    whose deadline a batch would miss, `resume` for entries whose answers were held back. `places` are those of
-    requests whose stages have not started.
+    whose deadline a batch would miss, `resume` for entries whose answers were held back, and `fail` for requests whose
+    sequence has ended. `places` are those of requests whose stages have not started, and `sequences` have the slots.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Dispatcher:
         planner: Planner | None,
         evict: Callable[[Request, list[AnyDecision]], None],
         resume: Callable[[FinishedEntries, int, list[AnyDecision]], None],
+        fail: Callable[[Request, Outcome, str, list[AnyDecision]], None],
     ) -> None:
         self.hand_off_ns = spec.limits.hand_off_ns
         self.fleet = fleet
@@ -74,6 +81,7 @@ class Dispatcher:
         self.wakeups = fleet.wakeups
         self.places = Places(fleet)
         self.timeouts = RequestTimeouts(fleet)
+        self.sequences = Sequences(fleet)
         self._queues = fleet.queues
         self._closing = Closing(fleet.policies, spec.limits)
         self._chooser = PartitionChooser(planner, self.hand_off_ns)
@@ -81,6 +89,7 @@ class Dispatcher:
         self._stragglers = Stragglers(fleet)
         self._evict = evict
         self._resume = resume
+        self._fail = fail
         self._changed: dict[PriorityQueue, None] = {}
         self._formed_ns = 0
         self._next_batch = 1
@@ -112,6 +121,9 @@ class Dispatcher:
         if run is not None:
             rows, row_index = run.rows, run.row_index
         entry = Entry(request, index, rows, row_index, queue.key, stage_deadline_ns, now_ns, sequence)
+        if model.config.sequences is not None:
+            queue = self.sequences.enter(entry, model, now_ns)
+            requeue(entry, queue.key)
         self._push(entry, queue, model, now_ns)
         if request.pipeline.evicts:
             self.timeouts.plan(entry, now_ns)
@@ -124,6 +136,9 @@ class Dispatcher:
             order_ns = entry.enqueued_ns
             if isinstance(queue, PriorityQueue):
                 self.timeouts.limit(entry, *queue.admit(entry, now_ns), now_ns)
+        self._add(entry, queue, model, order_ns, now_ns)
+
+    def _add(self, entry: Entry, queue: Queue, model: ModelState, order_ns: int, now_ns: int) -> None:
         model.outstanding = outstanding = model.outstanding + entry.rows
         if outstanding > model.peak_rows:
             model.peak_rows = float(outstanding)
@@ -167,6 +182,49 @@ class Dispatcher:
         self.models[queue.model].outstanding -= entry.rows
         self._queues.forget_if_empty(queue)
         self.mark_changed(queue.key)
+        self.sequences.withdrawn(entry)
+        if self.sequences.movable or self.sequences.ended:
+            self._move_sequences(self._formed_ns)
+            self.wakeups.check_ns = self._formed_ns + 1
+
+    def ran(self, entries: list[Entry], now_ns: int) -> None:
+        """Record that entries of sequences have run, or failed."""
+        self.sequences.ran(entries, now_ns)
+        self._move_sequences(now_ns)
+
+    def _move_sequences(self, now_ns: int) -> None:
+        """Move requests of sequences to the queue that they may run from, and others away; see when sequences end."""
+        sequences = self.sequences
+        while sequences.movable:
+            entry = sequences.movable.pop(0)
+            self._move(entry, sequences.queue_of(entry), now_ns)
+        for entry, _, _ in sequences.ended:
+            queue = self._queues.default[self.models[entry.queue_key[0]]]
+            if entry.queue_key != queue.key and not entry.request.settled:
+                self._move(entry, queue, now_ns)
+        if sequences.ended:
+            self.check_by(now_ns)
+        elif (due_ns := sequences.next_ns) is not None:
+            self.check_by(due_ns)
+
+    def _move(self, entry: Entry, queue: Queue, now_ns: int) -> None:
+        """Move a waiting entry of a sequence to another queue."""
+        before, model = self._queues.get(entry.queue_key), self.models[queue.model]
+        before.discard(entry)
+        model.outstanding -= entry.rows
+        self._queues.forget_if_empty(before)
+        requeue(entry, queue.key)
+        self._add(entry, queue, model, entry.enqueued_ns, now_ns)
+
+    def _end_sequences(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """End the sequences that are idle for too long, and fail the requests of those that have ended early."""
+        sequences = self.sequences
+        sequences.expire(now_ns)
+        while sequences.ended:
+            entry, outcome, reason = sequences.ended.pop(0)
+            if not entry.request.settled:
+                self._fail(entry.request, outcome, reason, decisions)
+        self._move_sequences(now_ns)
 
     def mark_changed(self, key: QueueKey) -> None:
         """Record that entries of a queue were moved or settled: entries behind them may now be able to run."""
@@ -231,6 +289,18 @@ class Dispatcher:
         self.places.sync(now_ns)
         for queue in self._queues.bound_queues():
             self._unbind(queue, now_ns)
+        self._reconsider_sequences(self.fleet.partitions[name], now_ns)
+
+    def _reconsider_sequences(self, host: PartitionState, now_ns: int) -> None:
+        """Follow a partition that was lost or whose models changed."""
+        self.sequences.sync()
+        self._move_sequences(now_ns)
+        if host.group is None:
+            return
+        for key in sorted(host.models):
+            queue = self._queues.find((key, host_key(host)))
+            if queue:
+                self.wakeups.notify(queue, host.group, now_ns)
 
     def resized(self, event: PartitionResized, now_ns: int) -> None:
         """Record that a partition has a new worker with another share of the machine."""
@@ -238,13 +308,15 @@ class Dispatcher:
         partition = self.fleet.partitions[event.partition]
         self.places.resized(partition)
         self._sharing.resized(partition, event.device, now_ns)
+        self.sequences.replaced(partition)
         self.reconsider(event.partition, now_ns)
 
     def lost(self, name: str, now_ns: int) -> None:
         """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         self.fleet.lost(name, now_ns)
-        if batches := self.fleet.partitions[name].batches:
-            batches[0].suspect = True
+        partition = self.fleet.partitions[name]
+        for batch in (*partition.batches[:1], *partition.suspended):
+            batch.suspect = True
         self.reconsider(name, now_ns)
         self.wakeups.check_ns = now_ns
 
@@ -253,6 +325,28 @@ class Dispatcher:
     def end(self, identity: int, now_ns: int) -> Batch:
         """Remove a batch that ended from its partition, and return it."""
         batch = self.batches.pop(identity)
+        if batch.is_suspended:
+            batch.partition.suspended.remove(batch)
+        else:
+            self._leave_partition(batch, now_ns)
+        model = self.models[batch.queue_key[0]]
+        model.outstanding -= batch.rows
+        if model.batches % REFRESH_BATCHES == 0:
+            outdate_pipelines(model)
+            if model.batch_limits:
+                raise_limits(model, now_ns)
+        return batch
+
+    def suspend(self, identity: int, now_ns: int) -> None:
+        """Let a partition take other batches while the model of this one waits for other models."""
+        batch = self.batches[identity]
+        if not batch.is_suspended:
+            self._leave_partition(batch, now_ns)
+            batch.is_suspended = True
+            batch.partition.suspended.append(batch)
+
+    def _leave_partition(self, batch: Batch, now_ns: int) -> None:
+        """Free the time of a partition that a batch has."""
         self.places.changed()
         partition = batch.partition
         was_running = partition.batches[0] is batch
@@ -267,12 +361,6 @@ class Dispatcher:
             partition.free_at_ns = now_ns + sum(waiting.expected_ns for waiting in partition.batches)
         else:
             partition.free_at_ns -= batch.expected_ns
-        model = self.models[batch.queue_key[0]]
-        model.outstanding -= batch.rows
-        if model.batches % REFRESH_BATCHES == 0:
-            outdate_pipelines(model)
-            if model.batch_limits:
-                raise_limits(model, now_ns)
         group = partition.group
         assert group is not None, "a partition that had a batch has a group"
         run_queue = self.wakeups.run_queues[group]
@@ -283,13 +371,12 @@ class Dispatcher:
             self.wakeups.wake_run_queue(run_queue, now_ns)
         elif run_queue.idle_wakeup_ns is not None:
             self.wakeups.wake_run_queue(run_queue, run_queue.idle_wakeup_ns)
-        return batch
 
     def drop_member(self, entry: Entry, batch: Batch, decisions: list[AnyDecision]) -> None:
         """Record that a running entry's request is settled; a batch whose requests are all settled is revoked."""
         batch.live -= 1
         self.mark_changed(batch.queue_key)
-        if not batch.live and not batch.revoking and batch.partition.batches[0] is not batch:
+        if not batch.live and not batch.revoking and not batch.is_suspended and batch.partition.batches[0] is not batch:
             batch.revoking = True
             decisions.append(RevokeBatch(batch.identity))
 
@@ -300,6 +387,7 @@ class Dispatcher:
         if wakeups.check_ns is not None and wakeups.check_ns <= now_ns:
             self._reoffer_changed(now_ns, decisions)
             self._check_overdue(now_ns)
+            self._end_sequences(now_ns, decisions)
         items = wakeups.items
         while items and items[0][0] <= now_ns:
             due = wakeups.due(now_ns)
@@ -362,19 +450,19 @@ class Dispatcher:
         """Take the next batch from the most urgent queue that can be served now, for this or a better partition."""
         while (queue := run_queue.most_urgent()) is not None:
             model = self.models[queue.model]
-            if model.batch_limits and is_left_to_others(model, queue, run_queue.group.kind):
-                self._leave_to_others(run_queue, queue, now_ns)
+            here = self._find_host(run_queue, queue, model, partition, now_ns)
+            if here is None:
                 continue
             if queue.retries:
                 entries = queue.take_retry()
                 self._offer_rest(queue, now_ns)
-                return partition, queue, entries, RETRY
+                return here, queue, entries, RETRY
             head = queue.head()
             reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
-            host = _planned_host(head, partition)
+            host = _planned_host(head, here)
             estimate = model.estimates[host.kind]
             choice = self._closing.choose(queue, model, host, now_ns)
             rows = choice.rows
@@ -399,6 +487,27 @@ class Dispatcher:
                 run_queue.defer(queue, choice.until_ns, choice.wanted_rows)
                 if choice.after_idle_ns is not None:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
+        return None
+
+    def _find_host(
+        self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int
+    ) -> PartitionState | None:
+        """The partition for a batch of a queue: `partition`, or the one that has its sequences.
+
+        None if that one may not be given a batch yet, or the batch is left to other kinds of partitions.
+        """
+        host = queue.host
+        if host is None:
+            if model.batch_limits and is_left_to_others(model, queue, run_queue.group.kind):
+                self._leave_to_others(run_queue, queue, now_ns)
+                return None
+            return partition
+        if host is partition or _is_open(host, now_ns):
+            return host
+        if host.group is run_queue.group:  # else it has moved, and its new group was offered the queue
+            until_ns = host.opening_ns if now_ns < host.opening_ns < INFINITE_NS else host.free_at_ns
+            run_queue.defer(queue, max(until_ns, now_ns + HOST_CHECK_NS), NO_WAITERS)
+            run_queue.wait_for_idle(queue, 0)
         return None
 
     def _takes(self, queue: Queue, model: ModelState, now_ns: int, partition: PartitionState) -> bool:
@@ -490,18 +599,30 @@ class Dispatcher:
         model.last_dispatch_ns = now_ns
         self._queues.forget_if_empty(queue)
         members = tuple([Member(each.request.identity, each.stage, each.rows, each.row_index) for each in entries])
-        return DispatchBatch(identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns)
+        sequences = () if model.config.sequences is None else self.sequences.rows(entries)
+        return DispatchBatch(
+            identity, partition.name, queue.model, rows, members, reason, partition.free_at_ns, sequences
+        )
 
     def forget(self, pipeline: PipelineState) -> None:
         """Forget a pipeline that is gone."""
         for stage in pipeline.stages:
             self._chooser.forget(stage)
+            if stage.model is not None and stage.model.pipelines == [pipeline]:
+                self.sequences.forget(stage.model.config.key)
         self.places.forget(pipeline)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
         queues = self._queues.by_model
         return {key: sum(queue.waiting for queue in queues[key].values()) for key in self.models}
+
+
+def _is_open(partition: PartitionState, now_ns: int) -> bool:
+    """True if a partition may be given a batch now."""
+    if not partition.ready or partition.throttled or partition.overdue:
+        return False
+    return not partition.batches or partition.opening_ns <= now_ns
 
 
 def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:

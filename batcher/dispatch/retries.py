@@ -25,12 +25,15 @@ class Failures:
     lost worker's batches, only the one that was running is halved. A request alone in it fails if a worker was lost
     with it before: a batch takes log₂(requests) + 1 workers along at most, and a batch of one request two.
 
+    A batch of a decoupled model that was running is not run again: it may have sent responses.
+
     A batch that ran out of memory says nothing about its requests, but makes the next batches there smaller
     (`BatchLimit`). A request that does not fit by itself goes to a partition of another kind, if one may have memory
     for it.
 
     `fail` settles a request. `ended` records that the batch of an entry is over; it returns True if the answer of the
-    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried.
+    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried, nor is
+    one of a sequence.
     """
 
     def __init__(
@@ -48,6 +51,9 @@ class Failures:
         dispatcher = self._dispatcher
         batch = dispatcher.end(event.batch, now_ns)
         alive = self._detach(batch)
+        if dispatcher.models[batch.queue_key[0]].config.sequences is not None:
+            self._fail_sequences(batch, alive, event, now_ns, decisions)
+            return
         hard = [entry for entry in alive if entry.request.pipeline.evicts]
         elsewhere = event.cause is FailureCause.OUT_OF_MEMORY and self._fits_elsewhere(batch, now_ns)
         half = len(alive) // 2
@@ -66,8 +72,29 @@ class Failures:
     def revoked(self, event: BatchRevoked, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Retry the unsettled requests of a revoked batch."""
         batch = self._dispatcher.end(event.batch, now_ns)
-        if alive := self._detach(batch):
+        alive = self._detach(batch)
+        sequences = self._dispatcher.sequences
+        if self._dispatcher.models[batch.queue_key[0]].config.sequences is not None:
+            for entry in batch.entries:
+                if entry.request.settled:
+                    sequences.withdrawn(entry)
+            for entry in [each for each in alive if not sequences.knows(each)]:
+                alive.remove(entry)
+                reason = "its sequence ended before it ran"
+                self._fail(entry.request, Outcome.CANCELLED_CLIENT, reason, decisions)
+            self._dispatcher.check_by(now_ns)
+        if alive:
             self._dispatcher.retry(batch.queue_key, alive, now_ns)
+
+    def _fail_sequences(
+        self, batch: Batch, alive: list[Entry], event: BatchFailed, now_ns: int, decisions: list[AnyDecision]
+    ) -> None:
+        """Fail the requests of sequences: if they ran again, the states of their sequences could count them twice."""
+        lost = event.cause is FailureCause.WORKER_LOST
+        outcome = Outcome.FAILED_WORKER_LOST if lost else _OUTCOMES[event.cause]
+        for entry in alive:
+            self._fail(entry.request, outcome, event.message, decisions)
+        self._dispatcher.ran(batch.entries, now_ns)
 
     def _fits_elsewhere(self, batch: Batch, now_ns: int) -> bool:
         """Limit batches where one ran out of memory; True if there are partitions of other kinds that could run it."""
@@ -78,6 +105,10 @@ class Failures:
 
     def _lost(self, batch: Batch, alive: list[Entry], message: str, decisions: list[AnyDecision]) -> list[Entry]:
         """Return the entries to retry of a batch that was running when its worker was lost."""
+        if alive and self._dispatcher.models[batch.queue_key[0]].config.decoupled:
+            for entry in alive:
+                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, message, decisions)
+            return []
         if len(batch.entries) == 1 and alive and alive[0].lost_once:
             reason = f"the worker was lost again, with this request alone: {message}"
             self._fail(alive[0].request, Outcome.FAILED_WORKER_LOST, reason, decisions)

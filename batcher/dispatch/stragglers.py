@@ -110,7 +110,14 @@ class Stragglers:
         return min([max(soonest_ns, started_ns + PATIENCE_NS), *(each for each in latest_ns if each >= soonest_ns)])
 
     def _hosts(self, batch: Batch, partition: PartitionState) -> list[PartitionState]:
-        """The partitions other than `partition` that can run a batch and are not overdue."""
+        """The partitions other than `partition` that can run a batch and are not overdue.
+
+        None for a decoupled model: its batches take as long as their requests need, and send responses that must not be
+        sent twice. None for sequences, whose states no other worker has.
+        """
+        config = self._model(batch).config
+        if config.decoupled or config.sequences is not None:
+            return []
         only = self._fleet.queues.only(batch.queue_key)
         return [
             host

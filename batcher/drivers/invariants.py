@@ -68,6 +68,8 @@ def _check_queues(scheduler: Scheduler) -> None:
             assert queue.rows == sum(entry.rows for entry in live), "a queue's rows do not add up"
             if queue:
                 groups = [group for group in model.groups if queue.only in (None, (group.kind, group.price))]
+                if queue.host is not None:
+                    groups = [group for group in groups if queue.host.ready and queue.host.group is group]
                 assert all(_is_known(queue, run_queues[group]) for group in groups), "a queue is overlooked"
             retried = [entry for group in queue.retries for entry in group]
             assert all(queue.retries), "a group to be retried is empty"
@@ -79,9 +81,12 @@ def _check_queues(scheduler: Scheduler) -> None:
 
 def _check_batches(scheduler: Scheduler) -> None:
     dispatcher = scheduler.dispatcher
-    listed = [batch for partition in dispatcher.fleet.partitions.values() for batch in partition.batches]
+    partitions = dispatcher.fleet.partitions.values()
+    listed = [batch for partition in partitions for batch in (*partition.batches, *partition.suspended)]
     assert sorted(batch.identity for batch in listed) == sorted(dispatcher.batches), "a batch is on no partition"
-    for partition in dispatcher.fleet.partitions.values():
+    for partition in partitions:
+        assert not any(batch.is_suspended for batch in partition.batches), "a suspended batch takes time"
+        assert all(batch.is_suspended for batch in partition.suspended), "a batch waits that was not suspended"
         assert len(partition.batches) <= IN_FLIGHT, f"{partition.name} holds {len(partition.batches)} batches"
         assert partition.batches or not partition.overdue, f"{partition.name} is overdue and runs nothing"
         if partition.throttled:

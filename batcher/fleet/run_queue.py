@@ -63,6 +63,8 @@ class RunQueue:
         """Make a queue ready with its present head or its retried entries, unless they may not run here."""
         if queue.only is not None and queue.only != (self.group.kind, self.group.price):
             return
+        if queue.host is not None and queue.host.group is not self.group:
+            return
         self.waiting_for_idle.pop(queue, None)
         item = _item(queue, self._serial + 1)
         if item is not None:

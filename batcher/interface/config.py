@@ -72,6 +72,18 @@ class ConfidenceSpec(msgspec.Struct, frozen=True):
     confidence: Confidence
 
 
+class SequenceConfig(msgspec.Struct, frozen=True):
+    """The sequences of a model: each has one of `slots` slots of a partition, and ends when it is idle for `idle_ns`.
+
+    `id_input` is the control input that takes the ids, of the datatype `id_datatype` ("": there is none).
+    """
+
+    slots: int
+    idle_ns: int
+    id_input: str = ""
+    id_datatype: str = ""
+
+
 class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdicts", "measured_bytes": "weighed"}):
     """One model version: `max_batch` is at least 1 (1 for an unbatchable model).
 
@@ -80,7 +92,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     partitions are to hold it, as far as there are enough with room. `footprints` are what was measured,
     by kind of partition, and `measured_bytes` what it was found to take there where that is more. One that is
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
-    priority than their own.
+    priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
+    neither retried after its start nor copied while it is overdue. With `sequences`, its requests belong to sequences.
     """
 
     key: str
@@ -93,6 +106,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     pinned: bool = False
     priority: int = 0
     measured_bytes: dict[str, int] = {}
+    decoupled: bool = False
+    sequences: SequenceConfig | None = None
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""

@@ -7,6 +7,7 @@ import msgspec
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.interface.resize_data import Split
+from sluice.models.sequence_batching import SequenceRow
 from sluice.mps.partitions.balance import ResizeTrigger
 
 
@@ -44,7 +45,8 @@ class Decision(msgspec.Struct, frozen=True, tag=True):
 class DispatchBatch(Decision, frozen=True):
     """Run a batch on a partition; answered by `BatchCompleted`, `BatchFailed` or `BatchRevoked`.
 
-    `predicted_ns` is when it is expected to end, 0 when that is not known.
+    `predicted_ns` is when it is expected to end, 0 when that is not known. For a model with sequences, `sequences` has
+    the slot of each member and its part in its sequence.
     """
 
     batch: int
@@ -54,6 +56,7 @@ class DispatchBatch(Decision, frozen=True):
     members: tuple[Member, ...]
     reason: ReleaseReason
     predicted_ns: int = 0
+    sequences: tuple[SequenceRow, ...] = ()
 
 
 class RevokeBatch(Decision, frozen=True, gc=False):

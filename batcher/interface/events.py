@@ -13,6 +13,7 @@ from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.interface.resize_data import Ask
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
+from sluice.models.sequence_batching import SequenceStep
 
 Confidences = tuple[tuple[float, ...], ...]
 """One tuple for each confidence that a model reports, with one value a row."""
@@ -43,7 +44,9 @@ class RequestArrived(Event, frozen=True, gc=False):
     that it may cost in all (None: whatever it takes). `priority` and `expires_ns` matter to models of the policy
     `timeout`: the level that it waits at (0 is the usual one), and when it is given up if it still waits (0: never).
     `client` tells the clients of a pipeline apart ("" where nothing does). By `received_ns` the machine had all of it
-    (0: at the time of the event): it has waited for the driver since then at least.
+    (0: at the time of the event): it has waited for the driver since then at least. `is_call` says that a model has
+    made it for a request that is under way, so that it is served while the server drains. `sequence` is its part in a
+    sequence, which only models with sequences look at.
     """
 
     request: int
@@ -57,6 +60,8 @@ class RequestArrived(Event, frozen=True, gc=False):
     expires_ns: int = 0
     client: str = ""
     received_ns: int = 0
+    is_call: bool = False
+    sequence: SequenceStep | None = None
 
 
 class LoopDelayed(Event, frozen=True, gc=False):
@@ -79,7 +84,7 @@ class BatchCompleted(Event, frozen=True, gc=False, rename={"confidences": "verdi
     """The worker ran a batch from `started_ns` to `ended_ns`.
 
     `confidences` are those of `ScheduledModel.confidences`, for the rows of the batch. `batch_key` tells apart outputs
-    whose variable dimensions differ.
+    whose variable dimensions differ. `failures` are the positions of members that the model gave an error, and why.
     """
 
     batch: int
@@ -87,6 +92,7 @@ class BatchCompleted(Event, frozen=True, gc=False, rename={"confidences": "verdi
     ended_ns: int
     confidences: Confidences = ()
     batch_key: str = ""
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 class BatchFailed(Event, frozen=True):
@@ -95,6 +101,15 @@ class BatchFailed(Event, frozen=True):
     batch: int
     cause: FailureCause
     message: str
+
+
+class BatchSuspended(Event, frozen=True, gc=False):
+    """The model of a batch waits for other models that it has called: its worker takes other batches meanwhile.
+
+    The batch ends like any other, by `BatchCompleted` or `BatchFailed`.
+    """
+
+    batch: int
 
 
 class BatchRevoked(Event, frozen=True, gc=False):
@@ -270,6 +285,7 @@ AnyEvent = (
     | BatchCompleted
     | BatchFailed
     | BatchRevoked
+    | BatchSuspended
     | OutputsCombined
     | CombinationFailed
     | CacheHit
@@ -305,6 +321,7 @@ PRIORITY: dict[type[Event], int] = {
     BatchCompleted: 0,
     BatchFailed: 0,
     BatchRevoked: 0,
+    BatchSuspended: 0,
     OutputsCombined: 0,
     CombinationFailed: 0,
     CacheHit: 0,

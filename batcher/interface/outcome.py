@@ -14,6 +14,7 @@ class Outcome(enum.StrEnum):
     REJECTED_MEMORY = "rejected_memory"
     REJECTED_UNAVAILABLE = "rejected_unavailable"
     REJECTED_DRAINING = "rejected_draining"
+    REJECTED_SEQUENCE = "rejected_sequence"
     EVICTED_DEADLINE = "evicted_deadline"
     CANCELLED_CLIENT = "cancelled_client"
     FAILED_BACKEND = "failed_backend"

@@ -13,6 +13,7 @@ from sluice.batcher.policies.registry import batch_policy
 from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.queue import NO_WAITERS
 from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.sequence_batching import DirectStrategy, SequenceBatching
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
 
@@ -41,6 +42,16 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
             ),
             batching.preserve_ordering,
         )
+
+    @classmethod
+    def of_sequences(cls, batching: SequenceBatching, max_batch_size: int) -> "TimeoutConfig":
+        """The policy of a model with sequences: its batches wait for more of them in the same way."""
+        if (oldest := batching.oldest) is not None:
+            return cls(oldest.preferred, min(oldest.max_queue_delay_us * NS_PER_US, INFINITE_NS))
+        direct = batching.direct or DirectStrategy()
+        wanted = math.ceil(direct.minimum_slot_utilization * max_batch_size)
+        delay_ns = min(direct.max_queue_delay_us * NS_PER_US, INFINITE_NS)
+        return cls((wanted,) if wanted else (), delay_ns)
 
     def level_of(self, priority: int) -> int:
         """As in `PolicyConfig`."""
@@ -94,8 +105,8 @@ class TimeoutPolicy:
         self._ahead = config.levels == PriorityLevels()
 
     def new_queue(self, model: str, batch_key: str) -> PriorityQueue:
-        """An empty queue for all batch keys."""
-        return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering)
+        """An empty queue for all batch keys; `batch_key` only tells the queues of partitions with sequences apart."""
+        return PriorityQueue(model, self._levels, preserve_ordering=self._preserve_ordering, batch_key=batch_key)
 
     def full_rows(self, estimate: LatencyEstimate) -> int:
         """The largest preferred size, or the maximum."""

@@ -69,8 +69,8 @@ class PriorityQueue(Queue):
 
     __slots__ = ("_config", "_keys", "_levels", "_numbers", "response_order")
 
-    def __init__(self, model: str, config: PriorityLevels, *, preserve_ordering: bool) -> None:
-        super().__init__(model, "")
+    def __init__(self, model: str, config: PriorityLevels, *, preserve_ordering: bool, batch_key: str = "") -> None:
+        super().__init__(model, batch_key)
         self.response_order = ResponseOrder() if preserve_ordering else None
         self._config = config
         self._levels: dict[int, _Level] = {}

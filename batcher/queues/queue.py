@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from sluice.batcher.queues.ordered_entries import OrderedEntries
 from sluice.batcher.queues.response_order import ResponseOrder
-from sluice.batcher.state import Entry
+from sluice.batcher.state import Entry, PartitionState
 
 NO_WAITERS = 1 << 62
 """A number of rows that no queue reaches: no group waits for the queue to grow."""
@@ -19,13 +19,15 @@ class Queue:
     `late` counts the entries that cannot be in time. `retries` holds (parts of) failed batches: groups of entries that
     are dispatched unchanged, before all others. `wanted_rows` is the number of rows for which groups that deferred the
     queue wait; 0 when any change counts. `_credit` is the number of rows due to late entries. `only` is the (kind,
-    price) of the partitions that its entries may run on; None for all.
+    price) of the partitions that its entries may run on; None for all. `host` is the only partition that they may run
+    on, where sequences are; None without such.
     """
 
     __slots__ = (
         "_credit",
         "_entries",
         "batch_key",
+        "host",
         "key",
         "late",
         "live",
@@ -42,6 +44,7 @@ class Queue:
         self.batch_key = batch_key
         self.key = (model, batch_key)
         self.only: tuple[str, float] | None = None
+        self.host: PartitionState | None = None
         self.rows = 0
         self.live = 0
         self.late = 0

@@ -3,20 +3,23 @@
 from collections.abc import Callable, Collection
 
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import ModelState, QueueKey
+from sluice.batcher.state import ModelState, PartitionState, QueueKey
 
 NewQueue = Callable[[str, str], Queue]
 """Makes an empty queue of (model key, batch key)."""
+NOWHERE = ("", -1.0)
+"""The (kind, price) of no partition: requests of sequences wait here for the queue of the partition with their slot."""
 
 
 class QueueTable:
     """Keeps the queues of each model: one for each batch key with waiting entries.
 
     `default` has the queue of each model for the batch key "". A model whose inputs all share batches has no other,
-    except those that are bound to partitions of a kind and price, whose batch keys end with that.
+    except those that are bound to partitions of a kind and price, whose batch keys end with that, and those of the
+    partitions of sequences.
     """
 
-    __slots__ = ("_bound", "_bounds", "_new", "by_model", "default")
+    __slots__ = ("_bound", "_bounds", "_hosts", "_new", "by_model", "default")
 
     def __init__(self) -> None:
         self.default: dict[ModelState, Queue] = {}
@@ -24,11 +27,14 @@ class QueueTable:
         self._new: dict[str, NewQueue] = {}
         self._bounds: dict[str, tuple[str, float]] = {}
         self._bound: dict[Queue, None] = {}
+        self._hosts: dict[str, PartitionState] = {}
 
     def add(self, model: ModelState, new_queue: NewQueue) -> None:
         """Add a model without entries."""
         key = model.config.key
         self.default[model] = new_queue(key, "")
+        if model.config.sequences is not None:
+            self.default[model].only = NOWHERE
         self.by_model[key] = {"": self.default[model]}
         self._new[key] = new_queue
 
@@ -44,7 +50,7 @@ class QueueTable:
         queue = queues.get(batch_key)
         if queue is None:
             queue = queues[batch_key] = self._new[model](model, batch_key)
-            queue.only = self.only(key)
+            queue.only, queue.host = self.only(key), self._hosts.get(batch_key)
             if queue.only is not None:
                 self._bound[queue] = None
         return queue
@@ -54,6 +60,11 @@ class QueueTable:
         key = bound_key(key, kind, price)
         self._bounds[key[1].rpartition("@")[2]] = (kind, price)
         return self.get(key)
+
+    def of_host(self, model: str, host: PartitionState) -> Queue:
+        """The queue of a model whose entries run on one partition only, since it has the slots of their sequences."""
+        self._hosts[host_key(host)] = host
+        return self.get((model, host_key(host)))
 
     def only(self, key: QueueKey) -> tuple[str, float] | None:
         """The (kind, price) of the partitions that entries of a key may run on; None for all."""
@@ -88,3 +99,8 @@ class QueueTable:
 def bound_key(key: QueueKey, kind: str, price: float) -> QueueKey:
     """The key of the queue of entries that run only on partitions of a kind and price."""
     return (key[0], f"{key[1]}@{kind}/{price:g}")
+
+
+def host_key(host: PartitionState) -> str:
+    """The batch key of the queues of a partition with sequences."""
+    return f"#{host.name}"

@@ -29,6 +29,8 @@ class Admission:
 
     A request of a pipeline that evicts, or with a limited cost, is never a probe.
 
+    A request of a sequence has no places, and is never refused for its deadline: its sequence would lack its part.
+
     With a `loader`, a request for missing models is admitted if it is in time once they are loaded.
     """
 
@@ -52,7 +54,7 @@ class Admission:
         """The places of a request that is admitted, or its rejection."""
         if self._counts_demand:
             pipeline.demand.add(event.rows, now_ns)
-        if self.draining:
+        if self.draining and not event.is_call:
             return self._reject(event, Outcome.REJECTED_DRAINING, "the server is stopping", NS_PER_S)
         wait_ns = 0
         if not self.loop_delay.is_over:
@@ -76,6 +78,8 @@ class Admission:
                 reason = f"no partition holds model {missing}"
                 return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
         self._places.count(event, pipeline, now_ns)
+        if pipeline.has_sequences:
+            return NO_PLACES
         places = self._places.find(event, pipeline, now_ns, wait_ns)
         if isinstance(places, Offer):
             return places

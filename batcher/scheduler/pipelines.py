@@ -221,6 +221,7 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         )
         for index, stage in enumerate(config.stages)
     ]
+    has_sequences = any(stage.model is not None and stage.model.config.sequences is not None for stage in stages)
     return PipelineState(
         number,
         config,
@@ -231,7 +232,8 @@ def new_pipeline(number: int, config: PipelineConfig, models: Mapping[str, Model
         is_keyed=any(stage.is_keyed for stage in stages),
         single=len(stages) == 1 and not stages[0].config.uses_cache,
         has_parallel_stages=_has_parallel_stages(stages),
-        evicts=config.late is Late.EVICT,
+        has_sequences=has_sequences,
+        evicts=config.late is Late.EVICT and not has_sequences,
         caution=NormalDist().inv_cdf(1 - TAIL_SHARE * (1 - config.percentile / 100)) / DEVIATIONS,
     )
 

@@ -26,6 +26,7 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    BatchSuspended,
     CacheHit,
     CacheMiss,
     CombinationFailed,
@@ -64,7 +65,7 @@ class Scheduler:
     def __init__(self, spec: SchedulerSpec, planner: Planner | None = None) -> None:
         self._limits = spec.limits
         self.requests: dict[int, Request] = {}
-        self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress)
+        self.dispatcher = Dispatcher(spec, Fleet(spec), planner, self._evict, self._progress, self._fail)
         self._places = self.dispatcher.places
         self._timeouts = self.dispatcher.timeouts
         self.memory = MemoryShares(spec.limits.memory_bytes)
@@ -87,6 +88,7 @@ class Scheduler:
             BatchCompleted: self._completed,
             BatchFailed: failures.failed,
             BatchRevoked: failures.revoked,
+            BatchSuspended: self._suspended,
             OutputsCombined: self._combined,
             CombinationFailed: self._combination_failed,
             CacheHit: self._combined,
@@ -338,11 +340,16 @@ class Scheduler:
     # -- batches
 
     def _completed(self, event: BatchCompleted, now_ns: int, decisions: list[AnyDecision]) -> None:
+        if event.failures:
+            self._fail_members(event, decisions)
         batch = self.dispatcher.end(event.batch, now_ns)
         partition = batch.partition
-        observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
+        if not batch.is_suspended:
+            observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
         observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
+        if model.config.sequences is not None:
+            self.dispatcher.ran(batch.entries, now_ns)
         queue = self.dispatcher.fleet.queues.find(batch.queue_key)
         order = None if queue is None else queue.response_order
         if order is None and not batch.copied:
@@ -356,6 +363,17 @@ class Scheduler:
             finished = [done for done in finished if self._is_first(done[0][0], decisions)]
         for done in finished if order is None else order.completed(finished):
             self._progress(done, now_ns, decisions)
+
+    def _fail_members(self, event: BatchCompleted, decisions: list[AnyDecision]) -> None:
+        """Fail the requests that the model gave an error; the others of the batch have their answers."""
+        entries = self.dispatcher.batches[event.batch].entries
+        for position, reason in event.failures:
+            entry = entries[position]
+            if not entry.request.settled and not is_superseded(entry):
+                self._fail(entry.request, Outcome.FAILED_BACKEND, reason, decisions)
+
+    def _suspended(self, event: BatchSuspended, now_ns: int, decisions: list[AnyDecision]) -> None:
+        self.dispatcher.suspend(event.batch, now_ns)
 
     def _is_first(self, entry: Entry, decisions: list[AnyDecision]) -> bool:
         """Drop the other copies of an entry that has run; False if it is itself superseded."""

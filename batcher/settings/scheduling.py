@@ -130,11 +130,16 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return completed
 
     def policies(self, specs: Iterable[ModelSpec]) -> dict[str, PolicyConfig]:
-        """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration."""
+        """The policies that are not `policy`, by model key: from `models`, else from the model's own configuration.
+
+        Models with sequences always have the policy of their configuration, since it keeps the order of requests.
+        """
         policies: dict[str, PolicyConfig] = {}
         for spec in specs:
             override = self.models.get(spec.name)
-            if override is not None and override.policy is not None:
+            if spec.sequence_batching is not None:
+                policies[spec.key] = TimeoutConfig.of_sequences(spec.sequence_batching, spec.max_batch_size)
+            elif override is not None and override.policy is not None:
                 policies[spec.key] = override.policy.config()
             elif (batching := spec.dynamic_batching) is not None:
                 policies[spec.key] = TimeoutConfig.of(batching)

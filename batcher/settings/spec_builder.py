@@ -10,15 +10,17 @@ from sluice.batcher.interface.config import (
     PolicyConfig,
     ScheduledModel,
     SchedulerSpec,
+    SequenceConfig,
     StageConfig,
     WhenConfig,
 )
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Late, Pipeline, Stage
+from sluice.models.sequence_batching import ControlKind
 from sluice.models.slo import MAX_SLO_MS
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.units import ms_to_ns
+from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
 
 def pipeline_key(pipeline: Pipeline) -> str:
@@ -58,12 +60,28 @@ def build_spec(
                 tuple(confidences.get(key, ())),
                 memory_of.get(key, 0),
                 spec.replicas,
+                decoupled=spec.decoupled,
+                sequences=_sequences(spec),
             )
             for key, spec in specs.items()
         ),
         tuple(_pipeline_config(pipeline, specs, confidences, uses_cache) for pipeline in pipelines),
         tuple(partitions),
         limits or Limits(),
+    )
+
+
+def _sequences(spec: ModelSpec) -> SequenceConfig | None:
+    """The sequences of a model, None if its requests are independent."""
+    batching = spec.sequence_batching
+    if batching is None:
+        return None
+    name, datatype = "", ""
+    if (found := batching.control(ControlKind.ID)) is not None:
+        name, control = found
+        datatype = "BYTES" if control.data_type == "TYPE_STRING" else control.data_type.removeprefix("TYPE_")
+    return SequenceConfig(
+        batching.slots(spec.max_batch_size), min(batching.idle_us * NS_PER_US, INFINITE_NS), name, datatype
     )
 
 

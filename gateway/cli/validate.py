@@ -47,17 +47,19 @@ def _validate(options: argparse.Namespace) -> int:
 def _validate_model(key: str, entry: "ModelEntry") -> bool:
     """Load a model and run it at its batch sizes, as a worker would, and print the outcome."""
     from sluice.models.backends.configured import load_backend, warm_up_runs, warm_up_shapes
+    from sluice.models.backends.sequence_states import measurable, sequence_states
     from sluice.models.measuring.quick import measure_steps, run_to_end
     from sluice.models.spec import describe_batching
 
-    spec = entry.spec
+    config, spec = entry.spec.config, entry.spec
     try:
-        backend = load_backend(entry.backend, str(entry.path), 1, spec.config)
-        run_to_end(warm_up_runs(backend, spec.config))
-        shapes = warm_up_shapes(spec.config)
+        loaded = load_backend(entry.backend, str(entry.path), 1, config)
+        backend = measurable(loaded, sequence_states(config, str(entry.path)))
+        run_to_end(warm_up_runs(backend, config))
+        shapes = warm_up_shapes(config)
         run_to_end(measure_steps(backend, spec.batchable, spec.menu, 1, shapes, declared=spec.declared))
     except Exception as error:  # a backend may raise anything
         print(f"{key}: cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}")
         return False
-    print(f"{key}: ok, {describe_batching(spec.max_batch_size, spec.batching_note)}")
+    print("; ".join((f"{key}: ok, {describe_batching(spec.max_batch_size, spec.batching_note)}", *spec.notes)))
     return True

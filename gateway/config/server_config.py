@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, convert_settings
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan, JsonRules
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -149,6 +149,12 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         if isinstance(self.resize, BalanceSettings):
             return self.resize
         return BalanceSettings() if self.resize is ResizeMode.AUTO else None
+
+    @property
+    def json_rules(self) -> JsonRules:
+        """What the JSON of requests and answers may be."""
+        nan = self.json_nan or JsonNan.NULL  # YAML reads null as None
+        return JsonRules(self.front_door.json_bytes, self.front_door.answer_json_bytes, nan)
 
     @property
     def restrictions(self) -> Restrictions:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, source_directory
+from sluice.gateway.deployment.configuration_notes import log_notes
 from sluice.gateway.deployment.revision import RevisionSource
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
 from sluice.gateway.executors.triton.process import TritonProcess
@@ -52,6 +53,7 @@ def read_models(
     if directories:
         selection, missing = _selection(source, config)
         repository = Repository.scan(directories, config.max_batch_size, sizes, remote, selection, source.kinds)
+        log_notes(repository.models.values())
         unknown = triton.unknown(config.triton, {entry.spec.name for entry in repository.models.values()})
         return replace(repository, broken=(*repository.broken, *missing, *unknown))
     models = remote.copy()

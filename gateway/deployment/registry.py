@@ -1,7 +1,7 @@
 """The models and pipelines that clients may name, and the status of each version and of the server."""
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
@@ -73,6 +73,8 @@ class ModelRegistry:
         self._unplaced: dict[str, str] = {}  # models that no partition has room for, with the reasons
         self._serving: dict[tuple[str, str], Pipeline] = {}  # by name and version, "" for the latest
         self._subscribers: list[Callable[[], None]] = []
+        self.ask_model: Callable[[str], Awaitable[bool]] = _unasked
+        """Asks a model, by key, whether it is ready by its own account."""
         inventory.subscribe(self._changed)
 
     def __contains__(self, name: object) -> bool:
@@ -213,6 +215,16 @@ class ModelRegistry:
         status, _ = self._status(self._find(name, version))
         return status is VersionStatus.READY
 
+    async def says_ready(self, name: str, version: str) -> bool:
+        """As `ready`; models that say by themselves whether they are ready are asked as well."""
+        if not self.ready(name, version):
+            return False
+        for stage in self._find(name, version).stages:
+            known = [model for model in stage.models if self._is_ready(model)]
+            if known and not any([await self.ask_model(model) for model in known]):
+                return False
+        return True
+
     def broken(self, name: str) -> str | None:
         """The reason why a model or pipeline, or a version of it, cannot be served; None if each can or may load."""
         entry = self._entries.get(name, _Entry())
@@ -339,3 +351,8 @@ class ModelRegistry:
     def _report(self) -> None:
         for changed in self._subscribers:
             changed()
+
+
+async def _unasked(model: str) -> bool:
+    del model
+    return True

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sluice.gateway.deployment.configuration_notes import log_notes
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.observability.logs import log
 from sluice.models.pipelines.check import single_model
@@ -138,6 +139,7 @@ def read_revision(
     found = Repository.scan(
         source.directories, source.max_batch_size, source.max_batch_sizes, known, selection, source.kinds
     )
+    log_notes(entry for key, entry in found.models.items() if key not in known and key not in kept)
     broken: dict[str, str] = {}
     for each in found.broken:
         broken[each.name] = "; ".join(filter(None, (broken.get(each.name), each.reason)))

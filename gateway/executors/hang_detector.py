@@ -20,7 +20,8 @@ class HangDetector:
 
     `overdue` is called, with a sentence, once a batch has run for `timeout_s` and for 20 times the latency in `tables`.
     Batches wait for the runs that warm models which are `loading`; the supervisor bounds that time, so no batch is
-    overdue meanwhile. The only timer is not reset for each batch.
+    overdue meanwhile; nor is one that is `held`, since it waits for its client. The only timer is not reset for each
+    batch.
 
     `take_in` first handles messages that arrived while the loop was busy, since loops run timers before they read
     sockets. The time while the loop stood still does not count: a paused machine also pauses the worker.
@@ -41,19 +42,21 @@ class HangDetector:
         self._timeout_s = timeout_s
         self._take_in = take_in
         self._overdue = overdue
+        self.held = self._is_stopped = False
         self._loop = asyncio.get_running_loop()
         self._since_s = 0.0
         self._look_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def restart(self) -> None:
-        """Record that the first batch starts to run now."""
+        """Record that the first batch starts to run now, or goes on."""
         self._since_s = self._loop.time()
-        if self._timer is None:
+        if self._timer is None and not self._is_stopped:
             self._check_at(self._since_s + min(CHECK_S, self._timeout_s))
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching for good."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -76,7 +79,7 @@ class HangDetector:
         latency_s = self._tables[batch.model].latency_ns(batch.rows) / NS_PER_S
         limit_s = max(self._timeout_s, LATENCY_FACTOR * latency_s)
         due_s = self._since_s + limit_s
-        if self._loading or now_s < due_s:
-            self._check_at(now_s + CHECK_S if self._loading else min(due_s, now_s + CHECK_S))
+        if self._loading or self.held or now_s < due_s:
+            self._check_at(now_s + CHECK_S if self._loading or self.held else min(due_s, now_s + CHECK_S))
         else:
             self._overdue(f"batch {batch.batch} did not end within {limit_s:g} s")

@@ -10,6 +10,7 @@ from sluice.gateway.executors.triton.partition import TritonPartition
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.triton.statistics import TritonStatistics
 from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.executors.worker.waiting import CallHandler, CallingSubmission
 from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.models.spec import ModelSpec
 from sluice.mps.supervisor.supervisor import Supervisor
@@ -50,11 +51,18 @@ class MixedExecutor:
         self.look_up_cache = workers.look_up_cache
         self.take_outputs = workers.take_outputs
         self.discard = workers.discard
+        self.says_ready = workers.says_ready
+        self.responses = workers.responses
 
     @property
     def regions(self) -> Supervisor:
         """The memory that this process and the workers share."""
         return self._workers.regions
+
+    def answer_calls(self, calls: CallHandler, submission: Callable[[int], CallingSubmission | None]) -> None:
+        """Have the calls of models run by `calls`, and show models the requests that `submission` knows."""
+        self._workers.calls = calls
+        self._workers.submission = submission
 
     @property
     def bodies(self) -> BodyMemory:

@@ -109,14 +109,7 @@ class FrontEnd:
         self._door = FrontDoor(limits, self._budget, max_connections=start.max_connections)
         relay = Relay(lambda theirs: link.send(RelayOpened(), [theirs.fileno()]), start.grpc_connections)
         route = InferRoute(
-            self._plane,
-            config.max_body_bytes,
-            limits.json_bytes,
-            self._budget,
-            relay,
-            limits.answer_json_bytes,
-            config.default_model,
-            config.json_nan,
+            self._plane, config.max_body_bytes, config.json_rules, self._budget, relay, config.default_model
         )
         access = AccessRules(
             host_names(config.host, config.allowed_hosts), config.cors.origins, tls=config.tls is not None
@@ -130,7 +123,7 @@ class FrontEnd:
         if others:
             self._grpc = front_end_server(
                 self._plane,
-                CallRelay(relay.call),
+                CallRelay(relay.call, relay.stream),
                 others[0],
                 config.max_body_bytes,
                 config.restrictions,

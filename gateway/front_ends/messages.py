@@ -15,7 +15,9 @@ from typing import Annotated
 import msgspec
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.models.backends.requests import FailureCode
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.units import INFINITE_NS
 from sluice.mps.ipc.messages import MapRegion, UnmapRegion
 
@@ -115,16 +117,19 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Particulars(msgspec.Struct, frozen=True, array_like=True):
-    """The parts that only some requests have: an id, the key of a client, BYTES, and inputs that were not written.
+    """The parts that only some requests have: an id, a client, BYTES, inputs that were not written, a sequence.
 
     `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one. `starts` has
     one for each input of numbers if they do not lie one after the other: how far it is from the offset of the arrival.
+    `parameters` are those that only the model knows, as a JSON object.
     """
 
     id: str
     client: str
     row_offsets: tuple[tuple[int, ...], ...]
     starts: tuple[int, ...] = ()
+    parameters: str = "{}"
+    sequence: SequenceStep | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -145,7 +150,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a request; without an outcome, only the gateway's process can answer it.
 
     `given_id` is the id that the server gave to the request, "" if the client gave one. `explanation` are headers.
-    The front end releases outputs in regions with `Turn.released`.
+    The front end releases outputs in regions with `Turn.released`. `failure` is as in `Answer`.
     """
 
     request: int
@@ -155,6 +160,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True):
     given_id: str = ""
     explanation: tuple[tuple[str, str], ...] = ()
     outputs: tuple[PlacedTensor, ...] = ()
+    failure: FailureCode | None = None
 
 
 class OutputPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):

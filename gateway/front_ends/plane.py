@@ -21,10 +21,11 @@ from sluice.gateway.front_ends.relayed_memory import RelayedMemory
 from sluice.gateway.front_ends.snapshot import ServedTable
 from sluice.gateway.front_ends.templates import SentTemplates
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
+from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.pending_answer import PendingAnswer
-from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.pending_answer import PendingAnswer, RelayNeeded
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
@@ -126,14 +127,21 @@ class FrontEndDataPlane(DataPlane):
         request = self._next = self._next + 1
         region, offset, row_offsets, starts = self._memory.write(request, inputs)
         particulars = None
-        if options.id or client or row_offsets or starts:
-            particulars = Particulars(options.id, client, row_offsets, starts)
+        has_more = options.sequence is not None or options.parameters != NO_PARAMETERS
+        if options.id or client or row_offsets or starts or has_more:
+            particulars = Particulars(options.id, client, row_offsets, starts, options.parameters, options.sequence)
         template = self._templates.find(signature, signature.asked, inputs, options)
         arrival = Arrival(request, template, region, offset, options.budget_ns, self._received_ns, particulars)
         passed = self._open[request] = PassedRequest(request, self._loop, signature)
         link.arrivals.append(arrival)
         link.flush_soon()
         return passed
+
+    def open_responses(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> ResponseStream:
+        """Only the gateway's process has the responses of decoupled models."""
+        raise RelayNeeded
 
     def _too_long(self, request: int) -> None:
         """Let a request go through the relay that fits into no message."""
@@ -188,7 +196,7 @@ class FrontEndDataPlane(DataPlane):
     def _answer(self, answer: Answered, signature: _NamedSignature) -> Answer:
         assert answer.outcome is not None
         if not answer.outputs:
-            return Answer(answer.outcome, answer.reason, answer.retry_after_s)
+            return Answer(answer.outcome, answer.reason, answer.retry_after_s, failure=answer.failure)
         outputs = {placed.name: self._tensor(placed, signature) for placed in answer.outputs}
         is_held = any(placed.region != INLINE for placed in answer.outputs)
         release = (lambda: self._release(answer.request)) if is_held else None

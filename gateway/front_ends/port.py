@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.front_ends.layouts import SMALL_BYTES, SentLayout, SentLayouts
 from sluice.gateway.front_ends.messages import (
     ANSWER,
@@ -34,7 +35,7 @@ from sluice.gateway.front_ends.outputs import Content, RegionIndex, content_of
 from sluice.gateway.front_ends.templates import Served, TakenTemplate
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.protocol.answer import Answer
-from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.input_slots import SharedRegions
 from sluice.gateway.tensors.request_tensors import BatchOutputs
@@ -54,6 +55,7 @@ ANSWERS_A_MESSAGE = 128
 _OWN_NUMBERS = 1 << 40
 """The numbers of these regions begin here; no other ones are as large."""
 _NONE = Particulars("", "", ())
+_NOT_PASSED_ON = "its answer could not be passed on, and a request of a sequence runs once"
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,8 @@ class FrontEndPort:
         self._layouts = SentLayouts()
         self._numbers: Numbers[SentLayout] = Numbers()
         self._reading = 0
+        self._once: set[int] = set()
+        """Requests that are not relayed once they have been submitted."""
         """Requests whose inputs are still needed."""
         self._open: dict[int, Submission] = {}
         self._held: dict[int, Answer] = {}
@@ -282,6 +286,11 @@ class FrontEndPort:
             raise PartitionError(f"the inputs of request {request} are in no region that is shared")
         located, tensors = template.locate(*shared, offset, particulars)
         options = template.options(budget_ns, particulars.id, located)
+        if particulars.parameters != NO_PARAMETERS:
+            options = options._replace(parameters=particulars.parameters)
+        if particulars.sequence is not None:
+            options = options._replace(sequence=particulars.sequence)
+            self._once.add(request)
         self._reading += 1
         inputs = BatchOutputs(tensors, located, partial(self._input_freed, request))
         inputs.references += 1  # ours, until it is submitted
@@ -293,7 +302,7 @@ class FrontEndPort:
             self._answer(Answered(request, None))
         except Exception:  # any error ends this request and nothing else
             logger.exception("a request of %s could not be submitted", self.name)
-            self._answer(Answered(request, None))
+            self._answer(self._instead(request))
         else:
             self._open[request] = submission
             submission.then(partial(self._answered, request, submission, options))
@@ -327,13 +336,13 @@ class FrontEndPort:
             self._pass_on(request, submission, answer, options)
 
     def _pass_on(self, request: int, submission: Submission, answer: Answer, options: RequestOptions) -> None:
-        """Pass an answer on; without memory for its outputs, the request goes the way of the relay."""
+        """Pass an answer on; without memory for its outputs, the request goes the way of the relay, as it may."""
         try:
             is_held = self._place(request, submission, answer, options)
         except Exception as error:
             logger.error("an answer could not be passed to %s: %s", self.name, error)
             is_held = False
-            self._answer(Answered(request, None))
+            self._answer(self._instead(request))
         if is_held:
             self._held[request] = answer
         else:
@@ -377,6 +386,7 @@ class FrontEndPort:
                 submission.given_id,
                 explanation,
                 tuple(placed),
+                answer.failure,
             )
         )
         return is_held
@@ -465,10 +475,22 @@ class FrontEndPort:
             if not middle:
                 for answer in answers:
                     self._drop_held(answer.request)
-                answers = [Answered(answer.request, None) for answer in answers]
+                answers = [self._instead(answer.request) for answer in answers]
             self._send_answers(answers[:middle] or answers, freed)
             if middle:
                 self._send_answers(answers[middle:], ())
+            return
+        if self._once:
+            self._once.difference_update(answer.request for answer in answers)
+
+    def _instead(self, request: int) -> Answered:
+        """Have the front end relay a request that has no answer here.
+
+        One of a sequence fails: it may have run, and the state of its sequence would count it twice.
+        """
+        if request in self._once:
+            return Answered(request, Outcome.FAILED_BACKEND, _NOT_PASSED_ON)
+        return Answered(request, None)
 
     # -- the end
 

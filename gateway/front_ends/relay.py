@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -147,6 +147,32 @@ class Relay:
         if head.status != HTTPStatus.OK:
             raise BackendUnavailable(f"the call was not taken: status {head.status}")
         return content
+
+    async def stream(self, body: bytes) -> AsyncGenerator[bytes]:
+        """Pass a message of a stream over gRPC on; yields the parts of the answer as they come.
+
+        Leaving off tells the gateway's process that the client has gone. Raises BackendUnavailable as `call`.
+        """
+        headers = [(b"host", b"gateway"), (CALL, b"1"), (b"content-length", b"%d" % len(body))]
+        async with self._calls:
+            is_reusable = False
+            try:
+                streams = await self._open()
+            except OSError as error:
+                raise BackendUnavailable(_GONE) from error
+            try:
+                streams.writer.write(_request_head(b"POST", b"/", headers, None, None))
+                streams.writer.write(body)
+                head = await _read_head(streams.reader)
+                if head.status != HTTPStatus.OK:
+                    raise BackendUnavailable(f"the call was not taken: status {head.status}")
+                async for part in _read_body(streams.reader, head):
+                    yield part
+                is_reusable = head.keeps_alive
+            except (OSError, EOFError) as error:
+                raise BackendUnavailable(_GONE) from error
+            finally:
+                self._done(streams, is_reusable=is_reusable)
 
     async def _exchange(self, request_head: bytes, body: bytes | bytearray | memoryview) -> tuple[_Head, bytes]:
         try:

@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2
 from sluice.gateway.grpc.codec import decode_request, encode_response
 from sluice.gateway.grpc.errors import PassedStatus, ResponseMetadata, call_status, parse_version
 from sluice.gateway.grpc.relayed import CallRelay, Ended
+from sluice.gateway.grpc.replies import FINAL_RESPONSE, replies
 from sluice.gateway.grpc.transport.call import Message, ServerCall, SplitMessage
 from sluice.gateway.grpc.transport.fields import LARGE_BYTES, check_fields
 from sluice.gateway.inference.dataplane import (
@@ -45,12 +46,12 @@ _RAW_OUTPUTS = service_pb2.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 class ResponseEncoder:
     """Encodes the responses to one request, or to all requests of a template."""
 
-    __slots__ = ("_frames", "_head", "_marks_final", "_shapes", "_signature", "options")
+    __slots__ = ("_frames", "_head", "_shapes", "_signature", "marks_final", "options")
 
     def __init__(self, signature: Signature, options: RequestOptions, marks_final: bool) -> None:
         self.options = options
         self._signature = signature
-        self._marks_final = marks_final
+        self.marks_final = marks_final
         self._shapes: list[tuple[int, ...]] | None = None
         self._head = b""
         self._frames: list[bytes] = []
@@ -58,9 +59,24 @@ class ResponseEncoder:
     def message(self, response: InferResponse) -> Any:
         """The ModelInferResponse of a response."""
         message = encode_response(response, self._signature)
-        if self._marks_final:
-            message.parameters["triton_final_response"].bool_param = True
+        if self.marks_final:
+            message.parameters[FINAL_RESPONSE].bool_param = True
         return message
+
+    def stream_message(self, response: InferResponse, is_final: bool) -> Any:
+        """The ModelStreamInferResponse with a response of a decoupled model."""
+        message = encode_response(response, self._signature)
+        message.parameters[FINAL_RESPONSE].bool_param = is_final
+        return service_pb2.ModelStreamInferResponse(infer_response=message)
+
+    def empty_final(self) -> Any:
+        """The ModelStreamInferResponse that only says that there are no more."""
+        signature = self._signature
+        message = service_pb2.ModelInferResponse(
+            model_name=signature.name, model_version=signature.version, id=self.options.id
+        )
+        message.parameters[FINAL_RESPONSE].bool_param = True
+        return service_pb2.ModelStreamInferResponse(infer_response=message)
 
     def encode(self, response: InferResponse) -> bytes:
         """The ModelInferResponse in bytes. From the second response of the same shapes on, the head is reused."""
@@ -166,7 +182,7 @@ class InferHandler:
             raise RequestError(f"the message is not a ModelInferRequest: {error}") from error
 
     async def message(self, request: Any, context: Any, metadata: ResponseMetadata) -> Any:
-        """The ModelInferResponse to a ModelInferRequest.
+        """The ModelInferResponse to a ModelInferRequest, or the `Replies` to that of a decoupled model.
 
         `metadata` receives the names and values that accompany the answer, even if it is an error.
         """
@@ -175,6 +191,12 @@ class InferHandler:
         try:
             signature, inputs, encoder = self._check(request, _budget_ns(context))
             options = _explained(explain, encoder.options)
+            if signature.pipeline.decoupled:
+                if self._relay is not None:
+                    return self._relay.stream(context, kept, service_pb2.ModelStreamInferResponse.FromString)
+                client = _client(signature, context)
+                responses = self._dataplane.open_responses(signature, inputs, options, client)
+                return replies(responses, encoder)
             submission = self._dataplane.submit(signature, inputs, options, _client(signature, context))
             answer = await self._dataplane.answer(submission)
         except RelayNeeded:
@@ -231,7 +253,7 @@ class InferHandler:
                 return self._dataplane.submit(signature, inputs, options, client), known.encoder
         body = _joined(message)
         request = self.parse(body)
-        signature, inputs, encoder = self._check(request, None)
+        signature, inputs, encoder = self._check(request, None, one_response="ModelInfer RPC")
         raw = request.raw_input_contents
         if not request.id and len(raw) == len(inputs) == 1:  # ids differ from call to call
             head_bytes = len(body) - len(raw[0])
@@ -245,10 +267,14 @@ class InferHandler:
         options = _explained(explain, _within(budget_ns, encoder.options))
         return self._dataplane.submit(signature, inputs, options, _client(signature, call)), encoder
 
-    def _check(self, request: Any, budget_ns: int | None) -> tuple[Signature, Any, ResponseEncoder]:
+    def _check(
+        self, request: Any, budget_ns: int | None, one_response: str = ""
+    ) -> tuple[Signature, Any, ResponseEncoder]:
         marks_final = _takes_final_mark(request.parameters)
         signature = self._dataplane.signature(request.model_name, parse_version(request.model_version))
-        inputs, options = self._dataplane.check(signature, decode_request(request), budget_ns)
+        inputs, options = self._dataplane.check(
+            signature, decode_request(request), budget_ns, one_response=one_response
+        )
         return signature, inputs, ResponseEncoder(signature, options, marks_final)
 
 

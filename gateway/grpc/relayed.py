@@ -1,21 +1,23 @@
 """Calls that a front end passes on to the gateway's process, each in a request over HTTP.
 
-A call's message comes after its head in JSON, and so does the answer to it. Only calls with one message and one answer
-are passed on.
+A call's message comes after its head in JSON, and so does the answer to it. Of a stream, single messages are passed on,
+each with as many answers as it has.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import orjson
 
-from sluice.gateway.grpc.errors import abort
-from sluice.gateway.grpc.transport.call import Aborted, Metadata
-from sluice.gateway.grpc.transport.server import GrpcServer, fail
-from sluice.models.errors import ServingError
+from sluice.gateway.grpc.errors import PassedStatus, abort, call_status
+from sluice.gateway.grpc.replies import Replies
+from sluice.gateway.grpc.transport.call import Aborted, Metadata, parsed
+from sluice.gateway.grpc.transport.server import GrpcServer, Method, fail
+from sluice.models.errors import RequestError, ServingError
 
 CALL = b"x-sluice-call"
 """The header of such a request. Front ends drop it from the requests of clients."""
@@ -35,17 +37,44 @@ class Ended(NamedTuple):
 
 
 class CallRelay:
-    """Passes calls on; `exchange` gets a request and returns the answer to it. It raises ServingError without one."""
+    """Passes calls on; `exchange` gets a request and returns the answer to it. It raises ServingError without one.
 
-    def __init__(self, exchange: Callable[[bytes], Awaitable[bytes]]) -> None:
+    `exchange_stream` does the same for an answer in parts, as they come.
+    """
+
+    def __init__(
+        self,
+        exchange: Callable[[bytes], Awaitable[bytes]],
+        exchange_stream: Callable[[bytes], AsyncGenerator[bytes]] | None = None,
+    ) -> None:
         self._exchange = exchange
+        self._exchange_stream = exchange_stream
 
     async def ask(self, context: Any, message: bytes, method: str | None = None) -> Ended:
         """The end of a call with this message; `method` stands for that of the context."""
-        metadata = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
-        head = [method or context.method, metadata, context.time_remaining()]
-        (code, details, trailing), answer = _split(await self._exchange(_joined(head, message)))
+        (code, details, trailing), answer = _split(await self._exchange(_asking(context, message, method)))
         return Ended(_CODES[code], details, tuple((name, value) for name, value in trailing), answer)
+
+    async def stream(self, context: Any, message: bytes, parse: Callable[[bytes], Any]) -> Replies:
+        """The replies to one message of the stream of a context, which `parse` reads.
+
+        Raises ServingError without an answer, and PassedStatus for a status that is to end the stream.
+        """
+        assert self._exchange_stream is not None, "front ends have it"
+        unread = b""
+        async with aclosing(self._exchange_stream(_asking(context, message))) as parts:
+            async for part in parts:
+                unread += part
+                while len(unread) >= _LENGTH_BYTES:
+                    end = _LENGTH_BYTES + int.from_bytes(unread[:_LENGTH_BYTES], "big")
+                    if len(unread) < end:
+                        break
+                    frame, unread = unread[_LENGTH_BYTES:end], unread[end:]
+                    ended, reply = _split(frame)
+                    if ended is None:
+                        yield parse(reply), False
+                    elif ended[0]:
+                        raise PassedStatus(_CODES[ended[0]], ended[1])
 
     async def answer(self, message: bytes, context: Any) -> bytes:
         """Pass a call on, as the handler of its method."""
@@ -139,7 +168,13 @@ class RelayedCalls(GrpcServer):
             body += part.get("body", b"")
             if not part.get("more_body"):
                 break
-        ended = await self._call(bytes(body), receive)
+        (name, metadata, remaining_s), message = _split(bytes(body))
+        given = name, [(key, value) for key, value in metadata], remaining_s
+        method = self.methods.get(name)
+        if method is not None and method.handler.request_streaming:
+            await self._stream(given, method.handler, message, receive, send)
+            return
+        ended = await self._call(RelayedCall(*given), method, message, receive)
         if ended is None:
             return
         head = [ended.code.value[0], ended.details, [[name, str(value)] for name, value in ended.trailing]]
@@ -148,11 +183,32 @@ class RelayedCalls(GrpcServer):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _call(self, body: bytes, receive: Any) -> Ended | None:
+    async def _stream(self, head: Any, handler: Any, message: bytes, receive: Any, send: Any) -> None:
+        """Serve a stream of one message."""
+
+        async def send_part(part: bytes) -> None:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        call = RelayedStream(send_part, *head)
+        try:
+            request = parsed(handler.request_deserializer, message)
+        except RequestError as error:
+            call.end(*call_status(error))
+        else:
+            self.run(call, handler, _alone(request))
+        leaving = asyncio.ensure_future(receive())
+        await asyncio.wait((call.ended, leaving), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not call.ended.done():
+            call.cancel()
+            return
+        ended = call.ended.result()
+        last = _frame([ended.code.value[0], ended.details], b"")
+        await send({"type": "http.response.body", "body": last})
+
+    async def _call(self, call: RelayedCall, method: Method | None, message: bytes, receive: Any) -> Ended | None:
         """The end of a call; None if the client has gone."""
-        (name, metadata, remaining_s), message = _split(body)
-        call = RelayedCall(name, [(key, value) for key, value in metadata], remaining_s)
-        method = self.methods.get(name)
         if method is None:
             call.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         elif method.begin is not None:
@@ -169,6 +225,35 @@ class RelayedCalls(GrpcServer):
             return call.ended.result()
         call.cancel()
         return None
+
+
+class RelayedStream(RelayedCall):
+    """The stream of one message that a front end has passed on: each answer is sent on as a frame."""
+
+    def __init__(self, send: Callable[[bytes], Awaitable[None]], *head: Any) -> None:
+        super().__init__(*head)
+        self._send = send
+
+    async def write(self, message: Any) -> None:
+        """Send one of several messages; returns when there is room for another."""
+        if not self.cancelled:
+            encoded = message if self.serializer is None else self.serializer(message)
+            await self._send(_frame(None, encoded))
+
+
+def _asking(context: Any, message: bytes, method: str | None = None) -> bytes:
+    """The request that passes a message of a call on; `method` stands for that of the context."""
+    metadata = [(name, value) for name, value in context.invocation_metadata() if isinstance(value, str)]
+    return _joined([method or context.method, metadata, context.time_remaining()], message)
+
+
+def _frame(head: Any, message: bytes) -> bytes:
+    joined = _joined(head, message)
+    return b"".join((len(joined).to_bytes(_LENGTH_BYTES, "big"), joined))
+
+
+async def _alone(message: Any) -> AsyncIterator[Any]:
+    yield message
 
 
 def _joined(head: Any, message: bytes) -> bytes:

@@ -121,7 +121,7 @@ class InferenceService(ManagementCalls):
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: D102, N802
         # An unknown model is reported as not ready: clients poll this call while a model is deployed.
         try:
-            ready = self._registry.ready(request.name, parse_version(request.version))
+            ready = await self._registry.says_ready(request.name, parse_version(request.version))
         except ServingError:
             ready = False
         return service_pb2.ModelReadyResponse(ready=ready)

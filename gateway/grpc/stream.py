@@ -1,7 +1,8 @@
 """Streams of inference requests: each request is answered when it is done, in any order."""
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -9,12 +10,16 @@ from tritonclient.grpc import service_pb2
 
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.grpc.errors import ResponseMetadata
+from sluice.gateway.grpc.replies import FINAL_RESPONSE, Replies
 from sluice.gateway.protocol.status import error_message
 
+Infer = Callable[[Any, ResponseMetadata], Awaitable[Any]]
+"""Answers a ModelInferRequest with a ModelInferResponse. The list receives the metadata, even of an error.
+
+The request of a decoupled model is answered with an asynchronous generator of its `Replies`.
+"""
 STREAM_REQUESTS = 256
 """Requests of one stream in flight; the next one is read when one of them has been answered."""
-Infer = Callable[[Any, ResponseMetadata], Awaitable[Any]]
-"""Answers a ModelInferRequest with a ModelInferResponse. The list receives the metadata, even of an error."""
 
 
 class InferStream:
@@ -59,13 +64,19 @@ class InferStream:
 
     def _done(self, size: int, _: asyncio.Task[None]) -> None:
         self._count(-size)
+        self._slots.release()
         self._freed.set()
 
     async def _answer(self, request: Any) -> None:
         metadata: ResponseMetadata = []
         reply = service_pb2.ModelStreamInferResponse()
         try:
-            reply.infer_response.MergeFrom(await self._infer(request, metadata))
+            answer = await self._infer(request, metadata)
+            if isinstance(answer, AsyncGenerator):
+                async with aclosing(answer) as replies:
+                    await self._reply(request, replies)
+                return
+            reply.infer_response.MergeFrom(answer)
         except Exception as error:
             if self._error_ends_stream:
                 raise
@@ -75,4 +86,20 @@ class InferStream:
             reply.infer_response.parameters[name].string_param = text
         async with self._writing:
             await self._write(reply)
-        self._slots.release()
+
+    async def _reply(self, request: Any, replies: Replies) -> None:
+        """Write the replies to a request of a decoupled model."""
+        async for reply, is_final in replies:
+            if isinstance(reply, Exception) and self._error_ends_stream:
+                raise reply
+            message = _error_reply(request, reply, is_final) if isinstance(reply, Exception) else reply
+            async with self._writing:
+                await self._write(message)
+
+
+def _error_reply(request: Any, error: Exception, is_final: bool) -> Any:
+    reply = service_pb2.ModelStreamInferResponse(error_message=error_message(error))
+    response = reply.infer_response
+    response.id, response.model_name, response.model_version = request.id, request.model_name, request.model_version
+    response.parameters[FINAL_RESPONSE].bool_param = is_final
+    return reply

@@ -14,7 +14,7 @@ PREFLIGHT_S = 600
 
 _READS = re.compile(r"/v2/repository/(?:[^/]+/)?index")
 """Routes that change nothing although their method is POST."""
-_INFERENCE = re.compile(r"/v2/models/.*/infer|/v1/models/.*:predict|/invocations", re.DOTALL)
+_INFERENCE = re.compile(r"/v2/models/.*/(infer|generate|generate_stream)|/v1/models/.*:predict|/invocations", re.DOTALL)
 _JSON = b"application/json"
 _BODIES = (_JSON, b"application/octet-stream")
 """The types of JSON bodies: Triton's asyncio client says the second. A page cannot send either without a preflight."""

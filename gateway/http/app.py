@@ -1,4 +1,4 @@
-"""The HTTP application: health, metadata, metrics, documentation, and all other routes except inference."""
+"""The HTTP application: health, metadata, metrics, documentation, and all other routes except `infer`."""
 
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -8,14 +8,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.http.exchange import error_response
+from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
+from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -63,12 +66,14 @@ class ErrorMessage(BaseModel):
 
 def build_app(
     control: ControlPlane,
+    dataplane: DataPlane,
     metrics: ServerMetrics,
     traces: RecentTraces,
     max_upload_bytes: int,
     restrictions: Restrictions | None = None,
+    json_rules: JsonRules | None = None,
 ) -> FastAPI:
-    """The ASGI application of a server, without inference. `traces` use the clock of `control`.
+    """The ASGI application of a server, without `infer`. `traces` use the clock of `control`.
 
     `max_upload_bytes` bounds the body of a request that uploads the files of a model.
     """
@@ -96,6 +101,7 @@ def build_app(
         *model_routers(control, restrictions, max_upload_bytes),
         *settings_routers(control, restrictions),
         inference_router(restrictions),
+        generate_router(dataplane, json_rules or JsonRules(), max_upload_bytes, restrictions),
         _server_metadata(control, restrictions),
         explanations,
         exposition,
@@ -136,24 +142,26 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
 
     @routes.get("/v1/models/{name}")
     async def v1_model_ready(name: str) -> Response:
-        return ready(name, "")
+        return await ready(name, "")
 
     @routes.get("/v1/models/{name}/versions/{version}")
     async def v1_model_version_ready(name: str, version: Version) -> Response:
-        return ready(name, version)
+        return await ready(name, version)
 
     @routes.get("/v2/models/{name}/ready")
     async def model_ready(name: str) -> Response:
-        return ready(name, "")
+        return await ready(name, "")
 
     @routes.get("/v2/models/{name}/versions/{version}/ready")
     async def model_version_ready(name: str, version: Version) -> Response:
-        return ready(name, version)
+        return await ready(name, version)
 
-    def ready(name: str, version: str) -> Response:
+    async def ready(name: str, version: str) -> Response:
         if not registry.ready(name, version):
             registry.pipeline(name, version)
             raise BackendUnavailable(f"'{name}' is not at ready state: no running worker has it loaded")
+        if not await registry.says_ready(name, version):
+            raise BackendUnavailable(f"'{name}' is not at ready state: its function is_ready does not return True")
         return JSONResponse({"name": name, "ready": True})
 
     return routes

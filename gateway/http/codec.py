@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.http.known_response import EncodedBody
 from sluice.gateway.protocol.json_data import DataTooLarge, decode_data, encode_data, parse_message
 from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
@@ -178,14 +178,13 @@ def encode_response(
     response: InferResponse,
     binary_flags: tuple[bool, ...],
     signature: Signature,
-    json_bytes: int,
-    nan: JsonNan = JsonNan.LITERAL,
+    rules: JsonRules,
 ) -> EncodedBody:
-    """The body of a response; binary tensors are not copied. `nan` is for those in JSON.
+    """The body of a response; binary tensors are not copied.
 
-    Raises BadTensor if tensors cannot be JSON, or would be more than `json_bytes` of it.
+    Raises BadTensor if tensors cannot be JSON, or would be more of it than the rules allow.
     """
-    left = json_bytes
+    left = rules.answer_bytes
     tensors: list[_Tensor] = []
     blobs: list[Any] = []
     blob_bytes = 0
@@ -199,11 +198,11 @@ def encode_response(
             datatype = _BYTES
         if not binary:
             try:
-                data = encode_data(name, values, left, nan)
+                data = encode_data(name, values, left, rules.nan)
             except DataTooLarge:
                 raise BadTensor(
-                    f"output '{name}': the JSON of the answer exceeds {json_bytes} bytes; ask for large tensors as "
-                    "binary data or over gRPC"
+                    f"output '{name}': the JSON of the answer exceeds {rules.answer_bytes} bytes; ask for large "
+                    "tensors as binary data or over gRPC"
                 ) from None
             left -= len(data)
             tensors.append(_Tensor(name, datatype, values.shape, None, msgspec.Raw(data)))

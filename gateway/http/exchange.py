@@ -14,8 +14,7 @@ import httptools
 import numpy as np
 import orjson
 
-from sluice.gateway.config.front_door import FrontDoorSettings
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import decompress
 from sluice.gateway.http.codec import (
@@ -133,34 +132,28 @@ class InferenceRelay(Protocol):
 class InferRoute:
     """Serves `POST /v2/models/NAME[/versions/VERSION]/infer`, and inference over V1 and SageMaker.
 
-    It refuses bodies larger than `max_body_bytes`, and JSON larger than `json_bytes`; that of an answer may have
-    `answer_json_bytes`. `threads` do what would take the event loop too long. A `dataplane` that raises RelayNeeded has
-    a `relay`. Requests that name no model go to `default_model`, or to the only one. JSON carries NaN and infinities as
-    `json_nan` says.
+    It refuses bodies larger than `max_body_bytes`. `threads` do what would take the event loop too long. A `dataplane`
+    that raises RelayNeeded has a `relay`. Requests that name no model go to `default_model`, or to the only one.
     """
 
     def __init__(
         self,
         dataplane: DataPlane,
         max_body_bytes: int,
-        json_bytes: int = FrontDoorSettings().json_bytes,
+        json_rules: JsonRules | None = None,
         budget: Budget | None = None,
         relay: InferenceRelay | None = None,
-        answer_json_bytes: int = FrontDoorSettings().answer_json_bytes,
         default_model: str | None = None,
-        json_nan: JsonNan | None = JsonNan.LITERAL,
     ) -> None:
         self.dataplane = dataplane
         self.relay = relay
         self.max_body_bytes = max_body_bytes
-        self.json_bytes = json_bytes
-        self.answer_json_bytes = answer_json_bytes
-        self.unchecked_bytes = min(json_bytes, max_body_bytes)
+        self.json = json_rules or JsonRules()
+        self.unchecked_bytes = min(self.json.request_bytes, max_body_bytes)
         """No request of this size is too large."""
         self.budget = budget or Budget(1 << 62)
         self.threads = ThreadPoolExecutor(THREADS, "http")
         self.default_model = default_model
-        self.json_nan = json_nan or JsonNan.NULL  # YAML reads null as None
 
     @staticmethod
     def match(url: bytes) -> Target | None:
@@ -299,7 +292,7 @@ class Exchange:
                 self._refuse(error)
 
     def _check_json(self, length: int) -> None:
-        limit = self._route.json_bytes
+        limit = self._route.json.request_bytes
         if length > limit:
             raise RequestError(f"the JSON of the request exceeds {limit} bytes; large tensors are sent as binary data")
 
@@ -402,7 +395,7 @@ class Exchange:
     ) -> tuple[Template, dict[str, Tensor]]:
         if isinstance(request, PredictRequest):
             self._columnar = request.columnar
-        inputs, options = self._route.dataplane.check(signature, request)
+        inputs, options = self._route.dataplane.check(signature, request, one_response="HTTP end point")
         if self.head.json_length is None and not request.shared:
             return JsonTemplate(body, signature, inputs, options, binary_flags), inputs
         length = self.head.json_length
@@ -523,15 +516,11 @@ class Exchange:
         template = self._template
         columnar = self._columnar
         if columnar is not None:
-            return encode_predictions(
-                response, template.signature, self._route.answer_json_bytes, self._route.json_nan, columnar=columnar
-            )
+            return encode_predictions(response, template.signature, self._route.json, columnar=columnar)
         known: KnownResponse | None = template.response
         encoded = None if known is None else known.encode(response)
         if encoded is None:
-            route, signature = self._route, template.signature
-            limit, nan = route.answer_json_bytes, route.json_nan
-            encoded = encode_response(response, template.binary_flags, signature, limit, nan)
+            encoded = encode_response(response, template.binary_flags, template.signature, self._route.json)
             if template.repeatable:
                 template.response = known_response(response, encoded)
         return encoded

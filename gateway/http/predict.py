@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan, JsonRules
 from sluice.gateway.http.codec import decode_request, given_parameters
 from sluice.gateway.http.known_response import EncodedBody
 from sluice.gateway.protocol.json_data import MAX_DEPTH, decode_data, nested_lists, parse_message
@@ -76,16 +76,17 @@ def decode_invocation(
 
 
 def encode_predictions(
-    response: InferResponse, signature: Signature, json_bytes: int, nan: JsonNan, *, columnar: bool
+    response: InferResponse, signature: Signature, rules: JsonRules, *, columnar: bool
 ) -> EncodedBody:
     """The body of an answer: by tensor if it is `columnar`, else by row. A single output has no name in it.
 
-    Raises BadTensor if the outputs have no rows in common, or for more than `json_bytes`.
+    Raises BadTensor if the outputs have no rows in common, or for more JSON than the rules allow.
     """
     names = [name for name, _ in response.outputs]
     arrays = [_array(values) for _, values in response.outputs]
-    if 2 * sum(array.size for array in arrays) > json_bytes:  # an element takes a digit and a comma at least
-        raise _too_large(json_bytes)
+    nan = rules.nan
+    if 2 * sum(array.size for array in arrays) > rules.answer_bytes:  # an element takes a digit and a comma at least
+        raise _too_large(rules.answer_bytes)
     finite = all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
     literal = not finite and nan is JsonNan.LITERAL
     # orjson writes NaN and infinities as null.
@@ -108,8 +109,8 @@ def encode_predictions(
         text = json.dumps(answer, separators=(",", ":")).encode()
     else:
         text = orjson.dumps(answer, np.ndarray.tolist, orjson.OPT_SERIALIZE_NUMPY)
-    if len(text) > json_bytes:
-        raise _too_large(json_bytes)
+    if len(text) > rules.answer_bytes:
+        raise _too_large(rules.answer_bytes)
     return EncodedBody(text, [], len(text))
 
 

@@ -29,11 +29,8 @@ def router(group: ApiGroup, restrictions: Restrictions) -> APIRouter:
     return APIRouter(tags=[group.value], dependencies=[Depends(check)] if restrictions else [])
 
 
-async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES, *, keeps_null: bool = False) -> dict[str, Any]:
-    """The JSON object in a body of at most `max_bytes`; an empty body is an empty object. Raises RequestError.
-
-    A member that is null counts as absent, unless the route `keeps_null`.
-    """
+async def read_body(request: Request, max_bytes: int) -> bytearray:
+    """A body of at most `max_bytes`. Raises RequestError."""
     length = request.headers.get("content-length", "")
     body = bytearray()
     if length.isdigit() and int(length[:20]) > max_bytes:
@@ -42,6 +39,15 @@ async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES, *, keeps_
         body += chunk
         if len(body) > max_bytes:
             raise RequestError(f"the body exceeds the limit of {max_bytes} bytes")
+    return body
+
+
+async def json_body(request: Request, max_bytes: int = MAX_BODY_BYTES, *, keeps_null: bool = False) -> dict[str, Any]:
+    """The JSON object in a body of at most `max_bytes`; an empty body is an empty object. Raises RequestError.
+
+    A member that is null counts as absent, unless the route `keeps_null`.
+    """
+    body = await read_body(request, max_bytes)
     if not body.strip():
         return {}
     if len(body) > MAX_BODY_BYTES and sum(map(body.count, (b",", b"[", b"{"))) > MAX_VALUES:

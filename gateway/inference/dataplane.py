@@ -6,23 +6,36 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from sluice.batcher.interface.outcome import ANSWERED
+import msgspec
+
+from sluice.batcher.interface.outcome import ANSWERED, Outcome
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
+from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.pending_answer import OnAnswered
 from sluice.gateway.protocol.request import InferRequest, InferResponse, Parameters, SharedMemoryOutput
-from sluice.gateway.protocol.request_options import Deliveries, RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, Deliveries, RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory, SharedMemoryRef, SharedMemoryWindow
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import outcome_error
+from sluice.gateway.tensors.responses import ModelResponse
 from sluice.models.errors import RequestError, ServingError, UnsupportedRequest
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.slo import deadline_ns
 from sluice.models.units import INFINITE_NS, NS_PER_US, ms_to_ns
 
-EXTENSIONS = ("classification", "schedule_policy", "system_shared_memory", "binary_tensor_data", "parameters")
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "sequence(string_id)",
+    "schedule_policy",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+)
 """The protocol extensions that inference requests may use."""
 
 REQUEST_HEADER = "x-sluice-request"
@@ -31,9 +44,21 @@ EXPLAIN_HEADER = "x-sluice-explain"
 """Asks for an explanation, like the parameter `sluice_explain`."""
 
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
-_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
-_RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output", *_SEQUENCE_PARAMETERS})
+_RESERVED_PARAMETERS = frozenset({"headers", "binary_data_output"})
+_SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
+    "slo_ms",
+    "max_cost",
+    "sluice_explain",
+    "priority",
+    "timeout",
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+}
 _RESERVED_PREFIX = "triton_"
+_MOST_ID = (1 << 64) - 1
+_MAX_SEQUENCE_ID_BYTES = 128
+"""Triton's bound of ids that are text."""
 _PRIORITIES = 1 << 64
 """No model has as many priority levels."""
 
@@ -125,16 +150,25 @@ class DataPlane(ABC):
         return self._served.only_name()
 
     def check(
-        self, signature: Signature, request: InferRequest, transport_budget_ns: int | None = None
+        self,
+        signature: Signature,
+        request: InferRequest,
+        transport_budget_ns: int | None = None,
+        *,
+        one_response: str = "",
     ) -> tuple[dict[str, Tensor], RequestOptions]:
         """Check a request; returns its tensors and its options.
 
-        `transport_budget_ns` is the time until the client's own deadline. Raises RequestError, or a subclass of it.
+        `transport_budget_ns` is the time until the client's own deadline. `one_response` names the kind of request if
+        it can have one response only, so that decoupled models do not take it. Raises RequestError, or a subclass of
+        it.
         """
+        if one_response and signature.pipeline.decoupled:
+            raise UnsupportedRequest(f"{one_response} doesn't support models with decoupled transaction policy")
         if request.id and len(request.id.encode()) > self._max_id_bytes:
             raise RequestError(f"expected an id of at most {self._max_id_bytes} bytes, got '{request.id:.80}…'")
         slo_ms = max_cost = None
-        explain, priority, timeout_ns = False, 0, 0
+        explain, priority, timeout_ns, parameters, sequence = False, 0, 0, NO_PARAMETERS, None
         if request.parameters:
             slo_ms, timeout_ns = _objectives(request.parameters)
             if timeout_ns:
@@ -142,7 +176,8 @@ class DataPlane(ABC):
                     timeout_ns, timeout_ns if transport_budget_ns is None else transport_budget_ns
                 )
             max_cost, explain = _max_cost(request.parameters), _explain(request.parameters)
-            priority = _priority(request.parameters)
+            priority, sequence = _priority(request.parameters), _sequence(request.parameters)
+            parameters = _for_models(request.parameters)
         if request.shared:
             for tensor in request.inputs:
                 if isinstance(tensor.data, SharedMemoryRef):
@@ -163,6 +198,8 @@ class DataPlane(ABC):
             priority,
             deliveries,
             timeout_ns,
+            parameters,
+            sequence=sequence,
         )
 
     def _deliveries(self, signature: Signature, wanted: Mapping[str, SharedMemoryRef | int]) -> Deliveries:
@@ -184,6 +221,12 @@ class DataPlane(ABC):
         self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
     ) -> Submitted:
         """Submit a checked request of a client. Raises RejectedError when the server has stopped."""
+
+    @abstractmethod
+    def open_responses(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> ResponseStream:
+        """Submit a checked request of a decoupled model; raises as `submit`."""
 
     @abstractmethod
     def cancel(self, submission: Submitted) -> None:
@@ -224,7 +267,7 @@ def build_response(
     """
     if answer.outcome not in ANSWERED:
         answer.release()
-        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses)
+        raise outcome_error(answer.outcome, answer.reason, answer.retry_after_s, statuses, answer.failure)
     outputs = answer.outputs
     if options.deliveries is None:
         return InferResponse(options.id, [(name, outputs[name]) for name in options.names], answer)
@@ -234,6 +277,16 @@ def build_response(
         answer.release()
         raise
     return InferResponse(options.id, given, answer)
+
+
+def build_model_response(response: ModelResponse, options: RequestOptions) -> InferResponse:
+    """One response to a request of a decoupled model; it has those of the requested outputs that the model sent.
+
+    Raises ServingError as `build_response`.
+    """
+    names = [name for name in options.names if name in response.outputs]
+    answer = Answer(Outcome.COMPLETED, outputs=response.outputs, release=response.release)
+    return build_response(answer, options._replace(names=names))
 
 
 def _deliver(
@@ -246,11 +299,7 @@ def _deliver(
 
 def _objectives(parameters: Parameters) -> tuple[object, int]:
     """The `slo_ms` of a request, and Triton's `timeout` (in microseconds, 0 for none) in nanoseconds."""
-    for key, value in parameters.items():
-        if key in _SEQUENCE_PARAMETERS:
-            if not value:  # 0 and false mean no sequence
-                continue
-            raise UnsupportedRequest(f"parameter '{key}': sequences are not supported")
+    for key in parameters:
         if key in _RESERVED_PARAMETERS or key.startswith(_RESERVED_PREFIX):
             raise RequestError(f"parameter '{key}' is reserved and cannot be set by a request")
     timeout = parameters.get("timeout", 0)
@@ -259,6 +308,12 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
             f"parameter 'timeout' must be a whole number of microseconds of 0 or more, got {timeout!r:.80}"
         )
     return parameters.get("slo_ms"), min(timeout * NS_PER_US, INFINITE_NS)
+
+
+def _for_models(parameters: Parameters) -> str:
+    """The parameters that are not the server's, as a JSON object, for models that look at them."""
+    own = {key: value for key, value in parameters.items() if key not in _SERVER_PARAMETERS}
+    return msgspec.json.encode(own).decode() if own else NO_PARAMETERS
 
 
 def _max_cost(parameters: Parameters) -> float | None:
@@ -275,6 +330,30 @@ def _priority(parameters: Parameters) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise RequestError(f"parameter 'priority' must be a whole number of 0 or more, got {value!r:.80}")
     return value if value < _PRIORITIES else 0
+
+
+def _sequence(parameters: Parameters) -> SequenceStep | None:
+    """The part of a request in a sequence; None without an id, which 0 and "" are not. Negative ids are as in C."""
+    identity = parameters.get("sequence_id", 0)
+    if isinstance(identity, bool) or not isinstance(identity, int | str):
+        raise RequestError(f"parameter 'sequence_id' must be a whole number or a string, got {identity!r:.80}")
+    if isinstance(identity, str):
+        if len(identity.encode()) > _MAX_SEQUENCE_ID_BYTES:
+            expected = f"at most {_MAX_SEQUENCE_ID_BYTES} bytes"
+            raise RequestError(f"parameter 'sequence_id': expected {expected}, got '{identity:.80}…'")
+    elif not -(1 << 63) <= identity <= _MOST_ID:
+        raise RequestError(f"parameter 'sequence_id' must be a number of 64 bits, got {identity}")
+    elif identity < 0:
+        identity += 1 << 64
+    start, end = _flag("sequence_start", parameters), _flag("sequence_end", parameters)
+    return SequenceStep(identity, start, end) if identity else None
+
+
+def _flag(name: str, parameters: Parameters) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"parameter '{name}' must be true or false, got {value!r:.80}")
+    return value
 
 
 def _explain(parameters: Parameters) -> bool:

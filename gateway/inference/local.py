@@ -7,7 +7,8 @@ from typing import Protocol
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.inference.dataplane import DataPlane, ServedPipelines, Submitted
-from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.inference.response_stream import ResponseStream
+from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.protocol.signature import Signature
@@ -15,6 +16,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.body_memory import LARGE_BYTES, BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.gateway.tensors.response_cache import ResponseCache, request_key
+from sluice.gateway.tensors.responses import ResponseRouter
 
 
 class RequestRuntime(Protocol):
@@ -47,7 +49,7 @@ class LocalDataPlane(DataPlane):
     """Submits requests to the runtime; `clock` gives the nanoseconds of the clock of all deadlines.
 
     `cache` is the response cache, None without one. Large requests are received into `bodies`, None if workers cannot
-    read them there.
+    read them there. `responses` brings those of decoupled models.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class LocalDataPlane(DataPlane):
         client_key: str | None = None,
         max_id_bytes: int = FrontDoorSettings().id_bytes,
         bodies: BodyMemory | None = None,
+        responses: ResponseRouter | None = None,
     ) -> None:
         super().__init__(served, default_slo_ms, network_ms, shared_memory, statuses, client_key, max_id_bytes)
         self._runtime = runtime
         self._clock = clock
         self._cache = cache
         self._bodies = bodies
+        self._responses = responses or ResponseRouter()
 
     def memory(self, nbytes: int) -> memoryview | None:
         """Memory to receive the tensors of a large request into, where workers can read them; None without such."""
@@ -90,7 +94,8 @@ class LocalDataPlane(DataPlane):
         """
         if shared is None and options.memory_bytes >= LARGE_BYTES and self._bodies is not None:
             shared = self._bodies.locate(inputs)
-        if self._cache is not None and signature.pipeline.response_cache and not self._served.draining:
+        cached = self._cache is not None and signature.pipeline.response_cache and options.sequence is None
+        if cached and self._cache is not None and not self._served.draining:
             return self._cached(self._cache, signature, inputs, options, client, received_ns, shared)
         return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
 
@@ -114,6 +119,30 @@ class LocalDataPlane(DataPlane):
         # The first callback: it runs while the outputs are still valid.
         submission.then(partial(cache.store_answer, key, lookup_ns))
         return submission
+
+    def open_responses(
+        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+    ) -> ResponseStream:
+        """Submit a checked request of a decoupled model. Raises RejectedError when the runtime is closed.
+
+        Its deadline is that of the first response. The scheduler plans to the end of the run, so it gets the deadline
+        with the longest time that such requests have lately taken from there to the end.
+        """
+        responses, pipeline = self._responses, signature.key
+        options = options._replace(budget_ns=options.budget_ns + responses.tail_ns(pipeline))
+        submission = self.submit(signature, inputs, options, client)
+        stream = ResponseStream(self.statuses, self._clock)
+        stream.given_id = submission.given_id
+        stream.cancel = partial(self._runtime.cancel, submission.request)
+        responses.open(submission.request, stream.put)
+        submission.then(partial(self._responses_ended, pipeline, submission.request, stream))
+        return stream
+
+    def _responses_ended(self, pipeline: str, request: int, stream: ResponseStream, answer: Answer) -> None:
+        self._responses.close(request)
+        if stream.first_ns:
+            self._responses.note_tail(pipeline, self._clock() - stream.first_ns)
+        stream.end(answer)
 
     def cancel(self, submission: Submitted) -> None:
         """Cancel a request whose client no longer waits; its answer, if one comes, must still be released."""

@@ -17,6 +17,8 @@ from sluice.models.triton_config.as_json import model_config_json
 
 _ORDER = (
     "classification",
+    "sequence",
+    "sequence(string_id)",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",

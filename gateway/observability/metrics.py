@@ -48,6 +48,7 @@ class ServerMetrics(Collector):
         self._corrections = corrections
         self._breakers = breakers
         self._build = (server_version(), "true" if is_compiled() else "false")
+        self._of_models: Callable[[], str] = str
         self._remotes: list[MetricsSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -55,12 +56,16 @@ class ServerMetrics(Collector):
     def exposition(self) -> bytes:
         """All metrics in the text format of Prometheus."""
         nv = nv_metrics(self.meters.statistics, self.meters.pipelines, self._waiting())
-        return generate_latest(self._registry) + nv.encode()
+        return generate_latest(self._registry) + nv.encode() + self._of_models().encode()
 
     def include(self, remote: MetricsSource) -> None:
         """Add metrics that another part of the server counts."""
         self._remotes.append(remote)
         self._registry.register(remote)
+
+    def include_text(self, exposition: Callable[[], str]) -> None:
+        """Add metrics in the text format that models define; evaluated at each scrape."""
+        self._of_models = exposition
 
     def add_input_memory(self, used_bytes: Callable[[], int]) -> None:
         """Count the memory for inputs that another part of the server has, too; evaluated at each scrape."""

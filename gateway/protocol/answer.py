@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.models.backends.requests import FailureCode
 from sluice.models.tensors.arrays import Array, WireBytes
 
 Tensor = Array | WireBytes
@@ -15,10 +16,11 @@ class Answer:
     """The outcome of a request and, if it succeeded, its output tensors in the order of its rows.
 
     `outputs` are views on shared memory of the workers. They are valid until `release`, which must be called once the
-    response bytes have been written. An answer that is dropped without it releases itself.
+    response bytes have been written. An answer that is dropped without it releases itself. `failure` is the kind of the
+    error that the model gave the request.
     """
 
-    __slots__ = ("_release", "outcome", "outputs", "reason", "retry_after_s")
+    __slots__ = ("_release", "failure", "outcome", "outputs", "reason", "retry_after_s")
 
     def __init__(
         self,
@@ -27,7 +29,9 @@ class Answer:
         retry_after_s: int | None = 0,
         outputs: Mapping[str, Tensor] = _NO_OUTPUTS,
         release: Callable[[], None] | None = None,
+        failure: FailureCode | None = None,
     ) -> None:
+        self.failure = failure
         self.outcome = outcome
         self.reason = reason
         self.retry_after_s = retry_after_s

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan
 from sluice.gateway.protocol.answer import Tensor
 from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.arrays import Array, Buffer, WireBytes, decode_bytes, numpy_dtype

@@ -5,9 +5,14 @@ from typing import NamedTuple, TypeAlias
 
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.shared_memory import SharedMemoryWindow
+from sluice.models.sequence_batching import SequenceStep
 
 Deliveries: TypeAlias = Mapping[str, SharedMemoryWindow | Classification]
 """The outputs that the response does not carry as they are, and how each of them is delivered instead."""
+
+
+NO_PARAMETERS = "{}"
+"""The parameters of most requests, as a JSON object."""
 
 
 class RequestOptions(NamedTuple):
@@ -17,7 +22,9 @@ class RequestOptions(NamedTuple):
     apart inputs whose variable dimensions differ ("" when all are fixed), and `memory_bytes` is the size of the inputs.
     `budget_ns` is the time until the deadline, `max_cost` the highest accepted cost (None: any). `explain` asks for an
     explanation in the response. `priority` 1 is the most urgent; 0, or a level that the model does not have, is the
-    model's default. `timeout_ns` bounds the time in queues (0: no bound).
+    model's default. `timeout_ns` bounds the time in queues (0: no bound). `parameters` are those that only the model
+    knows, as a JSON object. `is_call` says that a model makes the request. `sequence` is its part in a sequence, None
+    outside of sequences.
     """
 
     names: Sequence[str]
@@ -31,3 +38,6 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deliveries: Deliveries | None = None
     timeout_ns: int = 0
+    parameters: str = NO_PARAMETERS
+    is_call: bool = False
+    sequence: SequenceStep | None = None

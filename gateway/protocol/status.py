@@ -7,6 +7,7 @@ import grpc
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.models import errors
+from sluice.models.backends.requests import FailureCode
 
 MAX_MESSAGE = 2000
 """Longest message in characters; gRPC sends it in a header, whose size clients bound."""
@@ -35,12 +36,22 @@ _ERRORS: dict[Outcome, tuple[type[errors.ServingError], str]] = {
     Outcome.REJECTED_MEMORY: (errors.RejectedError, "no memory is left for the request's tensors"),
     Outcome.REJECTED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
     Outcome.REJECTED_DRAINING: (errors.RejectedError, "the server is stopping"),
+    Outcome.REJECTED_SEQUENCE: (errors.RequestError, "the request belongs to no sequence"),
     Outcome.EVICTED_DEADLINE: (errors.EvictedError, "Request timeout expired"),
     Outcome.CANCELLED_CLIENT: (errors.CancelledError, "the request was cancelled"),
     Outcome.FAILED_BACKEND: (errors.BackendFailed, "the model failed"),
     Outcome.FAILED_WORKER_LOST: (errors.BackendFailed, "the worker died with the request"),
     Outcome.FAILED_UNAVAILABLE: (errors.BackendUnavailable, "the model is not at ready state"),
 }
+_OF_MODELS: dict[FailureCode, type[errors.ServingError]] = {
+    FailureCode.NOT_FOUND: errors.NotFoundError,
+    FailureCode.INVALID_ARG: errors.RequestError,
+    FailureCode.UNAVAILABLE: errors.BackendUnavailable,
+    FailureCode.UNSUPPORTED: errors.UnsupportedRequest,
+    FailureCode.ALREADY_EXISTS: errors.AlreadyExists,
+    FailureCode.CANCELLED: errors.CancelledError,
+}
+"""The errors that models report by Triton's code; others are failures of the model."""
 _OVERLOAD = frozenset({Outcome.REJECTED_DEADLINE, Outcome.REJECTED_QUEUE_FULL, Outcome.REJECTED_MEMORY})
 
 
@@ -76,16 +87,29 @@ def error_message(error: Exception) -> str:
     return "internal error: see the log of the server"
 
 
+def model_error(message: str, code: FailureCode) -> errors.ServingError:
+    """The error that a model sends as a response."""
+    return _OF_MODELS.get(code, errors.BackendFailed)(message)
+
+
 def outcome_error(
-    outcome: Outcome, reason: str, retry_after: int | None, statuses: StatusSettings = TRITON_STATUSES
+    outcome: Outcome,
+    reason: str,
+    retry_after: int | None,
+    statuses: StatusSettings = TRITON_STATUSES,
+    failure: FailureCode | None = None,
 ) -> errors.ServingError:
-    """The error that reports an outcome without outputs."""
+    """The error that reports an outcome without outputs; `failure` is the kind of an error that the model reports."""
     kind, sentence = _ERRORS[outcome]
+    if failure is not None and outcome is Outcome.FAILED_BACKEND:
+        kind = _OF_MODELS.get(failure, kind)
     if statuses.overload == 429 and outcome in _OVERLOAD:
         kind = errors.TooManyRequests
     elif statuses.expired == 504 and outcome is Outcome.EVICTED_DEADLINE:
         kind = errors.TimeoutExpired
     message = f"{sentence}: {reason}" if reason not in ("", sentence) else sentence
+    if outcome is Outcome.REJECTED_SEQUENCE and reason:
+        message = reason  # in Triton's words
     if issubclass(kind, errors.OverloadError):
         return kind(message, retry_after)
     return kind(message)

@@ -47,7 +47,7 @@ from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
-from sluice.gateway.protocol.request_options import RequestOptions
+from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
 from sluice.gateway.runtime.batch_log import BatchLog
 from sluice.gateway.runtime.local_stages import LocalStages
 from sluice.gateway.runtime.plan_building import PlanBuilding
@@ -227,8 +227,10 @@ class Runtime:
             received_ns + options.timeout_ns if options.timeout_ns else 0,
             client,
             received_ns,
+            options.is_call,
+            options.sequence,
         )
-        submission = self._opened(arrival, options.id, received_ns)
+        submission = self._opened(arrival, options.id, received_ns, options.parameters)
         self._received_ns = read_ns
         self._enqueue(arrival)
         return submission
@@ -252,10 +254,16 @@ class Runtime:
         self._deliver()
         return submission
 
-    def _opened(self, arrival: RequestArrived, client_id: str, arrived_ns: int) -> Submission:
+    def submission(self, request: int) -> Submission | None:
+        """The submission of a request that has no outcome yet."""
+        return self._open.get(request)
+
+    def _opened(
+        self, arrival: RequestArrived, client_id: str, arrived_ns: int, parameters: str = NO_PARAMETERS
+    ) -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
-        submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline))
+        submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline), parameters)
         self._open[arrival.request] = submission
         self.traces.add(trace)
         return submission
@@ -465,7 +473,8 @@ class Runtime:
 
     def _fail(self, decision: FailRequest) -> None:
         self._executor.discard(decision.request)
-        self._settle(decision.request, Answer(decision.outcome, decision.reason))
+        failure = self._open[decision.request].failure
+        self._settle(decision.request, Answer(decision.outcome, decision.reason, failure=failure))
 
     def _cancelled(self, decision: CancelRequest) -> None:
         self._executor.discard(decision.request)

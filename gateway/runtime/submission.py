@@ -7,17 +7,32 @@ from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.request_ids import server_id
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.pending_answer import PendingAnswer
+from sluice.gateway.protocol.request_options import NO_PARAMETERS
+from sluice.models.backends.requests import FailureCode
 
 
 class Submission(PendingAnswer):
-    """A request that was handed to the runtime, with its trace. `meter` counts it."""
+    """A request that was handed to the runtime, with its trace. `meter` counts it.
 
-    __slots__ = ("meter", "trace")
+    `parameters` are those that only its model knows, as a JSON object. `failure` is the kind of the error that the
+    model gave it.
+    """
 
-    def __init__(self, request: int, loop: asyncio.AbstractEventLoop, trace: Trace, meter: PipelineMeter) -> None:
+    __slots__ = ("failure", "meter", "parameters", "trace")
+
+    def __init__(
+        self,
+        request: int,
+        loop: asyncio.AbstractEventLoop,
+        trace: Trace,
+        meter: PipelineMeter,
+        parameters: str = NO_PARAMETERS,
+    ) -> None:
         super().__init__(request, loop)
         self.trace = trace
         self.meter = meter
+        self.parameters = parameters
+        self.failure: FailureCode | None = None
 
     @property
     def given_id(self) -> str:

@@ -74,16 +74,8 @@ def client_servers(
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
     faults = ClientFaults()
     grpc_door = FrontDoor(limits, budget, faults, files.grpc)
-    app = build_app(control, metrics, traces, config.max_body_bytes, restrictions)
-    route = InferRoute(
-        dataplane,
-        config.max_body_bytes,
-        limits.json_bytes,
-        budget,
-        answer_json_bytes=limits.answer_json_bytes,
-        default_model=config.default_model,
-        json_nan=config.json_nan,
-    )
+    app = build_app(control, dataplane, metrics, traces, config.max_body_bytes, restrictions, config.json_rules)
+    route = InferRoute(dataplane, config.max_body_bytes, config.json_rules, budget, default_model=config.default_model)
     ends: FrontEnds | None = None
     grpc: GrpcServer | None = None
     if count:

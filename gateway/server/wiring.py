@@ -37,6 +37,7 @@ from sluice.gateway.executors.triton.discovery import NOTHING, Discovery
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.inference.local import LocalDataPlane
+from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
@@ -195,7 +196,17 @@ def build_gateway(
         config.client_key,
         config.front_door.id_bytes,
         execution.executor.bodies,
+        execution.executor.responses,
     )
+    calls = ModelCalls(
+        dataplane,
+        execution.runtime,
+        surroundings.clock,
+        core.begin.spec.limits.memory_bytes,
+        execution.executor.responses.has_responded,
+    )
+    state.registry.ask_model = execution.executor.says_ready
+    execution.executor.answer_calls(calls, execution.runtime.submission)
     return Gateway(
         state.registry,
         state.inventory,
@@ -361,6 +372,7 @@ def _build_execution(
         breakers=lambda: executor.breakers,
         statistics=statistics,
     )
+    metrics.include_text(workers.metrics.exposition)
     metrics.include(PartitionMetrics(inventory))
     metrics.include(ResidencyMetrics(scheduler))
     failures, recovery = metrics.meters.failures, workers.recovery

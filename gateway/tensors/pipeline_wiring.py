@@ -37,6 +37,7 @@ class StageWiring(NamedTuple):
 class PipelineWiring(NamedTuple):
     """One pipeline. `outputs` lists for each output the stages that may produce it; the first one that ran counts.
 
+    A pipeline of a decoupled model has none: its responses do not pass through its stage.
     `ranks` are the ranks of the items of all outputs, unless every model and the pipeline have a batch dimension.
     """
 
@@ -65,6 +66,8 @@ def wire_pipeline(
             wirings.append(StageWiring(refs, stage.combine, refs["0"].tensor, reports, names, stage.weights))
     keys = {key for stage in pipeline.stages for key in stage.models}
     batched = pipeline.batchable and all(models[key].batchable for key in keys)
+    if pipeline.decoupled:  # its outputs are sent while it runs
+        return PipelineWiring(pipeline.batchable, tuple(wirings), {}, output_memory(pipeline, models))
     return PipelineWiring(
         pipeline.batchable,
         tuple(wirings),

@@ -1,12 +1,15 @@
 """Adds to any backend what a model's configuration asks for: reshaped tensors, batches row by row, warm-up runs."""
 
 import importlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from sluice.models.backends.base import Backend, GpuOptions
+from sluice.models.backends.calling import BatchRan, CallingBackend, Progress
+from sluice.models.backends.metric_updates import MetricUpdate
+from sluice.models.backends.requests import CallResult, RequestPart
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
@@ -18,6 +21,44 @@ class _Reshape(NamedTuple):
 
     model: tuple[int, ...]
     client: tuple[int, ...]
+
+
+class _ReshapedCalling:
+    """The same for a backend whose models call others; see `CallingBackend`."""
+
+    def __init__(self, calling: CallingBackend, reshaped: "ReshapedBackend") -> None:
+        self._calling = calling
+        self._reshaped = reshaped
+        self.answer: Callable[[int, CallResult, Sequence[int]], None] = calling.answer
+        self.filenos: Callable[[], Sequence[int]] = calling.filenos
+        self.take_metrics: Callable[[], tuple[MetricUpdate, ...]] = calling.take_metrics
+        self.ask_ready: Callable[[int], bool] = calling.ask_ready
+        self.taken: Callable[[int], None] = calling.taken
+        self.cancel: Callable[[int], None] = calling.cancel
+        self.is_decoupled: bool = calling.is_decoupled
+
+    @property
+    def tells_ready(self) -> bool:
+        """True if the model says by itself whether it is ready."""
+        return self._calling.tells_ready
+
+    def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
+        """Start a batch on reshaped views."""
+        return self._outside(self._calling.start(batch, self._reshaped.to_model(inputs), requests))
+
+    def measure(self, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> dict[str, Array]:
+        """Run one batch on reshaped views for its time alone."""
+        return self._reshaped.to_client(self._calling.measure(self._reshaped.to_model(inputs), requests))
+
+    def resume(self) -> list[Progress]:
+        """The progress of batches that waited."""
+        return self._outside(self._calling.resume())
+
+    def _outside(self, progress: Sequence[Progress]) -> list[Progress]:
+        return [
+            each._replace(outputs=self._reshaped.to_client(each.outputs)) if isinstance(each, BatchRan) else each
+            for each in progress
+        ]
 
 
 class ReshapedBackend:
@@ -34,11 +75,19 @@ class ReshapedBackend:
         }
         self.inputs = tuple(self._outside(tensor) for tensor in backend.inputs)
         self.outputs = tuple(self._outside(tensor) for tensor in backend.outputs)
+        self.calling = _ReshapedCalling(backend, self) if isinstance(backend, CallingBackend) else None
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch on reshaped views."""
-        given = {name: self._reshaped(name, array, "model") for name, array in inputs.items()}
-        return {name: self._reshaped(name, array, "client") for name, array in self._backend.run(given).items()}
+        return self.to_client(self._backend.run(self.to_model(inputs)))
+
+    def to_model(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs as the model sees them."""
+        return {name: self._reshaped(name, array, "model") for name, array in inputs.items()}
+
+    def to_client(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs as clients see them."""
+        return {name: self._reshaped(name, array, "client") for name, array in outputs.items()}
 
     def _reshaped(self, name: str, array: Array, side: str) -> Array:
         reshape = self._reshapes.get(name)
@@ -109,6 +158,13 @@ def load_backend(backend: str, path: str, threads: int, config: str, gpu: GpuOpt
     if form.max_batch_size and loaded.inputs and all(tensor.shape[:1] == (1,) for tensor in loaded.inputs):
         loaded = RowByRowBackend(loaded)
     return ReshapedBackend(loaded, form) if any(tensor.reshape is not None for tensor in form.tensors) else loaded
+
+
+def calling_backend(backend: Backend) -> CallingBackend | None:
+    """The backend as one whose models see requests and call other models; None for other backends."""
+    if isinstance(backend, ReshapedBackend):
+        return backend.calling
+    return backend if isinstance(backend, CallingBackend) else None
 
 
 def prepare(backend: str, gpu: GpuOptions | None = None) -> None:

@@ -17,7 +17,8 @@ from sluice.models.processes import TELEMETRY_OFF
 from sluice.models.regular_file import open_regular
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
-from sluice.models.triton_config.model_config import decode_config
+from sluice.models.triton_config.accelerators import Provider, providers
+from sluice.models.triton_config.model_config import TritonModelConfig, decode_config
 from sluice.models.triton_config.onnx_outline import OnnxOutline, check_external, is_inside, read_outline
 from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NONE, SessionOptions, session_options
 
@@ -157,15 +158,16 @@ def load(
     available = ort.get_available_providers()
     if provider not in available:
         raise PartitionError(f"{path}: ONNX Runtime: expected a build with {provider}, got {', '.join(available)}")
-    asked = SessionOptions()
-    if config:
-        form = decode_config(config)
-        asked = session_options(form, path)
+    form = decode_config(config) if config else None
+    asked = session_options(form, path) if form is not None else SessionOptions()
+    accelerators = _accelerators(form, path, threads, gpu)
+    chosen = [*((each.name, each.options) for each in accelerators), (provider, _provider_options(gpu))]
+    if form is not None:
         wanted = [tensor.name for tensor in form.output]
     options = _options(asked, threads)
     try:
         with _linked_weights(Path(path), options):
-            session = ort.InferenceSession(path, options, providers=[(provider, _provider_options(gpu))])
+            session = ort.InferenceSession(path, options, providers=chosen)
     except ConfigError as error:
         raise BackendFailed(str(error)) from error
     except Exception as error:  # as above
@@ -175,8 +177,8 @@ def load(
             ) from error
         raise BackendFailed(f"{path}: ONNX Runtime cannot load the model: {first_line(error)}") from error
     active = session.get_providers()
-    if active[0] != provider:
-        raise PartitionError(f"{path}: ONNX Runtime: expected {provider}, but it runs on {', '.join(active)}")
+    if active[0] != chosen[0][0]:
+        raise PartitionError(f"{path}: ONNX Runtime: expected {chosen[0][0]}, but it runs on {', '.join(active)}")
     run_options = None
     for name, value in asked.run_entries.items():
         run_options = run_options or ort.RunOptions()
@@ -213,6 +215,23 @@ def _linked_weights(path: Path, options: ort.SessionOptions) -> Iterator[None]:
                 maps.append(opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
             options.add_external_initializers_from_files_in_memory(list(linked), maps, [len(each) for each in maps])
         yield
+
+
+def _accelerators(form: TritonModelConfig | None, path: str, threads: int, gpu: GpuOptions | None) -> list[Provider]:
+    """The accelerators that a configuration asks for; raises BackendFailed where this build has not all of them."""
+    if form is None or form.optimization is None:
+        return []
+    found: list[Provider] = []
+    available = ort.get_available_providers()
+    for each in providers(form.optimization.execution_accelerators, path, gpu=gpu is not None):
+        if each.name not in available:
+            raise BackendFailed(
+                f"{path}: optimization.execution_accelerators '{each.accelerator}': expected a build of ONNX Runtime "
+                f"with {each.name}, got {', '.join(available)}"
+            )
+        own = {"device_id": "0"} if gpu is not None else {"num_of_threads": str(threads)}
+        found.append(each._replace(options={**own, **each.options}))
+    return found
 
 
 @cache

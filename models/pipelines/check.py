@@ -49,6 +49,7 @@ def single_model(spec: ModelSpec) -> Pipeline:
         revision=spec.revision,
         response_cache=spec.response_cache,
         batching_note=spec.batching_note,
+        decoupled=spec.decoupled,
     )
     return pipeline.with_text_inputs({spec.key: spec})
 

@@ -12,7 +12,10 @@ from sluice.models.yaml_file import Lines
 def find_model(
     models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str, lines: Lines = NO_LINES
 ) -> ModelSpec:
-    """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`."""
+    """Return the model that is meant; raises ConfigError, whose message starts with `path` and the place in `at`.
+
+    A stage has one answer, so it cannot be of a decoupled model.
+    """
     versions = {spec.version: spec for spec in models.values() if spec.name == name}
     if not versions:
         known = sorted({spec.name for spec in models.values()})
@@ -23,6 +26,11 @@ def find_model(
         known = [str(each) for each in sorted(versions)]
         place = lines.place(path, f"{at}.version")
         raise ConfigError(f"{place} model '{name}' has no version {wanted}; {expected_one_of(known)}")
+    if versions[wanted].decoupled:
+        raise ConfigError(
+            f"{lines.place(path, f'{at}.model')} '{name}' is decoupled: it sends any number of responses to a request; "
+            "expected a model with one response"
+        )
     return versions[wanted]
 
 

@@ -118,7 +118,8 @@ class Pipeline(msgspec.Struct, frozen=True):
     names the header that tells clients apart. `late`, `percentile` and `client_key` are None where the server's setting
     applies. `config` is its configuration as Triton prints it in JSON; "" without a `config.pbtxt`. With
     `response_cache`, answers may be reused for requests with equal inputs. `batching_note` is that of a model that is
-    served alone. The BYTES of `text_inputs` must be UTF-8.
+    served alone. The BYTES of `text_inputs` must be UTF-8. A request of a `decoupled` one may have any number of
+    responses.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Pipeline(msgspec.Struct, frozen=True):
     client_key: str | None = None
     batching_note: str = ""
     text_inputs: tuple[str, ...] = ()
+    decoupled: bool = False
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sluice.models.backends.python_models.auto_complete import auto_complete, completes_config
 from sluice.models.errors import ConfigError, UnsupportedModel
 from sluice.models.pipelines.check import check_pipeline, single_family
 from sluice.models.pipelines.family import Family, read_family
@@ -314,6 +315,8 @@ def _read_version(
 ) -> ModelEntry:
     form, path = _find_file(entry / str(version), config)
     most_rows = limits.by_name.get(entry.name)
+    if form.backend == "python" and completes_config(path):
+        config = _auto_completed(entry, path, config, kinds)
     if config is not None:
         from sluice.models.triton_config.complete import configured_spec
 
@@ -365,6 +368,18 @@ def _ranked(path: Path, tensors: FileTensors) -> FileTensors:
                     "onnx.shape_inference on the model"
                 )
     return tensors
+
+
+def _auto_completed(
+    entry: Path, path: Path, config: TritonModelConfig | None, kinds: Collection[str]
+) -> TritonModelConfig:
+    """The configuration as the model's own function completes it."""
+    from sluice.models.triton_config.pbtxt import decode_config_json, encode_config
+
+    given = msgspec.structs.replace(config or TritonModelConfig(), name=entry.name, backend="python")
+    completed = decode_config_json(auto_complete(path, encode_config(given)), str(path))
+    check_config(completed, entry.name, str(path), kinds)
+    return completed
 
 
 def _find_file(directory: Path, config: TritonModelConfig | None) -> tuple[_Format, Path]:

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Sequence
 
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
-from sluice.models.errors import ConfigError
+from sluice.models.errors import ConfigError, UnsupportedModel
 from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.spelling import did_you_mean
 from sluice.models.tensors.spec import VARIABLE, element_count
+from sluice.models.triton_config.accelerators import providers
 from sluice.models.triton_config.instance_groups import CPU, check_groups
 from sluice.models.triton_config.model_config import (
     DATA_TYPE,
@@ -57,10 +58,18 @@ def check_config(config: TritonModelConfig, name: str, path: str, kinds: Collect
 
 def check_options(config: TritonModelConfig, path: str) -> None:
     """Check the options that only some backends take; the configuration names its backend. Raises as `check_config`."""
+    if config.is_decoupled:
+        _check_decoupled(config, path)
+    accelerators = None if config.optimization is None else config.optimization.execution_accelerators
     if config.backend == "onnxruntime":
         session_options(config, path)
+        providers(accelerators, path, gpu=False)
         return
-    if config.optimization is not None:
+    if accelerators is not None:
+        raise ConfigError(
+            f"{path}: optimization.execution_accelerators: expected them with backend onnxruntime only; leave them out"
+        )
+    if config.optimization is not None and config.optimization.graph is not None:
         raise ConfigError(f"{path}: optimization.graph: expected it with backend onnxruntime only; leave it out")
     if config.parameters and config.backend != "python":
         raise ConfigError(
@@ -137,6 +146,20 @@ def _check_backend(config: TritonModelConfig, path: str) -> None:
     if config.platform and config.backend not in {"", PLATFORMS[config.platform]}:
         wanted = PLATFORMS[config.platform] or "none"
         raise ConfigError(f"{path}: backend: platform {config.platform} goes with {wanted}, not with {config.backend}")
+
+
+def _check_decoupled(config: TritonModelConfig, path: str) -> None:
+    """Check the configuration of a model that sends any number of responses to a request."""
+    at = f"{path}: model_transaction_policy.decoupled"
+    if config.backend != "python":
+        raise UnsupportedModel(f"{at}: not supported with backend {config.backend}; expected it with backend python")
+    if config.response_cache is not None and config.response_cache.enable:
+        raise ConfigError(f"{at}: expected no response_cache with it: there is no single response to keep")
+    if config.sequence_batching is not None:
+        raise UnsupportedModel(f"{at}: not supported with sequence_batching")
+    for tensor in config.tensors:
+        if tensor.reshape is not None:
+            raise ConfigError(f"{at}: expected no reshape with it, got one for '{tensor.name}'")
 
 
 def _check_versions(policy: VersionPolicy | None, path: str) -> None:

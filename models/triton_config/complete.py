@@ -28,6 +28,7 @@ from sluice.models.triton_config.model_config import (
     VersionPolicy,
 )
 from sluice.models.triton_config.pbtxt import encode_config
+from sluice.models.triton_config.sequences import check_file, check_sequences, check_state_files
 
 _Config = TypeVar("_Config", bound=TensorConfig)
 
@@ -60,6 +61,9 @@ def configured_spec(
         config = msgspec.structs.replace(config, max_batch_size=rows)
     if config.dynamic_batching is not None:
         check_batching(config.dynamic_batching, rows, str(path))
+    if config.sequence_batching is not None:
+        check_sequences(config, config.sequence_batching, str(path))
+        check_state_files(config.sequence_batching, path)
     for warm_up in config.model_warmup:
         check_warm_up(warm_up, config.input, rows, str(path))
     backend = config.backend or ("" if file is None else PLATFORMS.get(file.platform, ""))
@@ -71,18 +75,30 @@ def configured_spec(
         version_policy=config.version_policy or VersionPolicy(latest=LatestVersions(1)),
         instance_group=completed_groups(config.instance_group, name, backend, kinds),
     )
+    inputs = tuple(tensor.spec() for tensor in config.input)
+    outputs = tuple(tensor.spec(read_labels(path, tensor.label_filename)) for tensor in config.output)
+    batching = config.dynamic_batching
+    if config.is_decoupled:
+        # Each request is a batch of its own, whatever its batch dimension is.
+        if rows:
+            inputs, outputs = _with_batch(inputs), _with_batch(outputs)
+        batching = batching and msgspec.structs.replace(batching, preferred=())
+        rows = 0
     return ModelSpec(
         name=name,
         version=version,
-        inputs=tuple(tensor.spec() for tensor in config.input),
-        outputs=tuple(tensor.spec(read_labels(path, tensor.label_filename)) for tensor in config.output),
+        inputs=inputs,
+        outputs=outputs,
         max_batch_size=rows,
         platform=config.platform or config.backend if file is None else file.platform,
-        dynamic_batching=config.dynamic_batching,
+        dynamic_batching=batching,
+        sequence_batching=config.sequence_batching,
         replicas=replicas(config.instance_group),
         response_cache=config.response_cache is not None and config.response_cache.enable,
         config=encode_config(full),
         batching_note=_batching_note(given_rows, rows, file),
+        decoupled=config.is_decoupled,
+        notes=config.unused,
     )
 
 
@@ -156,6 +172,11 @@ def _ranked(config: TritonModelConfig, file: FileTensors, path: str) -> FileTens
     )
 
 
+def _with_batch(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The tensors with their batch dimension, which is variable."""
+    return tuple(msgspec.structs.replace(tensor, shape=(VARIABLE, *tensor.shape)) for tensor in tensors)
+
+
 def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, default_rows: int) -> TritonModelConfig:
     if file is None:
         for kind, tensors in (("input", config.input), ("output", config.output)):
@@ -175,6 +196,12 @@ def _complete(config: TritonModelConfig, file: FileTensors | None, path: str, de
         )
     rows = _rows(config, file, path, default_rows)
     inputs, outputs = (without_batch(tensors) if rows else tensors for tensors in (file.inputs, file.outputs))
+    if (batching := config.sequence_batching) is not None:
+        check_file(batching, inputs, outputs, path)
+        inputs = tuple(tensor for tensor in inputs if tensor.name not in batching.given_inputs)
+        if not config.output:
+            kept = {state.output_name for state in batching.state}
+            outputs = tuple(tensor for tensor in outputs if tensor.name not in kept)
     completed = msgspec.structs.replace(
         config,
         max_batch_size=rows,

@@ -80,6 +80,8 @@ class EnsembleCheck:
         for field in ("instance_group", "model_warmup", "default_model_filename", "parameters", "optimization"):
             if getattr(config, field):
                 self._fail(field, "an ensemble has no instances of its own; expected it in the models of its steps")
+        if config.is_decoupled:
+            self._fail("model_transaction_policy.decoupled", "expected it in models only: an ensemble has one answer")
         if not self._steps:
             self._fail("ensemble_scheduling", "expected at least one step")
         for what, tensors in (("input", config.input), ("output", config.output)):

@@ -1,4 +1,4 @@
-"""The fields of Triton's `ModelConfig` that Sluice honours; all others are refused by name, with the reason."""
+"""The fields of Triton's `ModelConfig`: those that Sluice honours, that have no effect, and that it refuses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,6 +30,15 @@ HONOURED = frozenset(
         "dynamic_batching.default_priority_level",
         "dynamic_batching.default_queue_policy",
         "dynamic_batching.priority_queue_policy",
+        "sequence_batching.max_sequence_idle_microseconds",
+        "sequence_batching.control_input",
+        "sequence_batching.state.input_name",
+        "sequence_batching.state.output_name",
+        "sequence_batching.state.data_type",
+        "sequence_batching.state.dims",
+        "sequence_batching.state.initial_state",
+        "sequence_batching.direct",
+        "sequence_batching.oldest",
         "ensemble_scheduling.step.model_name",
         "ensemble_scheduling.step.model_version",
         "ensemble_scheduling.step.input_map",
@@ -37,9 +46,9 @@ HONOURED = frozenset(
         "instance_group.name",
         "instance_group.kind",
         "instance_group.count",
-        "instance_group.gpus",
         "default_model_filename",
         "optimization.graph.level",
+        "optimization.execution_accelerators",
         "parameters",
         "model_warmup.name",
         "model_warmup.batch_size",
@@ -49,12 +58,32 @@ HONOURED = frozenset(
         "model_warmup.inputs.zero_data",
         "model_warmup.inputs.random_data",
         "response_cache.enable",
+        "model_transaction_policy.decoupled",
     }
 )
 """Fields by path, each with everything in it; the values of a map have the path of the map."""
 
 _RAGGED = "the inputs of a batch have one shape, and requests that differ are not batched together"
 _TENSORRT = "there is no TensorRT backend"
+
+HINTS = {
+    "sequence_batching.state.use_same_buffer_for_input_output": "a state has a buffer of its own",
+    "sequence_batching.state.use_growable_memory": "a state has a buffer of its own",
+    "optimization.priority": "models share a partition by deadline",
+    "optimization.cuda": "the options of CUDA follow from the partition",
+    "optimization.input_pinned_memory.enable": "tensors are not held in pinned memory",
+    "optimization.output_pinned_memory.enable": "tensors are not held in pinned memory",
+    "optimization.gather_kernel_buffer_threshold": "the inputs of a batch are laid out before it is sent",
+    "optimization.eager_batching": "the inputs of a batch are laid out when it is sent",
+    "ensemble_scheduling.max_inflight_requests": "requests under way are bounded by the server's limits.queue_requests",
+    "instance_group.rate_limiter": "a partition runs one batch at a time, whose place the scheduler chooses",
+    "instance_group.gpus": "partitions say which GPUs there are, and any of them that fits may hold the model",
+    "instance_group.profile": "profiles are TensorRT's",
+    "instance_group.host_policy": "partitions say which cores a model runs on",
+    "metric_tags": "the labels of metrics are the same for all models",
+    "model_metrics": "the buckets of histograms are the same for all models",
+}
+"""Fields that change no answer, only how fast or where it is made: they have no effect, with the reason."""
 
 REFUSED = {
     "runtime": "the backend alone says what runs a model",
@@ -65,32 +94,18 @@ REFUSED = {
     "output.is_non_linear_format_io": _TENSORRT,
     "batch_input": _RAGGED,
     "batch_output": _RAGGED,
-    "optimization.priority": "models share a partition by deadline",
-    "optimization.cuda": "the options of CUDA follow from the partition",
-    "optimization.execution_accelerators": "ONNX Runtime runs models with its own provider",
-    "optimization.input_pinned_memory.enable": "tensors are not held in pinned memory",
-    "optimization.output_pinned_memory.enable": "tensors are not held in pinned memory",
-    "optimization.gather_kernel_buffer_threshold": "the inputs of a batch are laid out before it is sent",
-    "optimization.eager_batching": "the inputs of a batch are laid out when it is sent",
-    "sequence_batching": "requests are independent of one another; there are no sequences",
+    "sequence_batching.iterative_sequence": "a request of a sequence runs once",
     "ensemble_scheduling.step.model_namespace": "the names of models are unique in a repository",
-    "ensemble_scheduling.max_inflight_requests": "requests under way are bounded by the server's limits.queue_requests",
-    "instance_group.rate_limiter": "a partition runs one batch at a time, whose place the scheduler chooses",
     "instance_group.secondary_devices": "partitions are of cores or of GPUs",
-    "instance_group.profile": _TENSORRT,
     "instance_group.passive": "every partition that holds a model takes requests for it",
-    "instance_group.host_policy": "partitions say which cores a model runs on",
     "cc_model_filenames": "a version has one model file, whatever runs it",
-    "metric_tags": "the labels of metrics are the same for all models",
     "model_warmup.inputs.input_data_file": "warm-up inputs are zeros or random",
     "model_operations": "backends load no libraries of custom operations",
-    "model_transaction_policy.decoupled": "a request has exactly one answer",
     "model_repository_agents": "the files of a repository are served as they are",
-    "model_metrics": "the buckets of histograms are the same for all models",
 }
 """The reason why each of the other fields cannot be set; a field with its default value is not set."""
 
-_KINDS = frozenset({"sequence_batching", "model_transaction_policy.decoupled"})
+_KINDS = frozenset({"sequence_batching.iterative_sequence"})
 """Fields that make a model of an unsupported kind."""
 
 
@@ -105,11 +120,17 @@ def refuse_fields(message: Any, path: str) -> None:
         raise kind(f"{path}: {field}: not supported: {REFUSED[field]}; leave it out")
 
 
+def unused_fields(message: Any) -> tuple[str, ...]:
+    """A sentence for each field of a `ModelConfig` that is set and has no effect."""
+    unused = dict.fromkeys(field for field in _set_fields(message, "") if field in HINTS)
+    return tuple(f"{field} has no effect: {HINTS[field]}" for field in unused)
+
+
 def _set_fields(message: Any, prefix: str) -> Iterator[str]:
     """The paths of the set fields that have a rule of their own."""
     for field, value in message.ListFields():
         name = prefix + field.name
-        if name in HONOURED or name in REFUSED:
+        if name in HONOURED or name in HINTS or name in REFUSED:
             yield name
         elif field.is_repeated and field.message_type.GetOptions().map_entry:
             for each in value.values():

@@ -34,9 +34,9 @@ def check_groups(groups: Sequence[InstanceGroup], path: str, kinds: Collection[s
                 f"{at}: kind {group.kind}, but partitions are of cores and of GPUs, any of which may run a model; "
                 f"expected {AUTO} or {MODEL}"
             )
-        if group.gpus:
+        if group.gpus and (GPU not in kinds or group.kind in {CPU, MODEL}):
             kind = CPU if group.kind == AUTO else group.kind
-            why = "partitions say which GPUs there are" if GPU in kinds else "no GPUs are available"
+            why = "it is for KIND_GPU" if GPU in kinds else "no GPUs are available"
             raise ConfigError(f"{at}: gpus: expected none with {kind}, got {list(group.gpus)}: {why}")
 
 

@@ -6,6 +6,7 @@ The names are those of Triton's `ModelConfig`, so that one type serves for readi
 import msgspec
 
 from sluice.models.dynamic_batching import DynamicBatching
+from sluice.models.sequence_batching import SequenceBatching
 from sluice.models.tensors.spec import DataType, TensorSpec
 
 ENSEMBLE = "ensemble"
@@ -144,20 +145,44 @@ class ResponseCacheSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     enable: bool = False
 
 
+class TransactionPolicy(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The way a model answers: a `decoupled` one sends any number of responses to a request."""
+
+    decoupled: bool = False
+
+
 class GraphOptimization(msgspec.Struct, frozen=True, omit_defaults=True):
     """ONNX Runtime's level of graph optimization: 0 all, -1 basic, 1 extended, 2 none."""
 
     level: int = 0
 
 
+class Accelerator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A provider of ONNX Runtime by Triton's name, such as `tensorrt`."""
+
+    name: str = ""
+    parameters: dict[str, str] = {}
+
+
+class ExecutionAccelerators(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The accelerators that a model is to run on, for instances on GPUs and on processors."""
+
+    gpu_execution_accelerator: tuple[Accelerator, ...] = ()
+    cpu_execution_accelerator: tuple[Accelerator, ...] = ()
+
+
 class Optimization(msgspec.Struct, frozen=True, omit_defaults=True):
     """The backend's optimization of a model."""
 
     graph: GraphOptimization | None = None
+    execution_accelerators: ExecutionAccelerators | None = None
 
 
 class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A configuration; `max_batch_size` is None if it is not given."""
+    """A configuration; `max_batch_size` is None if it is not given.
+
+    `unused` has a sentence for each field that is given and has no effect; it is not printed.
+    """
 
     name: str = ""
     platform: str = ""
@@ -167,6 +192,7 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     input: tuple[InputConfig, ...] = ()
     output: tuple[OutputConfig, ...] = ()
     dynamic_batching: DynamicBatching | None = None
+    sequence_batching: SequenceBatching | None = None
     ensemble_scheduling: EnsembleScheduling | None = None
     instance_group: tuple[InstanceGroup, ...] = ()
     default_model_filename: str = ""
@@ -174,6 +200,13 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     optimization: Optimization | None = None
     model_warmup: tuple[WarmUp, ...] = ()
     response_cache: ResponseCacheSettings | None = None
+    model_transaction_policy: TransactionPolicy | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def is_decoupled(self) -> bool:
+        """Return whether a request may have any number of responses."""
+        return self.model_transaction_policy is not None and self.model_transaction_policy.decoupled
 
     @property
     def is_ensemble(self) -> bool:

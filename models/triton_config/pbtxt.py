@@ -10,7 +10,7 @@ from tritonclient.grpc import model_config_pb2
 
 from sluice.models.errors import ConfigError
 from sluice.models.triton_config.field_lines import suggestion, unknown_type
-from sluice.models.triton_config.fields import refuse_fields
+from sluice.models.triton_config.fields import refuse_fields, unused_fields
 from sluice.models.triton_config.model_config import TritonModelConfig
 
 _UNSET = -(1 << 31)
@@ -60,7 +60,8 @@ def full_json(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_config(config: TritonModelConfig) -> str:
     """The JSON text of `full_json`."""
-    return json.dumps(full_json(msgspec.to_builtins(config, str_keys=True)))
+    printed = msgspec.structs.replace(config, unused=())
+    return json.dumps(full_json(msgspec.to_builtins(printed, str_keys=True)))
 
 
 def _typed(message: Any, path: str) -> TritonModelConfig:
@@ -71,7 +72,10 @@ def _typed(message: Any, path: str) -> TritonModelConfig:
         fields.pop("max_batch_size", None)
     else:
         fields.setdefault("max_batch_size", 0)
-    return msgspec.convert(fields, TritonModelConfig, strict=False)
+    if not {"graph", "execution_accelerators"} & fields.get("optimization", {}).keys():
+        fields.pop("optimization", None)
+    config = msgspec.convert(fields, TritonModelConfig, strict=False)
+    return msgspec.structs.replace(config, unused=unused_fields(message))
 
 
 def _fields(message: Any, *, defaults: bool) -> dict[str, Any]:

@@ -9,13 +9,19 @@ import enum
 
 import msgspec
 
+from sluice.models.backends.metric_updates import MetricUpdate
+from sluice.models.backends.requests import CallRequest, CallResult, FailureCode, RequestFailure, RequestPart
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Measurement, ModelMemory
+from sluice.models.sequence_batching import SequenceRow
 from sluice.models.tensors.spec import DataType, DeclaredTensors
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import Partition
+
+RESPONSE_WINDOW = 16
+"""The responses of a batch of a decoupled model that may be sent and not yet taken."""
 
 
 class ModelFile(msgspec.Struct, frozen=True, array_like=True):
@@ -127,12 +133,32 @@ class UnmapRegion(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RunBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed."""
+    """Run a batch. `release` lists the slots of earlier `BatchFinished` reports that are no longer needed.
+
+    `requests` are those that the rows belong to, in their order, for models that see them. `sequences` has the part of
+    each row in its sequence, in order, for a model with sequences.
+    """
 
     batch: int
     model: str
     inputs: tuple[InputTensor, ...]
     release: tuple[int, ...] = ()
+    requests: tuple[RequestPart, ...] = ()
+    sequences: tuple[SequenceRow, ...] = ()
+
+
+class AnswerCall(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The answer to `CallModel`; the descriptor of its outputs comes along, if it has any."""
+
+    call: int
+    result: CallResult
+
+
+class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask a model that says by itself whether it is ready; answered by `ReadinessReport` of that number."""
+
+    number: int
+    model: str
 
 
 class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -144,14 +170,41 @@ class WithdrawBatch(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-ToWorker = StartWorker | AddModel | DropModel | MeasureModel | MapRegion | UnmapRegion | RunBatch | WithdrawBatch
+class ResponseTaken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The outputs of a `ResponseSent` of a batch are no longer needed; its slot is free, -1 if it had none."""
+
+    batch: int
+    slot: int
+
+
+class CancelResponses(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The client of a batch of a decoupled model has gone. The model hears of it, and ends the batch as it likes."""
+
+    batch: int
+
+
+ToWorker = (
+    StartWorker
+    | AddModel
+    | DropModel
+    | MeasureModel
+    | MapRegion
+    | UnmapRegion
+    | RunBatch
+    | WithdrawBatch
+    | AnswerCall
+    | AskReady
+    | ResponseTaken
+    | CancelResponses
+)
 
 
 class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     """A model after loading: its latency table, or the reason why it did not load.
 
     `memory` is the memory that it takes, if that could be measured. `evidence` is the worker's evidence after this
-    load, if the worker was ready before.
+    load, if the worker was ready before. `metrics` are those that the model defines;
+    it `tells_ready` if it says by itself whether it is ready.
     """
 
     key: str
@@ -159,6 +212,8 @@ class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     evidence: Evidence | None = None
     memory: ModelMemory | None = None
+    metrics: tuple[MetricUpdate, ...] = ()
+    tells_ready: bool = False
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -200,6 +255,8 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     Such a tuple has one value a row. An output's `region` is the number of the worker's output region or of an overflow
     region. `slot` is the offset of the outputs' slot in the output region, -1 when they are in an overflow region.
+    `errors` are those of requests of the batch, whose rows have no meaning. `metrics` are the changes of the metrics
+    that the model defines. A batch of a decoupled model ends without outputs: they were sent as responses.
     """
 
     batch: int
@@ -208,10 +265,51 @@ class BatchFinished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     outputs: tuple[OutputTensor, ...]
     slot: int
     confidences: tuple[tuple[float, ...], ...] = ()
+    errors: tuple[RequestFailure, ...] = ()
+    metrics: tuple[MetricUpdate, ...] = ()
+
+
+class BatchWaits(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of a batch has called another one: the worker runs other batches while it waits."""
+
+    batch: int
+
+
+class CallModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The model of a batch calls another one; the descriptor of the inputs comes along. Answered by `AnswerCall`.
+
+    The answer is no longer expected once the batch has ended.
+    """
+
+    batch: int
+    call: int
+    request: CallRequest
+
+
+class ReadinessReport(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A model is ready, or not, by its own account."""
+
+    number: int
+    is_ready: bool
+
+
+class ResponseSent(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A response of a decoupled model to the request of a batch, which still runs.
+
+    It has outputs, of which a response need not have all, or an `error`, or neither if it only says that it
+    `is_final`. `slot` is as in `BatchFinished`, and -1 without outputs. Answered by `ResponseTaken`.
+    """
+
+    batch: int
+    outputs: tuple[OutputTensor, ...]
+    slot: int
+    error: str | None = None
+    code: FailureCode = FailureCode.INTERNAL
+    is_final: bool = False
 
 
 class OverflowCreated(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The outputs of the next `BatchFinished` have a new region, whose descriptor comes along, since they did not fit.
+    """The outputs of the next `BatchFinished` or `ResponseSent` did not fit: a descriptor of a region comes along.
 
     `region` is negative, so that it differs from all numbers that the gateway gives, and unique among all workers.
     """
@@ -245,13 +343,20 @@ class BatchWithdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
+BatchReport = BatchFinished | ResponseSent | BatchRefused | BatchWithdrawn | BatchWaits
+"""The messages about a batch."""
+
 FromWorker = (
     WorkerReady
     | ModelAdded
     | ModelDropped
     | ModelMeasured
     | BatchFinished
+    | ResponseSent
     | OverflowCreated
     | BatchRefused
     | BatchWithdrawn
+    | BatchWaits
+    | CallModel
+    | ReadinessReport
 )

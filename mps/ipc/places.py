@@ -7,19 +7,19 @@ from sluice.models.errors import PartitionError
 from sluice.models.tensors.arrays import numpy_dtype
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import BatchFinished, OutputTensor
+from sluice.mps.ipc.messages import BatchFinished, OutputTensor, ResponseSent
 
 
 def check_places(
-    answer: BatchFinished, regions: Mapping[int, Region], output_region: int, overflow: int | None
+    answer: BatchFinished | ResponseSent, regions: Mapping[int, Region], output_region: int, overflow: int | None
 ) -> None:
     """Raise PartitionError unless all outputs are within the output region or, without a slot, in `overflow`.
 
     `overflow` is the region that the worker announced for this answer. O(rows) for BYTES, else O(outputs).
     """
     number = output_region if answer.slot >= 0 else overflow
-    if answer.slot < 0 and not answer.outputs:
-        raise PartitionError(f"batch {answer.batch} has neither a slot nor outputs")
+    if answer.slot < 0 and not answer.outputs and overflow is not None:
+        raise PartitionError(f"batch {answer.batch} has no outputs in region {overflow}, which was made for them")
     for output in answer.outputs:
         where = f"batch {answer.batch}: output {output.name}"
         if output.region != number:

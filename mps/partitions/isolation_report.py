@@ -9,6 +9,8 @@ from sluice.mps.mig.geometry import same_profile
 from sluice.mps.partitions.partition import CpuPartition, GpuPartition, MpsPartition, Partition
 
 CUDA = "CUDAExecutionProvider"
+_ON_GPU = (CUDA, "TensorrtExecutionProvider")
+"""ONNX Runtime's providers that run on the GPU of the process."""
 _OF_MIG = " MIG "
 """Precedes the profile at the end of the driver's name of a MIG device."""
 _FEWEST_MULTIPROCESSORS = 8
@@ -77,7 +79,7 @@ def isolation_violations(partition: Partition, evidence: Evidence) -> list[str]:
     reasons += [
         f"model {key} runs on {provider}, expected {CUDA}"
         for key, provider in evidence.providers.items()
-        if provider != CUDA
+        if provider not in _ON_GPU
     ]
     gpu = evidence.gpu or VisibleGpu(error="no evidence")
     return [*reasons, *_device(partition, gpu, evidence.mps or MpsFacts())]

@@ -3,14 +3,14 @@
 from typing import Protocol
 
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.mps.ipc.messages import BatchFinished, BatchRefused, BatchWithdrawn, LoadResult, WorkerReady
+from sluice.mps.ipc.messages import BatchReport, CallModel, LoadResult, ReadinessReport, WorkerReady
 from sluice.mps.supervisor.process import WorkerProcess
 
 
 class WorkerCallbacks(Protocol):
     """The events that the supervisor reports to its owner, and what it asks of it, on the event loop's thread.
 
-    No method may block, and only `message` may raise.
+    No method may block, and only `message` and `model_called` may raise.
     """
 
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
@@ -49,9 +49,22 @@ class WorkerCallbacks(Protocol):
         """`Supervisor.unload` has finished."""
 
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
-        """A worker has answered a batch, whose outputs lie within mapped regions (`Supervisor.region`).
+        """A worker has answered a batch, waits in it, or has sent a response.
 
-        Raises PartitionError for an answer that does not fit what the worker was sent; the worker is killed then.
+        Outputs lie within mapped regions (`Supervisor.region`). Raises PartitionError for an answer that does not fit
+        what the worker was sent; the worker is killed then.
         """
+
+    def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
+        """A model calls another one; the descriptor of the inputs is the callee's from now on.
+
+        Raises PartitionError for a call that does not fit what the worker was sent.
+        """
+
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None:
+        """A model has said whether it is ready."""

@@ -23,7 +23,10 @@ from sluice.mps.ipc.messages import (
     AddModel,
     BatchFinished,
     BatchRefused,
+    BatchReport,
+    BatchWaits,
     BatchWithdrawn,
+    CallModel,
     DropModel,
     FromWorker,
     LoadResult,
@@ -33,6 +36,8 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
+    ReadinessReport,
+    ResponseSent,
     UnmapRegion,
     WorkerReady,
 )
@@ -269,34 +274,49 @@ class Supervisor:
                 region.close()
                 raise
             return
+        if isinstance(message, CallModel):
+            self._model_called(slot, message, fds)
+            return
         if fds:
             _close_all(fds)
             raise PartitionError(f"{type(message).__name__} came with {len(fds)} descriptors, expected none")
         if not slot.ready:
             raise PartitionError(f"{type(message).__name__} came before it was ready")
         match message:
-            case ModelAdded():
-                slot.model_loaded(message.model)
-                self._record_measurements(slot, message.model)
-                if self._by_name[slot.name] is slot:
-                    self._callbacks.model_loaded(slot.name, message.model)
-                self._try_hand_over(slot, message.model)
-            case ModelDropped():
-                slot.model_unloaded(message.key)
-                if self._by_name[slot.name] is slot:
-                    self._callbacks.model_unloaded(slot.name, message.key)
-                self._try_hand_over(slot)
-            case BatchFinished():
+            case ModelAdded() | ModelDropped():
+                self._models_changed(slot, message)
+            case BatchFinished() | ResponseSent():
                 check_places(message, self._regions, slot.output_region, slot.unclaimed_overflow)
                 self._answered(slot, message)
                 if message.slot < 0:
                     slot.unclaimed_overflow = None
-            case BatchRefused() | BatchWithdrawn():
+            case BatchRefused() | BatchWithdrawn() | BatchWaits():
                 self._answered(slot, message)
+            case ReadinessReport():
+                self._callbacks.readiness_reported(slot.name, message)
             case ModelMeasured():
                 raise PartitionError("a model was measured, which was not ordered")
 
-    def _answered(self, slot: WorkerSlot, answer: BatchFinished | BatchRefused | BatchWithdrawn) -> None:
+    def _models_changed(self, slot: WorkerSlot, message: ModelAdded | ModelDropped) -> None:
+        if isinstance(message, ModelAdded):
+            slot.model_loaded(message.model)
+            self._record_measurements(slot, message.model)
+            if self._by_name[slot.name] is slot:
+                self._callbacks.model_loaded(slot.name, message.model)
+            self._try_hand_over(slot, message.model)
+            return
+        slot.model_unloaded(message.key)
+        if self._by_name[slot.name] is slot:
+            self._callbacks.model_unloaded(slot.name, message.key)
+        self._try_hand_over(slot)
+
+    def _model_called(self, slot: WorkerSlot, message: CallModel, fds: tuple[int, ...]) -> None:
+        if len(fds) != 1 or slot.process is None or not slot.ready:
+            _close_all(fds)
+            raise PartitionError(f"a model called another one with {len(fds)} descriptors of its inputs, expected one")
+        self._callbacks.model_called(slot.name, slot.process, message, fds[0])
+
+    def _answered(self, slot: WorkerSlot, answer: BatchReport) -> None:
         assert slot.process is not None
         self._callbacks.message(slot.name, slot.process, answer)
         slot.answered = True  # not by an answer that is refused: a worker that sends such ones is of no use

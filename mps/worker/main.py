@@ -9,10 +9,12 @@ import ctypes
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,8 +28,11 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.ipc.messages import (
     AddModel,
+    AnswerCall,
+    AskReady,
     BatchRefused,
     BatchWithdrawn,
+    CancelResponses,
     DropModel,
     MapRegion,
     MeasureModel,
@@ -35,6 +40,8 @@ from sluice.mps.ipc.messages import (
     ModelDropped,
     ModelFile,
     ModelMeasured,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     StartWorker,
     ToWorker,
@@ -50,7 +57,7 @@ from sluice.mps.worker.evidence import gather_evidence
 
 if TYPE_CHECKING:
     from sluice.mps.worker.loader import Loader
-    from sluice.mps.worker.runner import Runner
+    from sluice.mps.worker.runner import Report, Runner
     from sluice.mps.worker.tensors import WorkerTensors
 
 LIBRARIES = (
@@ -60,6 +67,8 @@ LIBRARIES = (
     "sluice.models.backends.python",
 )
 """The modules that take a worker time to import; none of them starts CUDA."""
+LOAD_POLL_MS = 5
+"""Time between two steps of a load while batches wait for other models."""
 QUEUE_LIMIT = 2
 """Batches that may wait here: the gateway sends the second at the last moment, and no third."""
 
@@ -90,41 +99,75 @@ class Worker:
         self._evidence = evidence
         self._queue: deque[RunBatch] = deque()
         self._last_batch = 0
+        self._cancelled: set[int] = set()
+        """The waiting batches of decoupled models whose clients have gone."""
 
     def serve(self) -> None:
         """Run batches until the gateway closes the channel (EOFError or ConnectionError)."""
         while True:
-            idle = not self._queue
-            if self._loader.busy and idle:
+            idle = not self._queue or self._runner.is_running
+            if self._runner.waiting_models:
+                self._resume(wait=idle)
+                idle = False
+            elif self._loader.busy and idle:
                 self._loader.wait(self._channel)
                 idle = False
             for message, fds in self._channel.receive(wait=idle):
                 self.handle(message, fds)
-            if self._queue:
-                answer, overflow = self._runner.run(self._queue.popleft())
-                if overflow:
-                    self._channel.send(overflow[0], [overflow[1].fd])
-                self._channel.send(answer)
-            if self._loader.busy and (change := self._loader.step({run.model for run in self._queue})):
+            if self._queue and not self._runner.is_running:
+                self._run(self._queue.popleft())
+            if self._loader.busy and (change := self._loader.step(self._used_models())):
                 self._channel.send(self._with_evidence(change))
+
+    def _run(self, run: RunBatch) -> None:
+        """Run a batch, or start it if its model sends responses; it may then wait for other models."""
+        if self._runner.shows_requests(run.model):
+            self._report(self._runner.start(run))
+            if run.batch in self._cancelled:
+                self._cancelled.discard(run.batch)
+                self._runner.cancel_responses(run.batch)
+            return
+        answer, overflow = self._runner.run(run)
+        if overflow:
+            self._channel.send(overflow[0], [overflow[1].fd])
+        self._channel.send(answer)
+
+    def _used_models(self) -> set[str]:
+        """The models of batches that wait for their turn, or for other models."""
+        return {run.model for run in self._queue} | self._runner.waiting_models
+
+    def _resume(self, wait: bool) -> None:
+        """Go on with batches that wait for other models; with `wait`, return when something has come."""
+        ready = select.poll()
+        ready.register(self._channel, select.POLLIN)
+        for fileno in self._runner.filenos():
+            ready.register(fileno, select.POLLIN)
+        timeout_ms = None if wait else 0
+        if wait and self._loader.busy:
+            timeout_ms = LOAD_POLL_MS
+        ready.poll(timeout_ms)
+        self._report(self._runner.resume())
+
+    def _report(self, reports: Sequence["Report"]) -> None:
+        for message, fds, owned in reports:
+            self._channel.send(message, fds)
+            if isinstance(message, ResponseSent):
+                self._runner.response_sent(message.batch)
+            if owned:
+                for fd in fds:
+                    os.close(fd)
 
     def handle(self, message: ToWorker, fds: tuple[int, ...]) -> None:
         """Handle one message; a batch is queued. Raises PartitionError for one out of order, such as a doubled one."""
         match message:
             case RunBatch():
-                if message.batch <= self._last_batch:
-                    raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {message.batch}")
-                self._last_batch = message.batch
-                for slot in message.release:
-                    self._tensors.free(slot)
-                if len(self._queue) < QUEUE_LIMIT:
-                    self._queue.append(message)
-                else:
-                    self._channel.send(
-                        BatchRefused(message.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches")
-                    )
+                self._add(message)
             case WithdrawBatch():
                 self._withdraw(message.batch)
+            case AnswerCall() | AskReady() | ResponseTaken():
+                self._report(self._runner.pass_on(message, fds))
+            case CancelResponses():
+                self._cancel(message.batch)
             case MapRegion():
                 self._tensors.map(message.region, Region.attach(fds[0], message.nbytes))
             case UnmapRegion():
@@ -135,6 +178,22 @@ class Worker:
                 self._channel.send(self._measure(message.file))
             case StartWorker():
                 raise PartitionError("worker: expected no second StartWorker: a worker is bound to its partition once")
+
+    def _add(self, run: RunBatch) -> None:
+        if run.batch <= self._last_batch:
+            raise PartitionError(f"worker: expected a batch after {self._last_batch}, got {run.batch}")
+        self._last_batch = run.batch
+        for slot in run.release:
+            self._tensors.free(slot)
+        if len(self._queue) < QUEUE_LIMIT:
+            self._queue.append(run)
+        else:
+            self._channel.send(BatchRefused(run.batch, f"worker: expected at most {QUEUE_LIMIT} waiting batches"))
+
+    def _cancel(self, batch: int) -> None:
+        """Tell the model of a batch that its client has gone, now or once it starts; it may have ended."""
+        if not self._runner.cancel_responses(batch) and any(run.batch == batch for run in self._queue):
+            self._cancelled.add(batch)
 
     def _measure(self, file: ModelFile) -> ModelMeasured:
         """Measure a model and add the evidence of the partition; between two runs, look whether to exit."""
@@ -164,6 +223,7 @@ class Worker:
         for run in self._queue:
             if run.batch == batch:
                 self._queue.remove(run)
+                self._cancelled.discard(batch)
                 self._channel.send(BatchWithdrawn(batch))
                 return
 

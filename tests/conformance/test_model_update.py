@@ -144,16 +144,14 @@ def test_an_update_that_is_refused_changes_nothing(server: Server, client: str) 
 
 @pytest.mark.behaviour(
     "L0_rate_limiter",
-    "resources and priorities of instances are refused by name",
+    "resources and priorities of instances have no effect, and the model is served",
     triton="they choose which instance runs next",
 )
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_rate_limiter_is_refused(server: Server, client: str) -> None:
-    limited = group("rate_limiter { resources { name: 'R' count: 1 } priority: 2 }")
-    with pytest.raises(
-        InferenceServerException, match=r"instance_group\.rate_limiter: not supported: a partition runs"
-    ):
-        server.configure(client, "m", limited)
+def test_a_model_with_a_rate_limiter_is_served_without_it(server: Server, client: str) -> None:
+    server.configure(client, "m", group("rate_limiter { resources { name: 'R' count: 1 } priority: 2 }"))
+    with server.connect(client) as connection:
+        assert connection.is_model_ready("m")
 
 
 @pytest.mark.behaviour("L0_warmup", "a model is ready once its warm-up has run, with zeros or random numbers")

@@ -174,8 +174,22 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
         "Request for unknown model: 'identity' version 3 is not found; it has 1",
     ),
     "broken model": (Call(model="broken"), UNAVAILABLE, "broken"),
-    "decoupled model": (Call(model="decoupled"), UNSUPPORTED, "a request has exactly one answer"),
-    "sequence model": (Call(model="sequence"), UNSUPPORTED, "requests are independent of one another"),
+    "decoupled model": (Call(model="decoupled"), UNSUPPORTED, "not supported with backend onnxruntime"),
+    "no sequence": (Call(model="sequence"), INVALID, "must specify a non-zero or non-empty correlation ID"),
+    "sequence not started": (
+        Call(model="sequence", parameters={"sequence_id": 7}),
+        INVALID,
+        "inference request for sequence 7 to model 'sequence' must specify the START flag on the first request",
+    ),
+    "rows of a sequence": (
+        Call(
+            (Tensor(shape=(2, 2), data=bytes(16)),),
+            "sequence",
+            parameters={"sequence_id": 7, "sequence_start": True},
+        ),
+        INVALID,
+        "inference request to model 'sequence' must specify batch-size 1 due to requirements of sequence batcher",
+    ),
     "no inputs": (Call(()), INVALID, "expected 1 inputs but got 0 inputs"),
     "missing input": (Call((A,), "pair"), INVALID, "missing required input(s) 'b'"),
     "unknown input": (Call((Tensor("z"),)), INVALID, "unexpected inference input 'z'"),
@@ -230,7 +244,7 @@ CASES: dict[str, tuple[Call, tuple[int, grpc.StatusCode], str]] = {
     "negative timeout": (Call(parameters={"timeout": -1}), INVALID, "'timeout'"),
     "reserved parameter": (Call(parameters={"triton_x": True}), INVALID, "'triton_x' is reserved"),
     "reserved name": (Call(parameters={"headers": "x"}), INVALID, "'headers' is reserved"),
-    "sequence": (Call(parameters={"sequence_id": 1}), UNSUPPORTED, "sequences are not supported"),
+    "sequence as a number of no type": (Call(parameters={"sequence_id": True}), INVALID, "'sequence_id'"),
     "negative priority": (Call(parameters={"priority": -1}), INVALID, "'priority'"),
     "priority as text": (Call(parameters={"priority": "1"}), INVALID, "'priority'"),
     "dimensions that overflow": (
@@ -312,6 +326,7 @@ SOURCES = {
     "L0_http": ["duplicate input", "duplicate output", "overflowing shape", "dimensions that overflow"],
     "L0_string_io": ["short element", "endless element", "surplus element", "element not UTF-8"],
     "L0_parameters": ["reserved parameter", "reserved name", "negative timeout"],
+    "L0_sequence_batcher": ["no sequence", "sequence not started", "rows of a sequence"],
     "L0_model_queue": ["negative priority", "priority as text"],
     "L0_infer": ["classes of strings", "negative classes", "classes as text", "classes in shared memory"],
     "L0_shared_memory": [
@@ -321,8 +336,6 @@ SOURCES = {
     ],
 }
 DIFFERENT = {
-    "sequence": ("L0_sequence_batcher", "200"),
-    "sequence model": ("L0_sequence_batcher", "200"),
     "output larger than its place": ("L0_shared_memory", "500"),
 }
 

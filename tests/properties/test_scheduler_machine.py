@@ -31,6 +31,7 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    BatchSuspended,
     CacheHit,
     CacheMiss,
     CombinationFailed,
@@ -69,6 +70,7 @@ class SchedulerMachine(DrainingMachine):
         self.outcomes: dict[int, Outcome] = {}
         self.up: set[str] = set()
         self.running: dict[str, list[DispatchBatch]] = {name: [] for name in KINDS}
+        self.suspended: dict[str, list[tuple[DispatchBatch, int]]] = {name: [] for name in KINDS}
         self.started_ns: dict[int, int] = {}
         self.revoked: set[int] = set()
         self.waited_ns = 0
@@ -205,6 +207,9 @@ class SchedulerMachine(DrainingMachine):
         partitions = self.scheduler.dispatcher.fleet.partitions
         return [name for name, state in partitions.items() if state.overdue]
 
+    def held(self, name: str) -> list[DispatchBatch]:
+        return [*self.running[name], *(batch for batch, _ in self.suspended[name])]
+
     def busy(self) -> list[str]:
         return [name for name in KINDS if self.running[name]]
 
@@ -214,9 +219,7 @@ class SchedulerMachine(DrainingMachine):
             name
             for name, orders in self.orders.items()
             if orders
-            and (
-                isinstance(orders[0], LoadModel) or all(batch.model != orders[0].model for batch in self.running[name])
-            )
+            and (isinstance(orders[0], LoadModel) or all(batch.model != orders[0].model for batch in self.held(name)))
         ]
 
     def answer_order(self, name: str, *, fails: bool = False) -> None:
@@ -334,6 +337,26 @@ class SchedulerMachine(DrainingMachine):
         self.started_ns.pop(batch.batch)
         self.tell(BatchFailed(batch.batch, cause, "the model failed"))
 
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def suspend_one(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.busy()))
+        batch = self.take_first(name)
+        self.suspended[name].append((batch, self.started_ns.pop(batch.batch)))
+        self.tell(BatchSuspended(batch.batch))
+
+    @precondition(lambda self: any(self.suspended.values()))
+    @rule(data=st.data(), fails=st.booleans(), confidence=st.floats(0, 1), failing=st.integers(0, 3))
+    def end_a_suspended_one(self, data: st.DataObject, fails: bool, confidence: float, failing: int) -> None:
+        held = self.suspended[data.draw(st.sampled_from([name for name, held in self.suspended.items() if held]))]
+        batch, started_ns = held.pop(data.draw(st.integers(0, len(held) - 1)))
+        if fails:
+            self.tell(BatchFailed(batch.batch, FailureCause.BACKEND, "the model failed"))
+            return
+        failures = ((failing, "it is odd"),) if failing < len(batch.members) else ()
+        reported = ((confidence,) * batch.rows,)
+        self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, reported, "", failures))
+
     @precondition(lambda self: any(len(held) == 2 and held[1].batch in self.revoked for held in self.running.values()))
     @rule()
     def take_back_what_was_revoked(self) -> None:
@@ -377,6 +400,9 @@ class SchedulerMachine(DrainingMachine):
         while self.running[name]:
             batch = self.running[name].pop(0)
             self.started_ns.pop(batch.batch, None)
+            self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, "killed"))
+        while self.suspended[name]:
+            batch, _ = self.suspended[name].pop(0)
             self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, "killed"))
 
     @precondition(lambda self: len(self.up) < len(PARTITIONS))

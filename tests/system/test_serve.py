@@ -227,6 +227,32 @@ def test_validate_loads_models_and_takes_files_too(repository: Path, tmp_path: P
     assert (result.returncode, result.stdout) == (0, "mlp:1: ok, batches of up to 64\n")
 
 
+def test_validate_runs_models_with_sequences_as_sequences(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "told" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    (model.parent.parent / "config.pbtxt").write_text(
+        """
+        backend: "python" max_batch_size: 2
+        input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }
+        sequence_batching { oldest { max_candidate_sequences: 2 }
+          control_input { name: "START" control { kind: CONTROL_SEQUENCE_START bool_false_true: [ false, true ] } } }
+        """
+    )
+    model.write_text(
+        """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
+        assert all(each["START"].all() for each in given) and all(request.correlation_id() for request in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each["x"])]) for each in given]
+"""
+    )
+    result = sluice("validate", str(tmp_path / "models"))
+    assert (result.returncode, result.stdout) == (0, "told:1: ok, batches of up to 2\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,12 +5,22 @@ from collections.abc import Collection
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.models.errors import PartitionError
 from sluice.models.spec import ModelSpec
-from sluice.mps.ipc.messages import BatchFinished
+from sluice.mps.ipc.messages import BatchFinished, ResponseSent
 
 
 def missing_output(spec: ModelSpec, answer: BatchFinished) -> str:
     """The name of an output that an answer lacks, "" for none: the file of the model may be another one by now."""
     return min({output.name for output in spec.outputs} - {output.name for output in answer.outputs}, default="")
+
+
+def check_response(batch: DispatchBatch, spec: ModelSpec, response: ResponseSent) -> None:
+    """Raise PartitionError unless a response may be one of the batch; checked before is the place of its outputs."""
+    if not spec.decoupled:
+        raise PartitionError(f"batch {batch.batch} of {batch.model}: a response came, but the model is not decoupled")
+    known = {output.name for output in spec.outputs}
+    for output in response.outputs:
+        if output.name not in known:
+            raise PartitionError(f"batch {batch.batch} of {batch.model}: the model has no output {output.name}")
 
 
 def check_answer(batch: DispatchBatch, spec: ModelSpec, confidences: Collection[object], answer: BatchFinished) -> None:
@@ -19,6 +29,8 @@ def check_answer(batch: DispatchBatch, spec: ModelSpec, confidences: Collection[
     `confidences` are the confidences that the model was asked for. That each output lies in memory of the worker was
     checked before (`Supervisor`).
     """
+    if answer.slot < 0 and not answer.outputs and not spec.decoupled:
+        raise PartitionError(f"batch {batch.batch} of {batch.model}: it has neither a slot nor outputs")
     for output in answer.outputs:
         if spec.batchable and (not output.shape or output.shape[0] != batch.rows):
             raise PartitionError(

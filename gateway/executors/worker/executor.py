@@ -1,6 +1,7 @@
 """The executor over worker processes, one a partition."""
 
 import asyncio
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -13,6 +14,7 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    BatchSuspended,
     FailureCause,
     ModelLoaded,
     ModelLoadFailed,
@@ -23,17 +25,30 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.worker.answer_check import check_answer, missing_output
+from sluice.gateway.executors.worker.answer_check import check_answer, check_response, missing_output
+from sluice.gateway.executors.worker.readiness import Readiness
 from sluice.gateway.executors.worker.record import WorkerRecord
+from sluice.gateway.executors.worker.waiting import (
+    MOST_CALLS,
+    MOST_WAITING,
+    CallHandler,
+    CallingSubmission,
+    NoCalls,
+    WaitingBatch,
+)
+from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.protocol.answer import Tensor
+from sluice.gateway.protocol.status import model_error
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.combiner import Combined
 from sluice.gateway.tensors.input_slots import InputSlots
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
-from sluice.gateway.tensors.request_tensors import BatchOutputs
+from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
+from sluice.gateway.tensors.responses import ModelResponse, ResponseRouter
 from sluice.gateway.tensors.stage_cache import StageCache
+from sluice.models.backends.requests import CallResult, FailureCode, RequestPart
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
@@ -42,13 +57,23 @@ from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
+    RESPONSE_WINDOW,
+    AnswerCall,
+    AskReady,
     BatchFault,
     BatchFinished,
     BatchRefused,
+    BatchReport,
+    BatchWaits,
     BatchWithdrawn,
+    CallModel,
+    CancelResponses,
     LoadResult,
     ModelFile,
     OutputTensor,
+    ReadinessReport,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     WithdrawBatch,
     WorkerReady,
@@ -60,6 +85,8 @@ from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSetti
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
+_SHOWS_REQUESTS = "python"
+"""The backend whose models see the requests of a batch."""
 _RECYCLED = "the worker is being recycled to free memory"
 
 
@@ -70,7 +97,7 @@ class WorkerExecutor:
     for inputs. The workers start with `start`, end with `drain`, and hold any of the models of their specs. A worker
     that does not end a batch within `batch_timeout_s` (more for a slow model, see `HangDetector`) is killed.
     `quarantine`, `controls` and `spare` are for `recovery` from faults, and `launch` starts the processes (see
-    `Supervisor`). `cache` is for stages that use the response cache.
+    `Supervisor`). `cache` is for stages that use the response cache. `responses` get what decoupled models send.
     """
 
     def __init__(
@@ -86,7 +113,9 @@ class WorkerExecutor:
         *,
         spare: bool = False,
         launch: Launch = launch_worker,
+        responses: ResponseRouter | None = None,
     ) -> None:
+        self.responses = responses or ResponseRouter()
         self._supervisor = Supervisor(
             workers, self, quarantine=quarantine, controls=controls, spare=spare, launch=launch
         )
@@ -101,13 +130,22 @@ class WorkerExecutor:
         self._resizing: dict[str, tuple[Partition, PartitionConfig, Mapping[str, LatencyTable]]] = {}
         self._variable: dict[str, frozenset[str]] = {}
         self._specs: dict[str, ModelSpec] = {}
+        self._streaming: dict[int, tuple[WorkerRecord, int]] = {}
+        """The batches of decoupled models that workers have, by request, with the worker."""
         self.add(wirings, models, {})
         self._report: EventSink
+        self._judged_models: set[str] = set()
+        self._readiness = Readiness()
+        self.metrics = CustomMetrics()
+        """The metrics that models define."""
+        self.calls: CallHandler = NoCalls()
+        """Runs the calls that models make of other models."""
+        self.submission: Callable[[int], CallingSubmission | None] = _no_submission
+        """The submission of a request without an outcome, for models that see requests."""
         # Only the assembly handles tensors.
         self.admit = self._assembly.admit
         self.look_up_cache = self._assembly.look_up_cache
         self.take_outputs = self._assembly.take_outputs
-        self.discard = self._assembly.discard
 
     def add(
         self,
@@ -126,6 +164,10 @@ class WorkerExecutor:
     def remove(self, pipelines: Iterable[str], models: Collection[str]) -> None:
         """Remove pipelines that get no requests, and models that no worker holds."""
         self._assembly.remove(pipelines, models)
+        self.metrics.forget(models)
+        self._judged_models.difference_update(models)
+        for pipeline in pipelines:
+            self.responses.forget(pipeline)
         for key in models:
             self._variable.pop(key, None)
             self._specs.pop(key, None)
@@ -208,24 +250,60 @@ class WorkerExecutor:
         worker = self._workers.get(batch.partition)
         if worker is None:
             raise PartitionError(f"partition {batch.partition} has no worker")
-        # Confidences come by row, and the core knows the rows in their order.
-        ordered = bool(self._files[batch.partition][batch.model].confidences)
-        inputs = self._assembly.begin(batch, keeps_order=ordered)
+        file = self._files[batch.partition][batch.model]
+        requests = self._requests(batch) if file.backend == _SHOWS_REQUESTS else ()
+        # Confidences and requests come by row, as sequences do, and the core knows the rows in their order.
+        keeps_order = bool(file.confidences or requests or batch.sequences)
+        inputs = self._assembly.begin(batch, keeps_order=keeps_order)
+        run = RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed), requests, batch.sequences)
         try:
-            worker.process.send(RunBatch(batch.batch, batch.model, inputs, tuple(worker.freed)))
+            worker.process.send(run)
         except BaseException:
             self._assembly.abandon(batch.batch)
             raise
         worker.freed.clear()
         worker.batches[batch.batch] = batch
+        if self._specs[batch.model].decoupled:
+            self._streaming[batch.members[0].request] = worker, batch.batch
         if len(worker.batches) == 1:
             worker.hang_detector.restart()
+
+    def _requests(self, batch: DispatchBatch) -> tuple[RequestPart, ...]:
+        """The requests of a batch as its model sees them."""
+        parts: list[RequestPart] = []
+        for position, member in enumerate(batch.members):
+            submission = self.submission(member.request)
+            step = batch.sequences[position].step if batch.sequences else None  # each has one row
+            if submission is None:
+                parts.append(RequestPart(member.rows, sequence=step))
+            else:
+                parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters, step))
+        return tuple(parts)
+
+    def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:
+        """The errors that a model gave members of a batch; raises PartitionError for others."""
+        for failure in message.errors:
+            if not 0 <= failure.position < len(batch.members):
+                raise PartitionError(
+                    f"batch {batch.batch} has an error of request {failure.position}, expected one of "
+                    f"{len(batch.members)} requests"
+                )
+            if (submission := self.submission(batch.members[failure.position].request)) is not None:
+                submission.failure = failure.code
+        return tuple([(failure.position, f"{batch.model}: {failure.message}") for failure in message.errors])
 
     def revoke(self, batch: int) -> None:
         """Ask the worker to take a batch back; too late is no error."""
         for worker in (*self._workers.values(), *self._replaced.values()):
             if batch in worker.batches:
                 worker.process.send(WithdrawBatch(batch))
+
+    def discard(self, request: int) -> None:
+        """Drop a request that gets no answer; a decoupled model that runs it hears of that."""
+        self._assembly.discard(request)
+        if self._streaming and (streaming := self._streaming.get(request)) is not None:
+            worker, batch = streaming
+            worker.process.send(CancelResponses(batch))
 
     def load(self, order: LoadModel) -> None:
         """Have a worker load a model; a worker that is gone is not asked, since its loss was reported."""
@@ -246,6 +324,7 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
+        self._note_loaded(ready.models)
         self._workers[partition] = self._record(partition, worker, output_region, tables)
         details = ProcessDetails(
             ready.pid,
@@ -296,8 +375,7 @@ class WorkerExecutor:
         self._report(resized, ProcessDetails(ready.pid, ready.cores, ready.evidence, share))
         self._replaced[before.process] = before
         before.on_drained = lambda: self._supervisor.retire(before.process)
-        if not before.batches:
-            before.on_drained()
+        self._drained(before)
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         """Report the batches that a replaced worker left unanswered."""
@@ -306,8 +384,11 @@ class WorkerExecutor:
     def _fail_batches(self, worker: WorkerRecord, reason: str) -> None:
         worker.lost = True
         worker.hang_detector.stop()
-        for batch in worker.batches:
+        left = [*worker.batches.items(), *((number, each.batch) for number, each in worker.waiting.items())]
+        for batch, dispatched in left:
+            self._forget_waiting(worker, batch)
             self._assembly.abandon(batch)
+            self._streaming.pop(dispatched.members[0].request, None)
             self._report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
         if not worker.slots_in_use:
             self._supervisor.drop_region(worker.region)
@@ -316,6 +397,7 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
+        self._note_loaded((model,))
         if worker.on_drained is not None:
             return
         if worker.batches:
@@ -334,37 +416,151 @@ class WorkerExecutor:
         self._report(ModelUnloaded(partition, key))
 
     def message(
-        self, partition: str, process: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        process: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         """Handle a worker's answer; raises PartitionError for one that does not fit the worker's batches."""
         worker = self._replaced.get(process) or self._workers[partition]
+        if worker.process is process and message.batch in worker.waiting and not isinstance(message, BatchWaits):
+            if isinstance(message, ResponseSent):
+                self._take_response(worker, worker.waiting[message.batch].batch, message)
+            else:
+                self._ended_waiting(partition, worker, message)
+            return
         due = worker.batches if worker.process is process else {}  # it may yet have to replace another one
         if message.batch not in due:
             expected = sorted(due) or "none"
             raise PartitionError(f"an answer to batch {message.batch}, expected one of those sent to it: {expected}")
+        if isinstance(message, ResponseSent):
+            first = next(iter(worker.batches.values()))
+            if message.batch != first.batch:
+                raise PartitionError(f"a response of batch {message.batch} came while batch {first.batch} was running")
+            self._take_response(worker, first, message)
+            return
         if isinstance(message, BatchFinished):
             self._check(partition, worker, message)
         if isinstance(message, BatchRefused) and message.fault is BatchFault.DEVICE:
             self._context_lost(partition, worker.process, message.message)
             return
         batch = worker.batches.pop(message.batch)
+        if not worker.batches or next(iter(worker.batches)) > batch.batch:
+            worker.hang_detector.held = False
         if worker.batches:
             worker.hang_detector.restart()
-        elif worker.on_drained is not None:
+        if isinstance(message, BatchWaits):
+            overdue = partial(self.recovery.end_worker, partition, process)
+            worker.waiting[batch.batch] = WaitingBatch(batch, self._batch_timeout_s, overdue)
+            self._report(BatchSuspended(batch.batch))
+            return
+        self._drained(worker)
+        self._ended(worker, batch, message)
+
+    async def says_ready(self, model: str) -> bool:
+        """Return whether a model is ready by its own account, on each partition that holds it.
+
+        True for a model that does not say. Callers that ask at the same time share one question.
+        """
+        return model not in self._judged_models or await self._readiness.ask(model, self._ask_ready)
+
+    def _ask_ready(self, number: int, model: str) -> frozenset[str]:
+        """Send a question to the workers that hold a model; returns their partitions."""
+        asked = [name for name, each in self._workers.items() if model in each.tables]
+        for name in asked:
+            self._workers[name].process.send(AskReady(number, model))
+        return frozenset(asked)
+
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None:
+        """Record that a model has said whether it is ready; an answer that is no longer expected counts for nothing."""
+        self._readiness.reported(partition, report.number, is_ready=report.is_ready)
+
+    def _note_loaded(self, models: Iterable[LoadResult]) -> None:
+        for model in models:
+            if model.tells_ready:
+                self._judged_models.add(model.key)
+            if model.metrics:
+                self.metrics.update(model.key, model.metrics)
+
+    def _ended_waiting(
+        self, partition: str, worker: WorkerRecord, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None:
+        """Handle the answer to a batch that waited for other models."""
+        batch = worker.waiting[message.batch].batch
+        if isinstance(message, BatchFinished):
+            check_answer(batch, self._specs[batch.model], self._files[partition][batch.model].confidences, message)
+        self._forget_waiting(worker, message.batch)
+        self._drained(worker)
+        self._ended(worker, batch, message)
+
+    def _forget_waiting(self, worker: WorkerRecord, batch: int) -> None:
+        if (waiting := worker.waiting.pop(batch, None)) is not None:
+            waiting.stop()
+            self.calls.ended(batch)
+
+    @staticmethod
+    def _drained(worker: WorkerRecord) -> None:
+        if worker.on_drained is not None and not worker.batches and not worker.waiting:
             worker.on_drained()
+
+    def model_called(self, partition: str, process: WorkerProcess, call: CallModel, fd: int) -> None:
+        """Run the call of a model; raises PartitionError for one of no batch that waits."""
+        worker = self._replaced.get(process) or self._workers[partition]
+        waiting = worker.waiting.get(call.batch) if worker.process is process else None
+        if waiting is None:
+            os.close(fd)
+            raise PartitionError(f"a call of batch {call.batch}, expected one of a batch that waits")
+        waiting.call_made()
+        answer = partial(self._answer_call, worker, waiting, call.call)
+        refusal = ""
+        if len(worker.waiting) > MOST_WAITING:
+            refusal = f"{MOST_WAITING} batches of the partition wait for other models already"
+        elif waiting.calls > MOST_CALLS:
+            refusal = f"the batch has {MOST_CALLS} calls under way already"
+        if not refusal:
+            self.calls.call(waiting.batch, call.request, fd, answer)
+            return
+        os.close(fd)
+        answer(CallResult(error=f"the server is overloaded: {refusal}", code=FailureCode.UNAVAILABLE), ())
+
+    @staticmethod
+    def _answer_call(
+        worker: WorkerRecord, waiting: WaitingBatch, call: int, result: CallResult, fds: Sequence[int]
+    ) -> None:
+        if waiting.batch.batch in worker.waiting:  # it has not ended
+            waiting.call_answered()
+            worker.process.send(AnswerCall(call, result), fds)
+
+    def _ended(
+        self, worker: WorkerRecord, batch: DispatchBatch, message: BatchFinished | BatchRefused | BatchWithdrawn
+    ) -> None:
+        """Report the end of a batch."""
+        is_decoupled = self._specs[batch.model].decoupled
+        if is_decoupled:
+            self._end_responses(worker, batch)
         match message:
+            case BatchFinished() if is_decoupled:
+                if message.metrics:
+                    self.metrics.update(batch.model, message.metrics)
+                self._assembly.complete(batch.batch, BatchOutputs({}, {}, no_release))
+                self._report(BatchCompleted(batch.batch, message.started_ns, message.ended_ns, (), ""))
             case BatchFinished() if name := missing_output(self._specs[batch.model], message):
                 self._free(worker, message)()
                 self._assembly.abandon(batch.batch)
                 missing = f"{batch.model}: output {name} is missing"
                 self._report(BatchFailed(batch.batch, FailureCause.BACKEND, missing))
             case BatchFinished():
+                if message.metrics:
+                    self.metrics.update(batch.model, message.metrics)
                 located = {output.name: output for output in message.outputs}
                 tensors = {output.name: self._view(output) for output in message.outputs}
                 self._assembly.complete(batch.batch, BatchOutputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
+                failures = self._failures(batch, message)
                 self._report(
-                    BatchCompleted(batch.batch, message.started_ns, message.ended_ns, message.confidences, key)
+                    BatchCompleted(
+                        batch.batch, message.started_ns, message.ended_ns, message.confidences, key, failures
+                    )
                 )
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
@@ -373,6 +569,49 @@ class WorkerExecutor:
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
                 self._report(BatchRevoked(batch.batch))
+
+    def _take_response(self, worker: WorkerRecord, batch: DispatchBatch, message: ResponseSent) -> None:
+        """Pass a response of a batch on to its request; raises as `message`."""
+        check_response(batch, self._specs[batch.model], message)
+        untaken = worker.untaken.get(message.batch, 0) + 1
+        if untaken > RESPONSE_WINDOW:
+            raise PartitionError(f"batch {message.batch} has more than {RESPONSE_WINDOW} responses that are not taken")
+        self._went_on(worker, message.batch, untaken)
+        tensors = {output.name: self._view(output) for output in message.outputs}
+        error = None if message.error is None else model_error(message.error, message.code)
+        free = self._free(worker, message) if message.outputs else None
+        release = partial(self._response_taken, worker, message, free)
+        self.responses.route(batch.members[0].request, ModelResponse(tensors, error, message.is_final, release))
+
+    @staticmethod
+    def _went_on(worker: WorkerRecord, batch: int, untaken: int) -> None:
+        """Record how many responses of a batch are held here; with a full window it waits for its client."""
+        worker.untaken[batch] = untaken
+        is_held = untaken == RESPONSE_WINDOW
+        if (waiting := worker.waiting.get(batch)) is not None:
+            waiting.went_on(is_held=is_held)
+        else:
+            worker.hang_detector.held = is_held
+            worker.hang_detector.restart()
+
+    def _response_taken(self, worker: WorkerRecord, response: ResponseSent, free: Callable[[], None] | None) -> None:
+        """Return the memory of a response, and let its model send another one."""
+        untaken = worker.untaken.get(response.batch)
+        if worker.lost or untaken is None:
+            if free is not None:
+                free()
+            return
+        self._went_on(worker, response.batch, untaken - 1)
+        if response.slot >= 0:  # the worker hears of it now: there may be no next batch for long
+            worker.slots_in_use -= 1
+        elif free is not None:
+            free()
+        worker.process.send(ResponseTaken(response.batch, response.slot))
+
+    def _end_responses(self, worker: WorkerRecord, batch: DispatchBatch) -> None:
+        """Record that a batch of a decoupled model has ended, before or after it began to run."""
+        self._streaming.pop(batch.members[0].request, None)
+        worker.untaken.pop(batch.batch, None)
 
     def _check(self, partition: str, worker: WorkerRecord, answer: BatchFinished) -> None:
         first = next(iter(worker.batches.values()))
@@ -401,8 +640,7 @@ class WorkerExecutor:
 
     def _retire(self, partition: str, worker: WorkerRecord) -> None:
         worker.on_drained = lambda: self._supervisor.recycle(partition)
-        if not worker.batches:
-            worker.on_drained()
+        self._drained(worker)
 
     def _view(self, output: OutputTensor) -> Tensor:
         memory = self._supervisor.region(output.region).view
@@ -411,7 +649,7 @@ class WorkerExecutor:
             return WireBytes(content, output.shape, np.array(output.row_offsets, np.int64))
         return np.ndarray(output.shape, numpy_dtype(output.datatype), memory, output.offset)
 
-    def _free(self, worker: WorkerRecord, done: BatchFinished) -> Callable[[], None]:
+    def _free(self, worker: WorkerRecord, done: BatchFinished | ResponseSent) -> Callable[[], None]:
         """A function that returns the memory of a batch's outputs: the worker hears of it with its next batch."""
         if done.slot < 0:
             region = done.outputs[0].region
@@ -425,6 +663,11 @@ class WorkerExecutor:
             return ""
         first = int(self._specs[model].batchable)
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
+
+
+def _no_submission(request: int) -> CallingSubmission | None:
+    del request
+    return None
 
 
 def _memory(ready: WorkerReady) -> dict[str, ModelMemory]:

@@ -3,20 +3,29 @@
 import argparse
 import fcntl
 import io
+import logging
 import os
 import select
 import socket
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sluice.models.backends.python_models import model as python_model
+from sluice.models.backends.python_models.calls import Calls
+from sluice.models.backends.python_models.custom_metrics import take_updates
+from sluice.models.backends.python_models.decoupled import Runs, RunSender
+from sluice.models.backends.python_models.triton_utils import LOGGER
 from sluice.models.backends.python_models.wire import (
     LOADED,
     LoadPythonModel,
     MessageLink,
     ModelFailed,
+    Received,
     TensorBatch,
     TensorMemory,
+    ToModel,
+    close_all,
 )
 from sluice.models.errors import BackendFailed
 from sluice.models.processes import leave_signals_to_gateway
@@ -56,39 +65,117 @@ def _lossy(fd: int) -> io.TextIOWrapper:
     )
 
 
-def serve(link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
-    """Load the model that the first message names, then run batches until the other end closes.
+class _LogFormatter(logging.Formatter):
+    """Formats the lines of a model's own logger like those of the server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The time, the level, the logger and the message."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return f"{at} {record.levelname.lower()} {record.name}: {record.getMessage()}"
+
+
+def _write_logs() -> None:
+    """Write what the model logs by Triton's logger to the standard error, which is the server's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogFormatter())
+    logger = logging.getLogger(LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class ModelServer:
+    """Runs the batches that come over the link on one model; `inputs` and `outputs` are the usual memory of tensors.
 
     A process that the model forks may return here from the model's code. It has nothing to answer, and the memory of
     the outputs is not its own, so it returns at once.
     """
-    owner = os.getpid()
-    start: LoadPythonModel = link.receive()[0]
-    answer: TensorBatch | ModelFailed
-    try:
-        model = python_model.load(start.path, start.threads, start.config)
-        answer = TensorBatch(LOADED)
-    except BackendFailed as error:
-        answer = ModelFailed(LOADED, str(error))
-    if os.getpid() != owner:
-        return
-    link.send(answer)
-    if isinstance(answer, ModelFailed):
-        return
-    try:
-        while True:
-            batch: TensorBatch = link.receive()[0]
+
+    def __init__(self, link: MessageLink, inputs: TensorMemory, outputs: TensorMemory) -> None:
+        self._owner = os.getpid()
+        self._link = link
+        self._inputs = inputs
+        self._outputs = outputs
+        self._runs = Runs(link)
+        self._calls = Calls(link, self._run_beside, self._runs)
+        self._model: python_model.PythonModel
+
+    def serve(self) -> None:
+        """Load the model that the first message names, then run batches until the other end closes."""
+        start: LoadPythonModel = self._link.receive().message
+        answer: TensorBatch | ModelFailed
+        try:
+            self._model = python_model.load(start.path, start.threads, start.config, self._calls)
+            if self._model.is_ready is not None:
+                self._calls.answer_questions(self._model.is_ready)
+            if self._model.is_decoupled:
+                self._calls.start_reader()
+            answer = TensorBatch(LOADED, metrics=take_updates(), tells_ready=self._model.is_ready is not None)
+        except BackendFailed as error:
+            answer = ModelFailed(LOADED, str(error))
+        if os.getpid() != self._owner:
+            return
+        self._link.send(answer)
+        if isinstance(answer, ModelFailed):
+            return
+        try:
+            while True:
+                batch: TensorBatch = self._calls.next_batch().message
+                answer = self._run(batch, self._inputs, self._outputs)
+                if os.getpid() != self._owner:
+                    return
+                self._link.send(answer)
+        except (EOFError, ConnectionError):
+            self._model.finish()
+
+    def _run(self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory) -> TensorBatch | ModelFailed:
+        if self._model.is_decoupled:
+            return self._run_decoupled(batch, inputs, outputs)
+        try:
+            with self._calls.running(batch.number):
+                ran = self._model.run_requests(inputs.read(batch.places, batch.size), batch.requests)
+            if os.getpid() != self._owner:
+                return ModelFailed(batch.number, "")
+            places, size = outputs.write(ran.outputs)
+        except Exception as error:  # any error fails this batch alone
+            return ModelFailed(batch.number, str(error) or type(error).__name__)
+        return TensorBatch(batch.number, places, size, errors=ran.errors, metrics=take_updates())
+
+    def _run_decoupled(
+        self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory
+    ) -> TensorBatch | ModelFailed:
+        """Run a request until its final response; raises EOFError."""
+        run = self._runs.begin(batch.number, outputs)
+        failure = ""
+        with self._calls.opened(batch.number):
             try:
-                arrays = model.run(inputs.read(batch))
-                if os.getpid() == owner:
-                    answer = outputs.write(batch.number, arrays)
-            except Exception as error:  # any error fails this batch alone
-                answer = ModelFailed(batch.number, str(error) or type(error).__name__)
-            if os.getpid() != owner:
-                return
-            link.send(answer)
-    except (EOFError, ConnectionError):
-        model.finish()
+                with self._calls.running(batch.number):
+                    arrays = inputs.read(batch.places, batch.size)
+                    self._model.execute(arrays, batch.requests, RunSender(run, self._model.check_response))
+            except Exception as error:  # any error fails this run alone
+                failure = str(error) or type(error).__name__
+            if os.getpid() != self._owner:
+                return ModelFailed(batch.number, "")
+            if failure:
+                run.give_up(failure)
+            run.wait_closed()
+        self._runs.end(run)
+        failure = failure or run.failure
+        return ModelFailed(batch.number, failure) if failure else TensorBatch(batch.number, metrics=take_updates())
+
+    def _run_beside(self, received: Received) -> None:
+        """Run a batch while the main thread has one; the memory of its tensors comes along."""
+        try:
+            answer = self._run(received.message, *map(TensorMemory, received.fds))
+        except EOFError:
+            return
+        if os.getpid() != self._owner:
+            os._exit(0)
+        close_all(received.fds)
+        try:
+            self._link.send(answer)
+        except ConnectionError:
+            return
 
 
 def main() -> None:
@@ -109,9 +196,10 @@ def main() -> None:
     gone.register(options.life, 0)
     if gone.poll(0):  # it closed before there could be a signal
         return
-    link = MessageLink(socket.socket(fileno=options.socket), LoadPythonModel | TensorBatch)
+    _write_logs()
+    link = MessageLink(socket.socket(fileno=options.socket), ToModel)
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
-    serve(link, TensorMemory(options.inputs), TensorMemory(options.outputs))
+    ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -22,13 +22,13 @@ from sluice.models.tensors.arrays import Array, decode_bytes, encode_bytes, nump
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
-    BatchFinished,
-    BatchRefused,
-    BatchWithdrawn,
+    BatchReport,
+    CallModel,
     InputTensor,
     LoadResult,
     ModelFile,
     OutputTensor,
+    ReadinessReport,
     Segment,
     WorkerReady,
 )
@@ -66,9 +66,7 @@ class Gateway:
     """A minimal gateway around a supervisor: one region of inputs, a queue of reports, and numbers for batches."""
 
     def __init__(self, specs: list[WorkerSpec], ready_timeout_s: float = 60.0) -> None:
-        self.reports: asyncio.Queue[WorkerReady | LoadResult | BatchFinished | BatchRefused | BatchWithdrawn | str] = (
-            asyncio.Queue()
-        )
+        self.reports: asyncio.Queue[WorkerReady | LoadResult | BatchReport | str] = asyncio.Queue()
         self.numbers = itertools.count(1)
         self.workers: dict[str, WorkerProcess] = {}
         self.output_regions: dict[str, int] = {}
@@ -109,8 +107,16 @@ class Gateway:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reports.put_nowait(f"{partition}: {key} unloaded")
 
+    def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
+        os.close(fd)
+
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
+
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         self.reports.put_nowait(message)
 

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import Restrictions
 from sluice.gateway.config.tracing import TraceFileSettings
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -191,7 +191,7 @@ def instant_gateway(
     bodies: BodyMemory | None = None,
     network_ms: float = 0,
     default_model: str | None = None,
-    json_nan: JsonNan | None = JsonNan.LITERAL,
+    json_rules: JsonRules | None = None,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
@@ -216,7 +216,15 @@ def instant_gateway(
 
     @cache
     def app() -> FastAPI:
-        return build_app(control, cast(ServerMetrics, Exposition()), runtime.traces, max_body_bytes, restrictions)
+        return build_app(
+            control,
+            dataplane,
+            cast(ServerMetrics, Exposition()),
+            runtime.traces,
+            max_body_bytes,
+            restrictions,
+            json_rules,
+        )
 
     return InstantGateway(
         runtime,
@@ -225,7 +233,7 @@ def instant_gateway(
         dataplane,
         control,
         app,
-        InferRoute(dataplane, max_body_bytes, default_model=default_model, json_nan=json_nan),
+        InferRoute(dataplane, max_body_bytes, json_rules, default_model=default_model),
         restrictions,
         access,
     )

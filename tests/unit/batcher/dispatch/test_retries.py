@@ -1,5 +1,7 @@
 from collections.abc import Iterator
 
+import msgspec
+
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -424,3 +426,15 @@ def test_what_may_cost_little_and_fits_stays_where_it_costs_little() -> None:
         dispatch(2, [2], FULL, partition="slow"),
         dispatch(3, [Member(1, 0, 3)], RETRY, partition="fast"),
     ]
+
+
+def test_a_decoupled_batch_that_was_running_is_not_run_again_and_one_that_waited_is() -> None:
+    decoupled = msgspec.structs.replace(model("m:1", 1), decoupled=True)
+    scheduler = serving(spec_of([decoupled]), ONE)
+    assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], FULL)]
+    step(scheduler, 100 * US, arrival(2, S))
+    assert step(scheduler, 900 * US) == [dispatch(2, [2], FULL)]
+    assert step(scheduler, 950 * US, PartitionLost("cpu0", "killed"), lost(1), lost(2)) == [
+        FailRequest(1, Outcome.FAILED_WORKER_LOST, "killed by signal 9")
+    ]
+    assert step(scheduler, 2 * MS, PartitionReady("cpu0", {"m:1": ONE})) == [dispatch(3, [2], RETRY)]

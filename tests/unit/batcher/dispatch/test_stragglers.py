@@ -1,5 +1,7 @@
 """Batches that take far too long run elsewhere as well, where that is in time; the first answer counts."""
 
+import msgspec
+
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -321,3 +323,11 @@ def test_partitions_are_looked_at_together_fifty_times_a_second_at_most() -> Non
         looks += 1
         assert step(scheduler, due_ns) == []
     assert looks == 50
+
+
+def test_a_batch_of_a_decoupled_model_takes_as_long_as_it_likes() -> None:
+    decoupled = msgspec.structs.replace(model("m:1", 1), decoupled=True)
+    scheduler = serving(spec_of([decoupled], partitions=("cpu0", "cpu1")), GAINING)
+    assert step(scheduler, 0, arrival(1, S)) == [dispatch(1, [1], FULL)]
+    assert until(scheduler, 60 * S) == []
+    assert step(scheduler, 60 * S, completed(1, 0, 60 * S)) == [done(1, Outcome.COMPLETED_LATE)]

@@ -11,7 +11,7 @@ from sluice.batcher.policies.deadline import DeadlineSettings, Objective
 from sluice.batcher.policies.registry import RegisteredPolicy, batch_policies
 from sluice.batcher.policies.timeout import TimeoutConfig, TimeoutSettings
 from sluice.batcher.settings.scheduling import PriceSettings
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits, check_arenas, read_config
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_MS
@@ -90,8 +90,8 @@ def test_the_objective_of_the_policy_can_be_written(tmp_path: Path) -> None:
 
 
 def test_nan_may_be_null_with_and_without_quotes(tmp_path: Path) -> None:
-    assert read_config(write(tmp_path, 'json_nan: "null"')).json_nan == JsonNan.NULL
-    assert read_config(write(tmp_path, "json_nan: null")).json_nan is None
+    assert read_config(write(tmp_path, 'json_nan: "null"')).json_rules.nan == JsonNan.NULL
+    assert read_config(write(tmp_path, "json_nan: null")).json_rules.nan == JsonNan.NULL
     assert read_config(write(tmp_path, "")).json_nan == JsonNan.LITERAL
 
 

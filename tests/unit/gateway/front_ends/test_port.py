@@ -43,6 +43,7 @@ from sluice.gateway.runtime.submission import Submission
 from sluice.gateway.tensors.request_tensors import BatchOutputs
 from sluice.models.errors import RejectedError
 from sluice.models.pipelines.pipeline import Pipeline
+from sluice.models.sequence_batching import SequenceStep
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.mps.ipc import channel
 from sluice.mps.ipc.arena import Region
@@ -343,6 +344,39 @@ def test_a_request_that_cannot_be_submitted_goes_back_for_the_relay(reason: str)
             each.arrive(7)
             ((message, _),) = await each.received()
             assert message == Answers((Answered(7, None),), (7,))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_sequence", [True, False])
+@pytest.mark.parametrize("fault", ["submission", "memory", "length"])
+def test_a_request_of_a_sequence_is_not_relayed_once_it_may_have_run(
+    monkeypatch: pytest.MonkeyPatch, fault: str, is_sequence: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    async def run() -> None:
+        async with bench() as each:
+            if fault == "submission":
+                each.plane.error = OSError("no memory")
+            elif fault == "memory":
+                monkeypatch.setattr(each.port, "_in_own_region", fail)
+            step = SequenceStep(5, start=True) if is_sequence else None
+            each.send(Turn((template(),), arrival(7, position=1), (Particulars("", "", (), sequence=step),)))
+            answers = await each.received()
+            if fault == "length":
+                monkeypatch.setattr(channel, "MESSAGE_BYTES", 200)
+                monkeypatch.setattr(each.port.process._channel, "_limit", 200)
+            if fault != "submission":
+                each.answer(0, {"y" * 300: np.ones(10_000, np.float32)})
+                answers += await each.received()
+            (answered,) = [one for message, _ in answers if isinstance(message, Answers) for one in message.answers]
+            expected = Outcome.FAILED_BACKEND if is_sequence else None
+            assert (answered.request, answered.outcome) == (7, expected)
+            for _, fds in answers:
+                for fd in fds:
+                    os.close(fd)
 
     asyncio.run(run())
 

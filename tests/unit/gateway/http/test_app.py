@@ -148,6 +148,8 @@ def test_metadata(served: InstantGateway) -> None:
         "version": "1.2.3",
         "extensions": [
             "classification",
+            "sequence",
+            "sequence(string_id)",
             "schedule_policy",
             "model_configuration",
             "system_shared_memory",

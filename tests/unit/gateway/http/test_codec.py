@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.http.codec import decode_request, encode_response
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferResponse, SharedMemoryOutput
@@ -22,7 +23,7 @@ SIGNATURE = Signature(
     identity("m", ("x", DataType.FP32, (2,)), ("s", DataType.BYTES, (1,)), ("h", DataType.FP16, (1,)))
 )
 BINARY = {"binary_data_output": True}
-LIMIT = 1 << 20
+RULES = JsonRules()
 """Bytes of tensors that an answer may have as JSON."""
 
 
@@ -259,7 +260,7 @@ def respond(*outputs: tuple[str, Tensor | SharedMemoryOutput], id: str = "") -> 
 def encoded(
     response: InferResponse, binary_flags: tuple[bool, ...], signature: Signature
 ) -> tuple[bytes, list[Any], int]:
-    body = encode_response(response, binary_flags, signature, LIMIT)
+    body = encode_response(response, binary_flags, signature, RULES)
     return body.head, body.blobs, body.length
 
 
@@ -295,12 +296,12 @@ def test_a_json_response_has_no_id_unless_the_request_had_one() -> None:
 
 def test_an_answer_with_more_json_than_it_may_have_is_refused_by_the_name_of_the_output() -> None:
     x = np.zeros((100, 2), np.float32)
-    assert encode_response(respond(("x", x)), (True,), SIGNATURE, 10).length > 800
+    assert encode_response(respond(("x", x)), (True,), SIGNATURE, JsonRules(answer_bytes=10)).length > 800
     response = respond(("x", x), ("x", x))
     size = 2 * len("[" + "0.0," * 199 + "0.0]")
-    assert encode_response(response, (False, False), SIGNATURE, size).length > size
+    assert encode_response(response, (False, False), SIGNATURE, JsonRules(answer_bytes=size)).length > size
     with pytest.raises(BadTensor) as refused:
-        encode_response(response, (False, False), SIGNATURE, size - 1)
+        encode_response(response, (False, False), SIGNATURE, JsonRules(answer_bytes=size - 1))
     assert str(refused.value) == (
         f"output 'x': the JSON of the answer exceeds {size - 1} bytes; ask for large tensors as binary data or over "
         "gRPC"
@@ -309,9 +310,9 @@ def test_an_answer_with_more_json_than_it_may_have_is_refused_by_the_name_of_the
 
 def test_outputs_that_are_not_contiguous_are_written_in_row_order() -> None:
     turned = np.array([[1, 2], [3, 4]], np.float32).T
-    (blob,) = encode_response(respond(("x", turned)), (True,), SIGNATURE, LIMIT).blobs
+    (blob,) = encode_response(respond(("x", turned)), (True,), SIGNATURE, RULES).blobs
     assert bytes(blob) == np.array([1, 3, 2, 4], np.float32).tobytes()
-    head = encode_response(respond(("x", turned)), (False,), SIGNATURE, LIMIT).head
+    head = encode_response(respond(("x", turned)), (False,), SIGNATURE, RULES).head
     assert json.loads(head)["outputs"][0]["data"] == [1, 3, 2, 4]
 
 

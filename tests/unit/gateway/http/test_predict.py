@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan, JsonRules
 from sluice.gateway.http.predict import PredictRequest, decode_invocation, decode_predict, encode_predictions
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferRequest, InferResponse
@@ -56,7 +56,7 @@ def encode(
 ) -> bytes:
     answer = Answer(Outcome.COMPLETED, outputs=outputs)
     response = InferResponse("", list(outputs.items()), answer)
-    body = encode_predictions(response, signature, json_bytes, nan, columnar=columnar)
+    body = encode_predictions(response, signature, JsonRules(answer_bytes=json_bytes, nan=nan), columnar=columnar)
     assert (body.blobs, body.length) == ([], len(body.head))
     return body.head
 

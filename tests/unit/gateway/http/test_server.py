@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.http.exchange import THREADS
 from sluice.gateway.http.server import HttpServer, http_server
@@ -162,7 +163,7 @@ def test_a_large_answer_in_json_is_written_in_a_thread_and_answers_keep_their_or
 
 
 def test_a_too_large_answer_in_json_is_refused_with_the_limit(served: InstantGateway) -> None:
-    served.route.answer_json_bytes = 8 * WIDTH
+    served.route.json = JsonRules(answer_bytes=8 * WIDTH)
 
     async def conversation(client: Client) -> None:
         client.send(large_as_json(1) + large_as_json(2) + small(3))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan, JsonRules
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.http.access import AccessRules
 from sluice.models.tensors.spec import DataType
@@ -191,11 +191,9 @@ def test_a_wrong_length_of_json_is_refused(served: InstantGateway, size: str, pr
     assert problem in reply.json["error"]
 
 
-@pytest.mark.parametrize(
-    ("nan", "values"), [(JsonNan.STRING, ["NaN", "-Infinity"]), (JsonNan.NULL, [None, None]), (None, [None, None])]
-)
-def test_nan_and_infinities_are_answered_as_configured(nan: JsonNan | None, values: list[object]) -> None:
-    served = instant_gateway(MODEL, json_nan=nan)
+@pytest.mark.parametrize(("nan", "values"), [(JsonNan.STRING, ["NaN", "-Infinity"]), (JsonNan.NULL, [None, None])])
+def test_nan_and_infinities_are_answered_as_configured(nan: JsonNan, values: list[object]) -> None:
+    served = instant_gateway(MODEL, json_rules=JsonRules(nan=nan))
     body = b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [NaN, -Infinity]}]}'
     assert post(served, "/v2/models/m/infer", body).json["outputs"][0]["data"] == values
     assert post(served, PREDICT, b'{"instances": [[NaN, -Infinity]]}').json == {"predictions": [values]}

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan
 from sluice.gateway.protocol.json_data import PIECE, DataTooLarge, decode_data, encode_data
 from sluice.models.errors import BadTensor
 from sluice.models.tensors.arrays import Array, WireBytes, encode_bytes

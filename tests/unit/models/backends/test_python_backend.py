@@ -195,8 +195,11 @@ def test_a_triton_model(tmp_path: Path) -> None:
     ("body", "message"),
     [
         ("return []", "execute: expected a list of one response for one request"),
-        ("return [None]", "execute: expected a response, got None: decoupled models are not supported"),
-        ("requests[0].exec()", "a model cannot call other models; make them steps of an ensemble or a pipeline"),
+        (
+            "return [None]",
+            "execute: expected a response, got None; a decoupled model has",
+        ),
+        ("requests[0].exec()", "TritonModelException: other models can be called only in execute"),
     ],
 )
 def test_a_triton_model_that_does_more_than_answer(tmp_path: Path, body: str, message: str) -> None:
@@ -212,7 +215,7 @@ def test_the_types_of_triton() -> None:
     assert triton_utils.numpy_to_triton_type(np.int64) == "TYPE_INT64"
     assert triton_utils.numpy_to_triton_type(np.uint16) == "TYPE_UINT16"
     assert triton_utils.numpy_to_triton_type(np.bytes_) == "TYPE_STRING"
-    request = triton_utils.InferenceRequest([triton_utils.Tensor("x", X)], ["y"])
+    request = triton_utils.InferenceRequest(inputs=[triton_utils.Tensor("x", X)], requested_output_names=["y"])
     assert triton_utils.get_input_tensor_by_name(request, "z") is None
     assert request.requested_output_names() == ["y"]
     with pytest.raises(triton_utils.TritonModelException, match="tensor 'x': expected a numpy array, got list"):

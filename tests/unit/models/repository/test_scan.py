@@ -109,7 +109,7 @@ def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> Non
     (tmp_path / "mlp" / "3" / "model.onnx").write_bytes(b"garbage")
     (tmp_path / "empty").mkdir()
     save_mlp(tmp_path / "configured" / "1" / "model.onnx", [4, 3])
-    (tmp_path / "configured" / "config.pbtxt").write_text("sequence_batching { }")
+    (tmp_path / "configured" / "config.pbtxt").write_text("sequence_batching { iterative_sequence: true }")
     save_mlp(tmp_path / "sp ace" / "1" / "model.onnx", [4, 3])
     save_mlp(tmp_path / "request" / "1" / "model.onnx", [4, 3])
     for name, text in {"bad-yaml": "stages: [", "bad-model": PIPELINE.replace("mlp", "nothing")}.items():
@@ -132,7 +132,7 @@ def test_what_is_broken_says_why_and_never_stops_the_rest(tmp_path: Path) -> Non
         ("mlp", 2): "mlp/2: expected a file model.onnx or model.timed.json or model.py",
         ("mlp", 3): "mlp/3/model.onnx: not an ONNX model",
         ("empty", None): "empty: expected a version directory such as empty/1, a pipeline.yaml or a family.yaml",
-        ("configured", None): "configured/config.pbtxt: sequence_batching: not supported",
+        ("configured", None): "configured/config.pbtxt: sequence_batching.iterative_sequence: not",
         ("sp ace", None): "sp ace: 'sp ace' cannot name a model or a pipeline; expected letters",
         ("request", None): "request: 'request' cannot name a model or a pipeline",
         ("bad-yaml", None): "bad-yaml/pipeline.yaml: not YAML: ",

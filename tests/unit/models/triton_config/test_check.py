@@ -88,11 +88,8 @@ def test_what_is_not(text: str, message: str) -> None:
             {GPU},
             "kind KIND_CPU, but all partitions are of GPUs; expected KIND_GPU, KIND_AUTO or KIND_MODEL",
         ),
-        (
-            "KIND_GPU gpus: 1",
-            {GPU},
-            r"gpus: expected none with KIND_GPU, got \[1\]: partitions say which GPUs there are",
-        ),
+        ("KIND_GPU gpus: 1", {GPU}, ""),
+        ("KIND_MODEL gpus: 1", {GPU}, r"gpus: expected none with KIND_MODEL, got \[1\]: it is for KIND_GPU"),
         (
             "KIND_GPU",
             {CPU, GPU},

@@ -219,7 +219,6 @@ BAD_HEADS = [
     (HEAD + 'backend: "onnxruntime"', "backend: platform ensemble goes with none, not with onnxruntime"),
     (HEAD + "instance_group { count: 1 }", "instance_group: an ensemble has no instances of its own"),
     (HEAD + 'model_warmup { name: "w" }', "model_warmup: an ensemble has no instances of its own"),
-    (HEAD + "optimization { priority: PRIORITY_MAX }", "optimization.priority: not supported"),
     (HEAD + "optimization { graph { level: 1 } }", "optimization: an ensemble has no instances of its own"),
     (
         HEAD.replace("dims: 4", "dims: 4 reshape { shape: [ 2, 2 ] }"),

@@ -6,7 +6,7 @@ from tritonclient.grpc import model_config_pb2
 
 from sluice.models.dynamic_batching import DynamicBatching, QueuePolicy, TimeoutAction
 from sluice.models.errors import ConfigError
-from sluice.models.triton_config.fields import HONOURED, REFUSED
+from sluice.models.triton_config.fields import HINTS, HONOURED, REFUSED
 from sluice.models.triton_config.model_config import EnsembleStep, Reshape, TritonModelConfig
 from sluice.models.triton_config.pbtxt import decode_config, decode_config_json, encode_config
 
@@ -121,19 +121,14 @@ def test_json_that_is_no_configuration(text: str | bytes) -> None:
 
 
 REFUSALS = [
-    ("sequence_batching { }", "sequence_batching: not supported: requests are independent of one another"),
-    ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled: not supported"),
+    ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence: not supported"),
     ("model_repository_agents { agents { } }", "model_repository_agents: not supported"),
     ("input { allow_ragged_batch: true }", "input.allow_ragged_batch: not supported"),
     ("output { is_shape_tensor: true }", "output.is_shape_tensor: not supported: there is no TensorRT backend"),
-    ("optimization { cuda { graphs: true } }", "optimization.cuda: not supported: the options of CUDA follow"),
-    ("instance_group { rate_limiter { } }", "instance_group.rate_limiter: not supported"),
-    ("ensemble_scheduling { max_inflight_requests: 2 }", "ensemble_scheduling.max_inflight_requests: not supported"),
     (
         'model_warmup { inputs { key: "x" value { input_data_file: "x.bin" } } }',
         "model_warmup.inputs.input_data_file: not supported: warm-up inputs are zeros or random",
     ),
-    ('metric_tags { key: "a" value: "b" }', "metric_tags: not supported: the labels of metrics are the same"),
     ('batch_input { target_name: "x" }', "batch_input: not supported"),
 ]
 
@@ -142,6 +137,23 @@ REFUSALS = [
 def test_fields_that_are_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^m.pbtxt: {message}"):
         decode_config(text, "m.pbtxt")
+
+
+UNUSED = [
+    ("optimization { cuda { graphs: true } }", "optimization.cuda has no effect: the options of CUDA follow"),
+    ("optimization { priority: PRIORITY_MAX }", "optimization.priority has no effect"),
+    ("instance_group { rate_limiter { } }", "instance_group.rate_limiter has no effect"),
+    ("instance_group { kind: KIND_GPU gpus: 0 }", "instance_group.gpus has no effect: partitions say which GPUs"),
+    ("ensemble_scheduling { max_inflight_requests: 2 }", "ensemble_scheduling.max_inflight_requests has no effect"),
+    ('metric_tags { key: "a" value: "b" }', "metric_tags has no effect: the labels of metrics are the same"),
+    ("sequence_batching { state { use_growable_memory: true } }", "sequence_batching.state.use_growable_memory has"),
+]
+
+
+@pytest.mark.parametrize(("text", "note"), UNUSED)
+def test_fields_that_change_no_answer_are_read_and_named(text: str, note: str) -> None:
+    (unused,) = decode_config(text, "m.pbtxt").unused
+    assert unused.startswith(note)
 
 
 def test_fields_that_have_their_default_are_not_set() -> None:
@@ -155,11 +167,11 @@ input { name: "x" optional: false }
 
 
 def test_every_field_there_is_is_honoured_or_refused() -> None:
-    known = HONOURED | REFUSED.keys()
+    known = HONOURED | HINTS.keys() | REFUSED.keys()
     fields = list(_fields(model_config_pb2.ModelConfig.DESCRIPTOR, "", known))
     assert [field for field in fields if field not in known] == []
     assert known - set(fields) == set()
-    assert HONOURED & REFUSED.keys() == set()
+    assert len(known) == len(HONOURED) + len(HINTS) + len(REFUSED)
 
 
 def test_what_is_honoured_has_a_place_in_the_form() -> None:

@@ -170,9 +170,9 @@ def test_the_parts_of_a_message_are_awaited(ends: Pair) -> None:
 def test_the_longest_message_fits(ends: Pair) -> None:
     gateway, _ = ends
     limit = 16 * 1024 * 1024
-    assert len(gateway.packets(RunBatch(1, "m" * (limit - 20), ()))) >= 17
+    assert len(gateway.packets(RunBatch(1, "m" * (limit - 22), ()))) >= 17
     with pytest.raises(PartitionError, match=f"a message of {limit + 1} bytes is over the limit of {limit}"):
-        gateway.packets(RunBatch(1, "m" * (limit - 17), ()))
+        gateway.packets(RunBatch(1, "m" * (limit - 19), ()))
     _close(ends)
 
 

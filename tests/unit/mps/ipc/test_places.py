@@ -8,7 +8,7 @@ import pytest
 from sluice.models.errors import PartitionError
 from sluice.models.tensors.spec import DataType
 from sluice.mps.ipc.arena import Region
-from sluice.mps.ipc.messages import BatchFinished, OutputTensor
+from sluice.mps.ipc.messages import BatchFinished, OutputTensor, ResponseSent
 from sluice.mps.ipc.places import check_places
 
 OUTPUT_REGION, OVERFLOW, INPUTS = 2, -5, 1
@@ -57,10 +57,11 @@ def test_a_worker_that_is_not_ready_has_no_region() -> None:
         check_places(BatchFinished(7, 0, 1, (OUTPUT,), 0), {}, OUTPUT_REGION, None)
 
 
-def test_an_answer_without_outputs_has_a_slot_at_least() -> None:
+def test_a_region_is_not_made_for_no_outputs() -> None:
     check_places(BatchFinished(7, 0, 1, (), 0), {}, OUTPUT_REGION, None)
-    with pytest.raises(PartitionError, match="batch 7 has neither a slot nor outputs"):
-        check_places(BatchFinished(7, 0, 1, (), -1), {}, OUTPUT_REGION, None)
+    check_places(ResponseSent(7, (), -1, is_final=True), {}, OUTPUT_REGION, None)
+    with pytest.raises(PartitionError, match="batch 7 has no outputs in region -5, which was made for them"):
+        check_places(ResponseSent(7, (), -1), {}, OUTPUT_REGION, -5)
 
 
 @pytest.mark.parametrize("offset", [-4, 8169, 1 << 60])

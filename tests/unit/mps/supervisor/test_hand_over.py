@@ -12,15 +12,16 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     AddModel,
-    BatchFinished,
-    BatchRefused,
+    BatchReport,
     BatchWithdrawn,
+    CallModel,
     DropModel,
     FromWorker,
     LoadResult,
     ModelAdded,
     ModelDropped,
     ModelFile,
+    ReadinessReport,
     WorkerReady,
 )
 from sluice.mps.partitions.isolation_report import Evidence
@@ -140,8 +141,16 @@ class Bench:
     def model_unloaded(self, partition: str, key: str) -> None:
         self.reported.append(f"{partition} unloaded {key}")
 
+    def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
+        os.close(fd)
+
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
+
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None:
         self.reported.append(f"{partition}: batch {message.batch}")
 

@@ -15,7 +15,8 @@ from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
     BatchFinished,
     BatchRefused,
-    BatchWithdrawn,
+    BatchReport,
+    CallModel,
     FromWorker,
     LoadResult,
     ModelAdded,
@@ -23,6 +24,7 @@ from sluice.mps.ipc.messages import (
     ModelFile,
     ModelMeasured,
     OverflowCreated,
+    ReadinessReport,
     WorkerReady,
 )
 from sluice.mps.partitions.partition import CpuPartition, Partition
@@ -90,8 +92,16 @@ class Owner:
 
     def model_unloaded(self, partition: str, key: str) -> None: ...
 
+    def model_called(self, partition: str, worker: WorkerProcess, call: CallModel, fd: int) -> None:
+        os.close(fd)
+
+    def readiness_reported(self, partition: str, report: ReadinessReport) -> None: ...
+
     def message(
-        self, partition: str, worker: WorkerProcess, message: BatchFinished | BatchRefused | BatchWithdrawn
+        self,
+        partition: str,
+        worker: WorkerProcess,
+        message: BatchReport,
     ) -> None: ...
 
 

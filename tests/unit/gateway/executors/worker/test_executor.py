@@ -23,6 +23,7 @@ from sluice.batcher.interface.events import (
 from sluice.gateway.executors.worker.executor import WorkerExecutor
 from sluice.gateway.partitions.inventory import NO_DETAILS, PartitionEvent, ProcessDetails
 from sluice.gateway.tensors.pipeline_wiring import REQUEST_STAGE, PipelineWiring, StageWiring, TensorRef
+from sluice.gateway.tensors.responses import ModelResponse
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.memory import OutputMemory
 from sluice.models.profiles.latency_table import LatencyTable
@@ -31,13 +32,18 @@ from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.units import NS_PER_S
 from sluice.mps.ipc.arena import Region
 from sluice.mps.ipc.messages import (
+    RESPONSE_WINDOW,
     BatchFault,
     BatchFinished,
     BatchRefused,
+    BatchReport,
     BatchWithdrawn,
+    CancelResponses,
     LoadResult,
     ModelFile,
     OutputTensor,
+    ResponseSent,
+    ResponseTaken,
     RunBatch,
     WithdrawBatch,
     WorkerReady,
@@ -119,7 +125,7 @@ class Bench:
         place = (self.output if region is None else region), max(slot, 0), 12
         self.say(BatchFinished(batch, 5, 9, (OutputTensor("y", DataType.FP32, (1, 3), *place),), slot), worker)
 
-    def say(self, answer: BatchFinished | BatchRefused | BatchWithdrawn, worker: Packets | None = None) -> None:
+    def say(self, answer: BatchReport, worker: Packets | None = None) -> None:
         """Let a worker answer, the first one by default."""
         self.executor.message("cpu0", cast("WorkerProcess", worker or self.worker), answer)
 
@@ -453,3 +459,126 @@ def test_an_answer_that_does_not_fit_the_batches_of_the_worker_is_refused(
         assert bench.executor.arena_bytes == 0
 
     test()
+
+
+class Responses:
+    """The decoupled model on the bench, and the responses to request 1 as they come."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        decoupled = msgspec.structs.replace(SPEC, max_batch_size=0, decoupled=True)
+        bench.executor.add({"mlp:1": PLAN._replace(batchable=False, outputs={})}, {"mlp:1": decoupled}, {})
+        self.taken: list[ModelResponse] = []
+        bench.executor.responses.open(1, self.taken.append)
+        self.batch = bench.send(1)
+
+    def say(self, *values: float, slot: int = 0, region: int | None = None, batch: int = 1) -> None:
+        """Let the worker send a response of these values."""
+        place = (self.bench.output if region is None else region), max(slot, 0), 4 * len(values)
+        output = OutputTensor("y", DataType.FP32, (len(values),), *place)
+        self.bench.say(ResponseSent(batch, (output,), slot))
+
+    @property
+    def answers(self) -> list[Any]:
+        """The messages to the worker after the batch."""
+        return [each for each in self.bench.worker.sent if not isinstance(each, RunBatch)]
+
+
+@benched
+async def test_a_response_goes_to_its_request_and_its_slot_back_at_once(bench: Bench) -> None:
+    responses = Responses(bench)
+    bench.supervisor.region(bench.output).view[64:72] = np.array([1, 2], np.float32).tobytes()
+    responses.say(1, 2, slot=64)
+    (response,) = responses.taken
+    assert (response.outputs["y"].tolist(), response.is_final) == ([1, 2], False)  # type: ignore[union-attr]
+    assert responses.answers == []
+    response.release()
+    response.release()
+    assert responses.answers == [ResponseTaken(1, 64)]
+
+
+@benched
+async def test_the_end_of_a_decoupled_batch_completes_its_request_without_outputs(bench: Bench) -> None:
+    responses = Responses(bench)
+    bench.say(ResponseSent(1, (), -1, "wrong"))
+    bench.say(ResponseSent(1, (), -1, is_final=True))
+    assert [(str(each.error), each.is_final) for each in responses.taken] == [("wrong", False), ("None", True)]
+    bench.say(BatchFinished(1, 5, 9, (), -1))
+    assert bench.events[1:] == [BatchCompleted(1, 5, 9, (), "")]
+    assert bench.executor.take_outputs(1)[0] == {}
+
+
+@benched
+async def test_a_response_that_outlives_its_batch_frees_its_memory_as_answers_do(bench: Bench) -> None:
+    responses = Responses(bench)
+    overflow = bench.supervisor.share_region(Region.create("test-overflow", 4096))
+    responses.say(1, slot=64)
+    responses.say(2, slot=-1, region=overflow)
+    bench.say(BatchFinished(1, 5, 9, (), -1))
+    for response in responses.taken:
+        response.release()
+    assert not bench.mapped(overflow)
+    bench.send(2)
+    runs = [message for message in bench.worker.sent if isinstance(message, RunBatch)]
+    assert (runs[-1].release, responses.answers) == ((64,), [])
+
+
+@benched
+async def test_a_cancelled_request_is_cancelled_with_the_worker(bench: Bench) -> None:
+    responses = Responses(bench)
+    bench.executor.discard(1)
+    bench.executor.responses.close(1)
+    responses.say(1, slot=64)
+    assert responses.answers == [CancelResponses(1), ResponseTaken(1, 64)]
+    bench.say(BatchFinished(1, 5, 9, (), -1))
+    bench.executor.discard(1)
+    assert len(responses.answers) == 2
+
+
+@benched
+async def test_a_batch_that_sends_responses_goes_on_and_one_that_does_not_hangs(bench: Bench) -> None:
+    responses = Responses(bench)
+    for second in (8, 16, 24):
+        await bench.at(second)
+        responses.say(1)
+        responses.taken.pop().release()
+    await bench.at(33)
+    assert bench.worker.killed == []
+    await bench.at(36)
+    assert bench.worker.killed == ["batch 1 did not end within 10 s"]
+
+
+@benched
+async def test_a_batch_that_waits_for_its_client_does_not_hang(bench: Bench) -> None:
+    responses = Responses(bench)
+    for _ in range(RESPONSE_WINDOW):
+        responses.say(1)
+    await bench.at(200)
+    assert bench.worker.killed == []
+    responses.taken.pop().release()
+    await bench.at(212)
+    assert bench.worker.killed == ["batch 1 did not end within 10 s"]
+
+
+@benched
+async def test_a_worker_sends_no_more_responses_than_it_may(bench: Bench) -> None:
+    responses = Responses(bench)
+    for _ in range(RESPONSE_WINDOW):
+        responses.say(1)
+    with pytest.raises(PartitionError, match="batch 1 has more than 16 responses that are not taken"):
+        responses.say(1)
+
+
+@benched
+async def test_responses_that_cannot_be_are_refused(bench: Bench) -> None:
+    with pytest.raises(PartitionError, match="a response came, but the model is not decoupled"):
+        bench.say(ResponseSent(bench.send(1), (), -1))
+    bench.say(BatchRefused(1, "no"))
+    bench.executor.discard(1)
+    responses = Responses(bench)
+    bench.send(2)
+    output = OutputTensor("z", DataType.FP32, (1,), bench.output, 0, 4)
+    with pytest.raises(PartitionError, match="the model has no output z"):
+        bench.say(ResponseSent(responses.batch, (output,), 0))
+    with pytest.raises(PartitionError, match=f"a response of batch 3 came while batch {responses.batch} was running"):
+        responses.say(1, batch=3)

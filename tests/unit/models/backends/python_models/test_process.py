@@ -311,9 +311,9 @@ def test_memory_grows_with_what_is_written() -> None:
     writer, reader = TensorMemory(fd), TensorMemory(os.dup(fd))
     for size in (1, 100_000, 7):
         values = np.arange(size)
-        (read,) = reader.read(writer.write(1, {"x": values})).values()
+        (read,) = reader.read(*writer.write({"x": values})).values()
         assert (read == values).all()
-    scalar = reader.read(writer.write(1, {"a": np.array(3), "b": np.array(True)}))
+    scalar = reader.read(*writer.write({"a": np.array(3), "b": np.array(True)}))
     assert (scalar["a"].item(), scalar["b"].item()) == (3, True)
     os.close(reader.fd)
     os.close(fd)

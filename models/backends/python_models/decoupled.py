@@ -1,0 +1,175 @@
+"""Decoupled models: any number of responses to a request, from any thread, also after `execute` has returned.
+
+A run has one request. It ends when the model has sent its final response and `execute` has returned.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sluice.models.backends.python_models.wire import (
+    CancelBatch,
+    MessageLink,
+    SentResponse,
+    TakeNext,
+    TensorMemory,
+)
+from sluice.models.backends.requests import FailureCode
+from sluice.models.tensors.arrays import Array
+
+_FORGOTTEN = "the model has dropped its response sender without a final response"
+
+
+class Closed(Exception):
+    """A response was sent after the final one."""
+
+
+class SentError(NamedTuple):
+    """An error as a response."""
+
+    message: str
+    code: FailureCode
+
+
+class Run:
+    """The responses of one run, which any thread may send; `outputs` is the memory for them."""
+
+    def __init__(self, link: MessageLink, number: int, outputs: TensorMemory) -> None:
+        self.number = number
+        self.failure = ""
+        """The reason why there is no final response."""
+        self._link = link
+        self._outputs = outputs
+        self._turn = threading.Lock()
+        """One response is on its way at a time."""
+        self._changed = threading.Condition()
+        self._is_taken = True
+        self._is_cancelled = self._is_closed = self._is_gone = False
+
+    def send(self, outputs: Mapping[str, Array], error: SentError | None, *, is_final: bool) -> None:
+        """Send a response, and wait until it is read; it is dropped if the client has gone.
+
+        Raises Closed after the final one, and EOFError when the other end is gone.
+        """
+        with self._turn:
+            if self._is_closed:
+                raise Closed
+            if not self._is_cancelled:
+                self._send(outputs, error, is_final=is_final)
+            if is_final:
+                self._close()
+
+    def _send(self, outputs: Mapping[str, Array], error: SentError | None, *, is_final: bool) -> None:
+        places, size = self._outputs.write(outputs)
+        message, code = (None, FailureCode.INTERNAL) if error is None else error
+        self._is_taken = False
+        try:
+            self._link.send(SentResponse(self.number, places, size, message, code, is_final))
+        except ConnectionError as lost:
+            raise EOFError("the other end is gone") from lost
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_taken or self._is_gone)
+        if not self._is_taken:
+            raise EOFError("the other end is gone")
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the responses are not wanted any more."""
+        return self._is_cancelled or self._is_gone
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the run has its final response, or ends without one."""
+        return self._is_closed
+
+    def give_up(self, reason: str) -> None:
+        """End the run without a final response, unless there was one."""
+        with self._turn:
+            if not self._is_closed:
+                self.failure = reason
+                self._close()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def wait_closed(self) -> None:
+        """Return once the run has its final response. Raises EOFError when the other end is gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._is_gone)
+        if self._is_gone:
+            raise EOFError("the other end is gone")
+
+    def hear(self, message: TakeNext | CancelBatch) -> None:
+        """Take a message about this run."""
+        with self._changed:
+            if isinstance(message, TakeNext):
+                self._is_taken = True
+            else:
+                self._is_cancelled = True
+            self._changed.notify_all()
+
+    def lost(self) -> None:
+        """Record that the other end is gone."""
+        with self._changed:
+            self._is_gone = True
+            self._changed.notify_all()
+
+
+class Runs:
+    """The runs of a process that have not ended; several, if runs wait for other models."""
+
+    def __init__(self, link: MessageLink) -> None:
+        self._link = link
+        self._runs: dict[int, Run] = {}
+
+    def begin(self, number: int, outputs: TensorMemory) -> Run:
+        """Begin the run of a batch."""
+        run = self._runs[number] = Run(self._link, number, outputs)
+        return run
+
+    def end(self, run: Run) -> None:
+        """Forget a run."""
+        del self._runs[run.number]
+
+    def hear(self, message: TakeNext | CancelBatch) -> None:
+        """Pass a message on; it may come after the end of its run."""
+        if (run := self._runs.get(message.number)) is not None:
+            run.hear(message)
+
+    def lost(self) -> None:
+        """Record that the other end is gone."""
+        for run in list(self._runs.values()):
+            run.lost()
+
+
+class RunSender:
+    """Sends the responses of one run.
+
+    When a model has dropped its last reference to it without a final response, the run fails.
+    """
+
+    def __init__(self, run: Run, check: "Check") -> None:
+        self._run = run
+        self._check = check
+        weakref.finalize(self, _drop, run).atexit = False
+
+    def send(self, outputs: Mapping[str, Any], error: SentError | None, *, is_final: bool) -> None:
+        """Send a response. Raises Closed after the final one, BackendFailed for outputs that the model cannot have."""
+        self._run.send(self._check(outputs), error, is_final=is_final)
+
+    def is_cancelled(self) -> bool:
+        """True if the client has gone."""
+        return self._run.is_cancelled
+
+
+def _drop(run: Run) -> None:
+    if not run.is_closed:
+        # In a thread: the finalizer may run in one that holds the lock.
+        threading.Thread(target=run.give_up, args=(_FORGOTTEN,), daemon=True).start()
+
+
+Check = Callable[[Mapping[str, Any]], dict[str, Array]]
+"""Returns the outputs of a response as arrays; raises BackendFailed for those that the model cannot have."""
