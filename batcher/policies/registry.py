@@ -125,7 +125,7 @@ def _check_foreign(key: str, value: object, name: str, forms: Mapping[str, type[
     if owners:
         raise ValueError(f"{key} belongs to policy {' or '.join(owners)}, not to {name}")
     known = ("name", *forms[name].__struct_fields__)
-    raise ValueError(f"Object contains unknown field `{key}`; expected {', '.join(known)}")
+    raise ValueError(f"Object contains unknown field `{key}`; expected {', '.join(known)}{did_you_mean(key, known)}")
 
 
 def _full_name(thing: Any) -> str:

@@ -211,7 +211,7 @@ class _Check:
         for name, stage in self._stages.items():
             for place, source in _sources(stage):
                 if source.stage != REQUEST:
-                    self._check_stage_exists(f"stages.{name}.{place}", source.stage)
+                    self._check_stage_exists(f"stages.{name}.{place}", source.stage, REQUEST)
                 elif stage.combine is not None:
                     raise self._error(f"stages.{name}.{place}", "expected a stage's tensor, not the request's")
             data_needs[name] = [stage_name for stage_name in data_needs[name] if stage_name != REQUEST]
@@ -229,9 +229,10 @@ class _Check:
         self._refuse_cycle(needs)
         return needs
 
-    def _check_stage_exists(self, where: str, name: str) -> None:
+    def _check_stage_exists(self, where: str, name: str, *others: str) -> None:
+        """Raise ConfigError, with the names of all stages and of what else was possible."""
         if name not in self._stages:
-            raise self._error(where, f"no stage '{name}'; {expected_one_of(self._stages, name)}")
+            raise self._error(where, f"no stage '{name}'; {expected_one_of((*self._stages, *others), name)}")
 
     def _refuse_cycle(self, needs: Mapping[str, list[str]]) -> None:
         if cycle := find_cycle(needs):

@@ -5,13 +5,17 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.support.configuration_files import ConfigurationFile
+from tests.support.configuration_files import FILES, ConfigurationFile
 
 _ROWS = ("1234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm")
 _WORD = re.compile(r"[A-Za-z_]{4,}")
 _KEY = re.compile(r"^(\s*(?:- )?)([A-Za-z_]+):?")
 _NUMBER = re.compile(r"(?<=[:\[ ] )[0-9.]+(?=[\],\s]|$)|(?<=: )[0-9.]+(?=[a-zA-Z]|$)")
 _UNIT = re.compile(r"(?<=[0-9])(ms|us|s|MiB|GiB)$")
+
+
+_LINE = re.compile(r"[\w/.]+:(\d+):")
+_SUGGESTIONS = ("did you mean", "expected", "Expected", "indentation", "first in line", "multiple")
 
 
 class Typo(NamedTuple):
@@ -21,6 +25,27 @@ class Typo(NamedTuple):
     text: str
     line: int
     meant: str
+
+
+class RefusedTypo(NamedTuple):
+    """A typing error in a file, and the error that a user sees."""
+
+    file: str
+    typo: Typo
+    error: str
+
+    @property
+    def is_named(self) -> bool:
+        """True if the error names the line, and says what was meant or expected.
+
+        A wrong indentation, or a name that is used elsewhere, may be noticed in the line before or after. What was
+        meant by a word is that word.
+        """
+        match = _LINE.match(self.error)
+        is_near = match is not None and abs(int(match[1]) - self.typo.line) <= 1
+        if self.typo.kind in _IN_WORDS and self.typo.meant not in self.error:
+            return False
+        return is_near and any(each in self.error for each in _SUGGESTIONS)
 
 
 def _swap(word: str, chance: random.Random) -> str:
@@ -97,3 +122,17 @@ def _in_line(file: ConfigurationFile, kind: str, line: str) -> tuple[list[str], 
     elif kind == "twice" and re.fullmatch(r"\s*[a-z_]+: \S+", line):
         changed = [line, line]
     return None if changed is None else (changed, line.strip())
+
+
+def refused_typos(count: int, seed: int) -> list[RefusedTypo]:
+    """Typing errors that make a file wrong, of all kinds and in files of all kinds."""
+    chance = random.Random(seed)
+    found: list[RefusedTypo] = []
+    number = 0
+    while len(found) < count:
+        file, kind = FILES[number % len(FILES)], KINDS[number // len(FILES) % len(KINDS)]
+        number += 1
+        made = typo(file, kind, chance)
+        if made is not None and (error := file.error(made.text)) is not None:
+            found.append(RefusedTypo(file.kind, made, error))
+    return found

@@ -185,7 +185,7 @@ def test_a_server_tells_that_its_partitions_are_enforced(tmp_path: Path) -> None
         assert metric(server) == ['sluice_partition_enforced{partition="only"} 1.0']
         doctor = [sys.executable, "-m", "sluice.gateway.cli.main", "doctor", "--url", f"http://{server.http_url}"]
         done = subprocess.run(doctor, capture_output=True, text=True, check=False)
-        assert [line.split(" (")[0] for line in done.stdout.splitlines() if " server " in line] == [
+        assert [line.split(" (")[0] for line in done.stdout.splitlines() if line.split()[1] == "server"] == [
             "ok    server     only: enforced"
         ]
 

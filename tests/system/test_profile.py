@@ -62,7 +62,7 @@ def test_a_model_is_measured_and_its_profile_lies_beside_it(profile: Profiling, 
     assert all(5 <= cell.samples <= 1000 for cell in entry.cells)
     assert 50_000 < entry.cells[0].p50_ns < 100_000_000
     assert entry.load_ns is not None
-    assert 1_000_000 < entry.load_ns < 10_000_000_000
+    assert 100_000 < entry.load_ns < 10_000_000_000
     assert entry.memory_rest_bytes is not None
     # A session of its own for a file of 1 kB; what ONNX Runtime takes by itself does not count.
     assert 1 << 17 < entry.memory_rest_bytes < 200 << 20
