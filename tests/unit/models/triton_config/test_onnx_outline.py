@@ -65,9 +65,9 @@ def test_files_of_weights_must_be_regular_files_beside_the_model(tmp_path: Path)
     data = path.with_name("model.onnx_data")
     assert read_outline(path).external == {data.name}
     data.rename(tmp_path / "elsewhere")
-    refused(path, f"its weights are in 'model.onnx_data': {data}: cannot be read: No such file or directory")
+    refused(path, "its weights are in 'model.onnx_data': cannot be read: No such file or directory")
     os.mkfifo(data)
-    refused(path, f"its weights are in 'model.onnx_data': {data}: expected a file, got a FIFO")
+    refused(path, "its weights are in 'model.onnx_data': expected a file, got a FIFO")
     data.unlink()
     data.symlink_to(tmp_path / "elsewhere")
     assert read_tensors(path).batchable
