@@ -13,11 +13,13 @@ from sluice.models.triton_config.onnx_outline import OnnxOutline, read_outline
 from tests.support.models.onnx_models import save_mlp
 
 
-def save_external(path: Path, location: str = "model.onnx_data") -> None:
-    """A model y = x @ w, whose weights are in a file of their own."""
+def save_external(path: Path, location: str = "model.onnx_data", rows: tuple[str, str] = ("n", "n")) -> None:
+    """A model y = x @ w, whose weights are in a file of their own; `rows` are the names of the rows of x and y."""
     data = np.eye(4, dtype=np.float32).tobytes()
     weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], data, raw=True)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [row, 4]) for name, row in zip("xy", rows, strict=True)
+    )
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     path.parent.mkdir(parents=True, exist_ok=True)
