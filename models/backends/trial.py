@@ -18,10 +18,13 @@ from sluice.models.processes import TELEMETRY_OFF, python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors, without_batch
+from sluice.models.triton_config.onnx_outline import is_inside, read_outline
 
 TRIAL_TIMEOUT_S = 60.0
 SIZES = (1, 2, 3)
 """The numbers of rows that are tried."""
+MAX_REMEMBERED = 1024
+"""Models whose runs are remembered."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True):
@@ -45,7 +48,8 @@ def tried(tensors: FileTensors, path: Path, shapes: Shapes | None = None) -> Fil
     """Run the model at a few sizes, and return its tensors with what the runs show.
 
     `shapes` are sizes for variable dimensions of items. A model that cannot be run so stays as its file says. Blocks
-    for up to `TRIAL_TIMEOUT_S`.
+    for up to `TRIAL_TIMEOUT_S`. The same files are not run again, wherever links to them are: the check of a copied
+    repository reads all its models.
     """
     names = [tensor.name for tensor in tensors.inputs]
     runs = [dict.fromkeys(names, rows) for rows in SIZES]
@@ -53,7 +57,15 @@ def tried(tensors: FileTensors, path: Path, shapes: Shapes | None = None) -> Fil
         runs.append(dict.fromkeys(names, 2) | {names[0]: 3})
     outputs = tuple(tensor.name for tensor in tensors.outputs)
     order = TrialOrder(str(path), without_batch(tensors.inputs), outputs, dict(shapes or {}), tuple(runs))
-    return judged(tensors, _run(order))
+    key = _key(order)
+    seen = _remembered.get(key)
+    if seen is None:
+        seen = _run(order)
+        if not any(run.error for run in seen[: len(SIZES)]):  # an error may be one of the machine
+            if len(_remembered) >= MAX_REMEMBERED:
+                _remembered.clear()
+            _remembered[key] = seen
+    return judged(tensors, seen)
 
 
 def judged(tensors: FileTensors, runs: Sequence[TrialRun]) -> FileTensors:
@@ -103,6 +115,19 @@ def _rows_missing(outputs: Sequence[TensorSpec], runs: Sequence[TrialRun]) -> st
 
 def _replaced(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     return msgspec.structs.replace(tensor, shape=shape)
+
+
+_remembered: dict[bytes, Sequence[TrialRun]] = {}
+
+
+def _key(order: TrialOrder) -> bytes:
+    """All that runs depend on: the order, and which files the model and its weights are."""
+    path = Path(order.path)
+    places = [path, *(path.parent / each for each in sorted(read_outline(path).external) if is_inside(each))]
+    files = [
+        (each.st_dev, each.st_ino, each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in map(os.stat, places)
+    ]
+    return msgspec.json.encode((files, msgspec.structs.replace(order, path="")))
 
 
 def _run(order: TrialOrder) -> Sequence[TrialRun]:

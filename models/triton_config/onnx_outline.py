@@ -58,10 +58,12 @@ def check_external(path: Path, outline: OnnxOutline) -> None:
     """
     for location in sorted(outline.external):
         if is_inside(location):
+            file = path.parent / location
             try:
-                check_regular(path.parent / location)
+                check_regular(file)
             except ConfigError as error:
-                raise ConfigError(f"{path}: its weights are in '{location}': {error}") from error
+                reason = str(error).removeprefix(f"{file}: ")
+                raise ConfigError(f"{path}: its weights are in '{location:.255}': {reason}") from error
 
 
 def is_inside(location: str) -> bool:

@@ -6,11 +6,12 @@ import pytest
 from onnx import helper
 
 from sluice.models.backends import trial
-from sluice.models.backends.trial import TrialRun, judged, tried
+from sluice.models.backends.trial import SIZES, TrialOrder, TrialRun, judged, tried
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
 from sluice.models.triton_config.onnx_file import read_tensors
 from tests.support.models.onnx_models import save_model, value
+from tests.unit.models.triton_config.test_onnx_outline import save_external
 
 WHY = "the first dimensions have different names: a, b; set max_batch_size if it is the rows"
 FILE = FileTensors(
@@ -68,3 +69,26 @@ def test_a_file_is_tried_in_a_process_of_its_own(tmp_path: Path, monkeypatch: py
     assert "Strange" in found.no_batches
     monkeypatch.setattr(trial, "TRIAL_TIMEOUT_S", 0)
     assert "it took longer than 0 s" in tried(read_tensors(path), path).no_batches
+
+
+def test_the_same_files_are_tried_once_and_changed_ones_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_external(tmp_path / "store" / "model.onnx", rows=("a", "b"))
+    link = tmp_path / "link"
+    link.symlink_to("store")
+    started: list[str] = []
+
+    def run(order: TrialOrder) -> list[TrialRun]:
+        started.append(order.path)
+        return [TrialRun({"y": (rows, 4)}) for rows in SIZES]
+
+    monkeypatch.setattr(trial, "_run", run)
+    paths = [directory / "model.onnx" for directory in (tmp_path / "store", link)]
+    for path in paths:
+        assert tried(read_tensors(path), path).batchable
+    assert started == [str(paths[0])]
+    data = tmp_path / "store" / "model.onnx_data"
+    data.write_bytes(bytes(data.stat().st_size))
+    for path in paths:
+        assert tried(read_tensors(path), path, {"x": (4,)}).batchable
+        assert tried(read_tensors(path), path).batchable
+    assert len(started) == 3

@@ -13,11 +13,13 @@ from sluice.models.triton_config.onnx_outline import OnnxOutline, read_outline
 from tests.support.models.onnx_models import save_mlp
 
 
-def save_external(path: Path, location: str = "model.onnx_data") -> None:
-    """A model y = x @ w, whose weights are in a file of their own."""
+def save_external(path: Path, location: str = "model.onnx_data", rows: tuple[str, str] = ("n", "n")) -> None:
+    """A model y = x @ w, whose weights are in a file of their own; `rows` are the names of the rows of x and y."""
     data = np.eye(4, dtype=np.float32).tobytes()
     weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], data, raw=True)
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [row, 4]) for name, row in zip("xy", rows, strict=True)
+    )
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,9 +67,9 @@ def test_files_of_weights_must_be_regular_files_beside_the_model(tmp_path: Path)
     data = path.with_name("model.onnx_data")
     assert read_outline(path).external == {data.name}
     data.rename(tmp_path / "elsewhere")
-    refused(path, f"its weights are in 'model.onnx_data': {data}: cannot be read: No such file or directory")
+    refused(path, "its weights are in 'model.onnx_data': cannot be read: No such file or directory")
     os.mkfifo(data)
-    refused(path, f"its weights are in 'model.onnx_data': {data}: expected a file, got a FIFO")
+    refused(path, "its weights are in 'model.onnx_data': expected a file, got a FIFO")
     data.unlink()
     data.symlink_to(tmp_path / "elsewhere")
     assert read_tensors(path).batchable
