@@ -13,8 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
+from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.config.json_nan import JsonNan
 from sluice.gateway.grpc.codec import decode_request as decode_message
 from sluice.gateway.http.codec import decode_request
+from sluice.gateway.http.predict import decode_invocation, decode_predict, encode_predictions
+from sluice.gateway.protocol.answer import Answer
+from sluice.gateway.protocol.request import InferRequest, InferResponse
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import grpc_status, http_status
 from sluice.models.errors import ServingError
@@ -130,6 +135,55 @@ def test_bodies_are_decoded_or_refused(body: tuple[bytes, int | None], signature
 
     error = refusal(check)
     assert error is None or (http_status(error) == 400 and str(error))
+
+
+ELEMENTS = st.one_of(NUMBERS, st.text(max_size=3), st.sampled_from([{"b64": "YQ=="}, {"b64": "?"}, {"b64": 1}]))
+ROWS = st.recursive(ELEMENTS, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+NAMED = st.dictionaries(st.sampled_from(["x", "s", "y"]), mostly(ROWS), max_size=2)
+PREDICTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "instances": mostly(st.lists(st.one_of(ROWS, NAMED), max_size=3)),
+        "inputs": mostly(st.one_of(ROWS, NAMED)),
+        "signature_name": mostly(st.just("serving_default")),
+        "parameters": mostly(st.dictionaries(st.sampled_from(["timeout", "slo_ms", "a"]), SCALARS, max_size=2)),
+    },
+)
+
+
+@st.composite
+def predict_bodies(draw: st.DrawFn) -> bytes:
+    body = json.dumps(draw(PREDICTIONS)).encode()
+    if draw(st.integers(0, 9)) == 0:
+        place = draw(st.integers(0, len(body) - 1))
+        body = body[:place] + draw(st.binary(max_size=3)) + body[place + 1 :]
+    return body
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(body=predict_bodies(), other=bodies(), signature=st.sampled_from(SIGNATURES), columnar=st.booleans())
+def test_bodies_of_v1_and_sagemaker_are_decoded_or_refused(
+    body: bytes, other: tuple[bytes, int | None], signature: Signature, columnar: bool
+) -> None:
+    decoders: list[Callable[[], tuple[InferRequest, tuple[bool, ...]]]] = [
+        lambda: decode_predict(body, None, signature),
+        lambda: decode_invocation(body, None, signature),
+        lambda: decode_invocation(*other, signature),
+    ]
+
+    for decode in decoders:
+
+        def check(decode: Callable[[], tuple[InferRequest, tuple[bool, ...]]] = decode) -> None:
+            request, _ = decode()
+            if request.shared:
+                return
+            outputs = signature.check_inputs(request.inputs).inputs  # as of a model that answers what it gets
+            if outputs.keys() == signature.outputs.keys():
+                response = InferResponse("", list(outputs.items()), Answer(Outcome.COMPLETED))
+                json.loads(encode_predictions(response, signature, JsonNan.STRING, columnar=columnar).head)
+
+        error = refusal(check)
+        assert error is None or (http_status(error) == 400 and str(error))
 
 
 def message(model: str, data: bytes, shape: list[int], datatype: str) -> bytes:
