@@ -1,4 +1,4 @@
-"""What the JSON of requests and answers may be."""
+"""Rules for the JSON of requests and answers."""
 
 import enum
 from typing import NamedTuple

@@ -152,7 +152,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def json_rules(self) -> JsonRules:
-        """What the JSON of requests and answers may be."""
+        """The rules for the JSON of requests and answers."""
         nan = self.json_nan or JsonNan.NULL  # YAML reads null as None
         return JsonRules(self.front_door.json_bytes, self.front_door.answer_json_bytes, nan)
 

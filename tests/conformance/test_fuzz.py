@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.config.json_nan import JsonNan
+from sluice.gateway.config.json_rules import JsonNan, JsonRules
 from sluice.gateway.grpc.codec import decode_request as decode_message
 from sluice.gateway.http.codec import decode_request
 from sluice.gateway.http.predict import decode_invocation, decode_predict, encode_predictions
@@ -180,7 +180,9 @@ def test_bodies_of_v1_and_sagemaker_are_decoded_or_refused(
             outputs = signature.check_inputs(request.inputs).inputs  # as of a model that answers what it gets
             if outputs.keys() == signature.outputs.keys():
                 response = InferResponse("", list(outputs.items()), Answer(Outcome.COMPLETED))
-                json.loads(encode_predictions(response, signature, JsonNan.STRING, columnar=columnar).head)
+                json.loads(
+                    encode_predictions(response, signature, JsonRules(nan=JsonNan.STRING), columnar=columnar).head
+                )
 
         error = refusal(check)
         assert error is None or (http_status(error) == 400 and str(error))
