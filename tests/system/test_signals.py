@@ -107,7 +107,8 @@ def test_a_log_file_that_was_moved_away_is_opened_again(repository: Path, tmp_pa
 
 
 def test_a_hang_up_reads_configuration_and_repository_again(repository: Path, tmp_path: Path) -> None:
-    with gateway_server(repository, tmp_path, {"partitions": 1, "control": "poll", "poll_s": 3600}) as server:
+    config: dict[str, object] = {"partitions": 1, "control": "poll", "poll_s": 3600}
+    with gateway_server(None, tmp_path, config, [str(repository)]) as server:
         save_mlp(repository / "second" / "1" / "model.onnx", [64, 8])
         settings = tmp_path / "sluice.yaml"
         changed = json.loads(settings.read_text()) | {"drain_timeout_s": 7, "strict": True}
@@ -119,7 +120,8 @@ def test_a_hang_up_reads_configuration_and_repository_again(repository: Path, tm
         until(lambda: "the old configuration stays reason=" in server.log.read_text())
         text = server.log.read_text()
         assert "configuration read again changed=drain_timeout_s" in text
-        assert "changed keys take effect after a restart keys=strict" in text
+        assert "changed keys take effect after a restart keys=strict\n" in text
+        assert f"the old configuration stays reason={settings}:1: Object contains unknown field `nonsense`" in text
         assert status(server) == 200
 
 
