@@ -73,11 +73,13 @@ class Deployer:
     async def load(self, name: str, override: Override | None = None, *, always: bool = False) -> None:
         """Serve a name as it is in the repository now, or with an override.
 
-        If it is served so already, nothing happens, unless it is `always` to be read and loaded again. Everything that
-        needs it is reloaded with it, and what it needs is loaded if it is not there. Raises RequestError when that
-        fails, RejectedError when there is no room for it now, ModelNotFound without an entry of the name, and
-        ForbiddenRequest if the override has code and may not.
+        If it is served so already, nothing happens, unless it is `always` to be loaded: then it is read and loaded
+        again as a whole, once for all that ask while it is loaded. Everything that needs it is reloaded with it, and
+        what it needs is loaded if it is not there. Raises RequestError when that fails, RejectedError when there is no
+        room for it now, ModelNotFound without an entry of the name, and ForbiddenRequest if the override has code and
+        may not.
         """
+        before = self.dependencies.served.get(name)
         try:
             if override is not None:
                 await asyncio.to_thread(_write, override, name)
@@ -85,6 +87,7 @@ class Deployer:
             if always:
                 await self._refresh(name)
             async with self._exclusive(name, overrides):
+                always = always and self.dependencies.served.get(name) is before
                 await self._load(name, self.dependencies.overrides(without=name) | overrides, always=always)
         except BaseException:
             if override is not None:
@@ -157,10 +160,12 @@ class Deployer:
         number = next(self._numbers)
         try:
             # A model that workers could not load is tried again.
-            reread = {name} if always or self._registry.broken(name) is not None else ()
+            reread = () if self._registry.broken(name) is None else {name}
             revision = _whole(await self._revision(names, number, overrides, reread), returning)
-            if not always and self._is_same(name, revision, overrides):
-                return
+            if self._is_same(name, revision, overrides):
+                if not always:
+                    return
+                revision = _whole(await self._revision(names, number, overrides, {name}), returning)
             prepared = await self._prepare(names, number, revision, overrides)
             await self._load_and_wait(prepared)
         except BaseException as error:

@@ -22,7 +22,7 @@ from sluice.models.tensors.spec import RAW_ONLY, DataType, element_count
 MAX_DEPTH = 100
 """Deepest nesting of lists in `data`; numpy itself stops at 64 dimensions."""
 PIECE = 1 << 14
-"""Elements that are encoded at a time, which takes less than a millisecond: other threads run in between."""
+"""Elements that are encoded at a time, which takes about a millisecond: other threads run in between."""
 
 T = TypeVar("T")
 

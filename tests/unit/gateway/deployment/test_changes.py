@@ -104,6 +104,28 @@ async def test_what_did_not_load_is_known_until_it_is_unloaded(gateway: Served, 
 
 
 @served
+async def test_a_client_that_asks_for_a_load_gets_one_of_what_has_changed_or_else_of_all(
+    gateway: Served, repository: Path
+) -> None:
+    save(repository, "m", version=1)
+    save(repository, "m", version=2)
+    await gateway.deployer.load("m")
+    save(repository, "m", version=2, latency_ms=2.5)
+    await gateway.deployer.load("m", always=True)
+    assert gateway.executor.orders[2:] == ["load m:2@2"]
+    await gateway.settle()
+    del gateway.executor.orders[:]
+    await asyncio.gather(*(gateway.deployer.load("m", always=True) for _ in range(3)))
+    await gateway.settle()
+    assert sorted(order.partition("@")[0] for order in gateway.executor.orders) == [
+        "load m:1",
+        "load m:2",
+        "unload m:1",
+        "unload m:2",
+    ]
+
+
+@served
 async def test_the_revision_before_is_unloaded_when_its_last_request_is_done(gateway: Served, repository: Path) -> None:
     submission = await busy(gateway)
     save(repository, "m", latency_ms=2.5)
