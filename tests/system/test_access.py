@@ -211,7 +211,7 @@ def test_certificates_are_read_again_when_they_change(repository: Path, tmp_path
             "127.0.0.1", running.http_port, context=ssl.create_default_context(cafile=tmp_path / "old.pem"), timeout=60
         )
         kept.request("GET", "/v2/health/ready")
-        assert kept.getresponse().read() == b""
+        assert kept.getresponse().read() == b'{"ready":true}'
         (tmp_path / "used.pem").write_bytes((tmp_path / "new.pem").read_bytes())
         assert _welcomes(tmp_path, running) == {"old": True, "new": False}  # the key does not fit yet
         _replace(tmp_path, "new")
