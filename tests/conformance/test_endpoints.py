@@ -78,7 +78,7 @@ ROUTES = [
     Route("GET", "/v2/models/m/versions/-1", 404),
     Route("GET", "/v2/models/m/versions/1/trace/setting", 404),
     Route("GET", "/v2/nothing", 404),
-    Route("GET", "/v1/models/m", 404),
+    Route("GET", "/v1/nothing", 404),
     Route("GET", "/v2/models/m/infer", 405),
     Route("POST", "/v2/models/m/config", 405),
     Route("DELETE", "/v2/health/live", 405),
