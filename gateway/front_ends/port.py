@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.front_ends.layouts import SMALL_BYTES, SentLayout, SentLayouts
 from sluice.gateway.front_ends.messages import (
     ANSWER,
@@ -329,13 +330,19 @@ class FrontEndPort:
             self._pass_on(request, submission, answer, options)
 
     def _pass_on(self, request: int, submission: Submission, answer: Answer, options: RequestOptions) -> None:
-        """Pass an answer on; without memory for its outputs, the request goes the way of the relay."""
+        """Pass an answer on; without memory for its outputs, the request goes the way of the relay.
+
+        That runs it once more, which a request of a sequence may not.
+        """
         try:
             is_held = self._place(request, submission, answer, options)
         except Exception as error:
             logger.error("an answer could not be passed to %s: %s", self.name, error)
             is_held = False
-            self._answer(Answered(request, None))
+            if options.sequence is None:
+                self._answer(Answered(request, None))
+            else:
+                self._answer(Answered(request, Outcome.FAILED_BACKEND, "there was no memory to pass its answer on"))
         if is_held:
             self._held[request] = answer
         else:

@@ -27,7 +27,7 @@ from sluice.models.backends.python_models.wire import (
     TensorBatch,
     TensorMemory,
 )
-from sluice.models.errors import BackendFailed
+from sluice.models.errors import BackendFailed, ModelProcessEnded
 from sluice.models.processes import python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.triton_config.model_config import decode_config
@@ -51,6 +51,7 @@ class PythonBackend:
         form = decode_config(start.config)
         self.inputs, self.outputs = tensors_of(form)
         self._start = start
+        self._keeps_sequences = form.sequence_batching is not None
         self._process: _Process | None = None
         self._retry_at = 0.0
         process = self._begin()
@@ -63,28 +64,33 @@ class PythonBackend:
             raise
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch; raises BackendFailed for an error of the model, and when its process ends."""
+        """Run one batch; raises BackendFailed for an error of the model, and ModelProcessEnded when its process ends.
+
+        A model without sequences runs the batch in a new process if the old one ended while it was idle.
+        """
         if self._retry_at and time.monotonic() < self._retry_at:
             raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
         try:
             if not self._hand_over(process, inputs):
-                self._end(process)  # it ended while it was idle
+                ended = self._end(process)  # while it was idle
                 process = self._begin()
+                if self._keeps_sequences:
+                    raise ModelProcessEnded(f"the process of the model {ended}")
                 self._hand_over(process, inputs)
             return process.answer()
         except EOFError:
             ended = self._end(process)
             self._begin()
-            raise BackendFailed(f"the process of the model {ended}") from None
+            raise ModelProcessEnded(f"the process of the model {ended}") from None
         except _Misanswered as error:
             self._end(process)
             self._begin()
-            raise BackendFailed(f"the process of the model is restarted: {error}") from None
+            raise ModelProcessEnded(f"the process of the model is restarted: {error}") from None
         except _NotLoaded as error:
             self._end(process)
             self._begin()
-            raise BackendFailed(f"the model could not be loaded again: {error}") from error
+            raise ModelProcessEnded(f"the model could not be loaded again: {error}") from error
 
     def _hand_over(self, process: "_Process", inputs: Mapping[str, Array]) -> bool:
         """Give the process a batch once it has loaded; returns False when it has ended."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.models.backends.base import Backend
-from sluice.models.errors import BackendFailed
+from sluice.models.errors import BackendFailed, ModelProcessEnded, SequencesLost
 from sluice.models.sequence_batching import (
     Control,
     ControlKind,
@@ -71,11 +71,24 @@ class SequenceStates:
     def run(self, backend: Backend, inputs: Mapping[str, Array], rows: Sequence[SequenceRow]) -> dict[str, Array]:
         """Run a batch whose rows belong to sequences; raises BackendFailed, and the states stay as they are.
 
-        Sequences whose states have different shapes run one batch after the other.
+        Sequences whose states have different shapes run one batch after the other. Raises SequencesLost if the process
+        of the model ended, and for a row whose sequence began before that.
         """
         for row in rows:
-            if row.step.start or row.slot not in self._slots:
+            if row.step.start:
                 self._slots[row.slot] = self._initial
+            elif row.slot not in self._slots:
+                raise SequencesLost(f"the state of sequence {row.step.id} is gone; start the sequence again")
+        try:
+            return self._run_alike(backend, inputs, rows)
+        except ModelProcessEnded as error:
+            self._slots.clear()
+            raise SequencesLost(f"{error}, with the states of its sequences; start them again") from error
+
+    def _run_alike(
+        self, backend: Backend, inputs: Mapping[str, Array], rows: Sequence[SequenceRow]
+    ) -> dict[str, Array]:
+        """Run rows in one batch for each of the shapes that their states have."""
         alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for position, row in enumerate(rows):
             shapes = tuple(array.shape for array in self._slots[row.slot].values())

@@ -12,7 +12,7 @@ from sluice.models.backends.configured import load_backend, prepare, warm_up_run
 from sluice.models.backends.device_errors import is_context_lost, is_out_of_memory
 from sluice.models.backends.sequence_states import SequenceStates, StartingSequences, sequence_states
 from sluice.models.backends.timed import SlowedBackend
-from sluice.models.errors import BackendFailed, PartitionError, first_line
+from sluice.models.errors import BackendFailed, PartitionError, SequencesLost, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
 from sluice.models.measuring.memory_peaks import MemoryPeaks
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
@@ -185,6 +185,8 @@ class Runner:
             return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error)), None
 
     def _fault(self, error: Exception) -> BatchFault:
+        if isinstance(error, SequencesLost):
+            return BatchFault.STATES
         if is_out_of_memory(error):
             return BatchFault.MEMORY
         # On cores there is no context to lose: such a text may come from a request, and the worker goes on.

@@ -60,6 +60,7 @@ from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSetti
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
+_CAUSES = {BatchFault.MEMORY: FailureCause.OUT_OF_MEMORY, BatchFault.STATES: FailureCause.STATES_LOST}
 _RECYCLED = "the worker is being recycled to free memory"
 
 
@@ -368,7 +369,7 @@ class WorkerExecutor:
                 )
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
-                cause = FailureCause.OUT_OF_MEMORY if message.fault is BatchFault.MEMORY else FailureCause.BACKEND
+                cause = _CAUSES.get(message.fault, FailureCause.BACKEND)
                 self._report(BatchFailed(batch.batch, cause, message.message))
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)
