@@ -180,7 +180,7 @@ def test_an_idle_sequence_ends_and_others_get_its_slot(client: Any) -> None:
         infer(client, "brief", 1, sequence_id=1)
 
 
-def test_the_end_of_a_models_process_is_told_to_its_sequences(tmp_path: Path) -> None:
+def test_the_end_of_a_models_process_ends_its_sequences(tmp_path: Path) -> None:
     (tmp_path / "models" / "counter" / "1").mkdir(parents=True)
     (tmp_path / "models" / "counter" / "config.pbtxt").write_text(COUNTER)
     (tmp_path / "models" / "counter" / "1" / "model.py").write_text(COUNT_CALLS)
