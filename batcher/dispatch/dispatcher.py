@@ -192,6 +192,15 @@ class Dispatcher:
         self.sequences.ran(entries, now_ns)
         self._move_sequences(now_ns)
 
+    def lose_sequences(self, batch: Batch, now_ns: int) -> None:
+        """End the sequences of a batch's model on its partition, since the worker has their states no more.
+
+        A batch that was sent before the loss was known tells nothing new: other sequences may have begun since.
+        """
+        if any(self.sequences.knows(entry) for entry in batch.entries):
+            self.sequences.lost(batch.queue_key[0], batch.partition)
+            self._move_sequences(now_ns)
+
     def _move_sequences(self, now_ns: int) -> None:
         """Move requests of sequences to the queue that they may run from, and others away; see when sequences end."""
         sequences = self.sequences

@@ -173,6 +173,13 @@ class Sequences:
             if host in table.hosts:
                 self._lose(table, host)
 
+    def lost(self, key: str, host: PartitionState) -> None:
+        """End the sequences of one model on a partition, whose worker has lost their states."""
+        table = self._tables.get(key)
+        if table is not None and host in table.hosts:
+            self._lose(table, host)
+            self._assign(table)
+
     def forget(self, key: str) -> None:
         """Forget the sequences of a model that gets no requests any more."""
         self._tables.pop(key, None)
@@ -260,7 +267,7 @@ class Sequences:
     def _lose(self, table: _Table, host: PartitionState) -> None:
         slots = table.hosts.pop(host)
         for sequence in list(slots.used.values()):
-            reason = f"the worker with the state of sequence {sequence.id} is gone; start the sequence again"
+            reason = f"the state of sequence {sequence.id} is gone; start the sequence again"
             self._end(table, sequence, Outcome.FAILED_WORKER_LOST, reason)
 
 

@@ -129,13 +129,27 @@ def test_a_lost_worker_ends_its_sequences() -> None:
         FailRequest(
             2,
             Outcome.FAILED_WORKER_LOST,
-            "the worker with the state of sequence 7 is gone; start the sequence again",
+            "the state of sequence 7 is gone; start the sequence again",
         ),
     ]
     (refused,) = step(scheduler, MS, PartitionReady("cpu0", {"m:1": ONE}), part(4, 7))
     assert isinstance(refused, RejectRequest)
     step(scheduler, 2 * MS, completed(2, 0, 2 * MS))
     assert batches(step(scheduler, 2 * MS, part(5, 8))) == [("cpu1", {5: 0})], "other sequences go on"
+
+
+def test_sequences_end_when_their_states_are_lost_and_those_that_began_since_go_on() -> None:
+    scheduler = sequential()
+    step(scheduler, 0, part(1, 7, start=True), part(2, 7), part(3, 8, start=True))
+    decisions = step(scheduler, MS, BatchFailed(1, FailureCause.STATES_LOST, "the process ended"))
+    assert decisions == [
+        FailRequest(1, Outcome.FAILED_BACKEND, "the process ended"),
+        FailRequest(3, Outcome.FAILED_BACKEND, "the process ended"),
+        FailRequest(2, Outcome.FAILED_WORKER_LOST, "the state of sequence 7 is gone; start the sequence again"),
+    ]
+    (refused,) = step(scheduler, MS, part(4, 7))
+    assert isinstance(refused, RejectRequest)
+    assert batches(step(scheduler, MS, part(5, 7, start=True))) == [("cpu0", {5: 0})]
 
 
 def test_a_failed_request_of_a_sequence_is_not_repeated_and_the_sequence_goes_on() -> None:
@@ -163,7 +177,9 @@ def test_the_policy_waits_as_the_strategy_says() -> None:
     assert TimeoutConfig.of_sequences(oldest, 8) == TimeoutConfig((2, 4), 100_000)
     assert TimeoutConfig.of_sequences(SequenceBatching(), 8) == TimeoutConfig()
     direct = SequenceBatching(direct=DirectStrategy(max_queue_delay_us=50, minimum_slot_utilization=0.3))
-    assert TimeoutConfig.of_sequences(direct, 8) == TimeoutConfig((3,), 50_000)
+    assert TimeoutConfig.of_sequences(direct, 8) == TimeoutConfig((3, 4, 5, 6, 7, 8), 50_000), "all ready slots run"
+    no_minimum = SequenceBatching(direct=DirectStrategy(max_queue_delay_us=50))
+    assert TimeoutConfig.of_sequences(no_minimum, 8) == TimeoutConfig(), "the delay counts with a minimum only"
 
 
 def test_a_request_of_a_sequence_is_not_refused_for_its_deadline() -> None:
