@@ -68,6 +68,7 @@ COMPILED = (
     "mps/ipc/channel.py",
     "mps/ipc/places.py",
     "mps/worker/main.py",
+    "mps/worker/responses.py",
     "mps/worker/runner.py",
     "mps/worker/tensors.py",
 )

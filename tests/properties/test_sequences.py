@@ -26,6 +26,7 @@ from sluice.batcher.interface.events import (
     BatchCompleted,
     BatchFailed,
     BatchRevoked,
+    BatchSuspended,
     FailureCause,
     PartitionLost,
     PartitionReady,
@@ -66,6 +67,7 @@ class SequenceMachine(DrainingMachine):
         self.arrived: dict[int, RequestArrived] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.running: dict[str, list[DispatchBatch]] = {name: [] for name in NAMES}
+        self.suspended: dict[str, list[DispatchBatch]] = {name: [] for name in NAMES}
         self.up: set[str] = set()
         # By partition, model and slot: the requests that ran there since the last start.
         self.slots: dict[tuple[str, str, int], list[int]] = {}
@@ -123,6 +125,10 @@ class SequenceMachine(DrainingMachine):
         slots = [row.slot for row in batch.sequences]
         assert len(slots) == len(set(slots)) == batch.rows, "two rows of a batch have one slot"
         assert all(0 <= slot < SLOTS[batch.model] for slot in slots)
+        taken = {
+            row.slot for each in self.suspended[batch.partition] if each.model == batch.model for row in each.sequences
+        }
+        assert taken.isdisjoint(slots), "a request runs while one before it waits"
 
     def run_first(self, name: str) -> DispatchBatch:
         """The worker runs a batch: each row is where the state of its sequence is."""
@@ -168,15 +174,17 @@ class SequenceMachine(DrainingMachine):
     def of_one_model(self) -> list[str]:
         """The partitions that run batches of one model with sequences and of no other."""
         models = {name: {batch.model for batch in self.running[name]} for name in NAMES}
-        return [name for name in NAMES if len(models[name]) == 1 and "plain:1" not in models[name]]
+        alone = [name for name in NAMES if len(models[name]) == 1 and not self.suspended[name]]
+        return [name for name in alone if "plain:1" not in models[name]]
 
     def lose(self, name: str) -> None:
         self.up.discard(name)
         self.tell(PartitionLost(name, "it died"))
         self.slots = {slot: ran for slot, ran in self.slots.items() if slot[0] != name}
-        for batch in self.running[name]:
+        for batch in (*self.running[name], *self.suspended[name]):
             self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, "it died"))
         self.running[name] = []
+        self.suspended[name] = []
 
     def restore(self, name: str) -> None:
         self.up.add(name)
@@ -240,6 +248,28 @@ class SequenceMachine(DrainingMachine):
                 self.running[name].remove(batch)
                 self.tell(BatchFailed(batch.batch, FailureCause.STATES_LOST, "it has no state"))
 
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data())
+    def suspend_one(self, data: st.DataObject) -> None:
+        """A model has seen its batch, and waits for others: no later request of its sequences may run yet."""
+        name = data.draw(st.sampled_from(self.busy()))
+        batch = self.run_first(name)
+        self.suspended[name].append(batch)
+        self.tell(BatchSuspended(batch.batch))
+
+    @precondition(lambda self: any(self.suspended.values()))
+    @rule(data=st.data(), outcome=st.sampled_from(["ran", "one failed", "failed"]))
+    def end_a_suspended_one(self, data: st.DataObject, outcome: str) -> None:
+        self.end_suspended(data.draw(st.sampled_from([name for name in NAMES if self.suspended[name]])), outcome)
+
+    def end_suspended(self, name: str, outcome: str) -> None:
+        batch = self.suspended[name].pop(0)
+        if outcome == "failed":
+            self.tell(BatchFailed(batch.batch, FailureCause.BACKEND, "it failed"))
+            return
+        failures = ((0, "it is odd"),) if outcome == "one failed" else ()
+        self.tell(BatchCompleted(batch.batch, self.now_ns, self.now_ns, (), "", failures))
+
     @precondition(lambda self: len(self.up) > 1)
     @rule(data=st.data())
     def lose_one(self, data: st.DataObject) -> None:
@@ -250,12 +280,12 @@ class SequenceMachine(DrainingMachine):
     def restore_one(self, data: st.DataObject) -> None:
         self.restore(data.draw(st.sampled_from(sorted(set(NAMES) - self.up))))
 
-    @precondition(lambda self: any(not self.running[name] for name in self.up))
+    @precondition(lambda self: any(not (self.running[name] or self.suspended[name]) for name in self.up))
     @rule(data=st.data())
     def replace_one(self, data: st.DataObject) -> None:
         """Another worker, without any state, takes the place of an idle one."""
         self.wake_if_due()
-        idle = [name for name in sorted(self.up) if not self.running[name]]
+        idle = [name for name in sorted(self.up) if not (self.running[name] or self.suspended[name])]
         if idle:
             name = data.draw(st.sampled_from(idle))
             self.slots = {slot: ran for slot, ran in self.slots.items() if slot[0] != name}
@@ -274,6 +304,8 @@ class SequenceMachine(DrainingMachine):
             if busy := self.busy():
                 batch = self.run_first(busy[0])
                 self.tell(BatchCompleted(batch.batch, self.now_ns, self.now_ns))
+            elif waiting := [name for name in NAMES if self.suspended[name]]:
+                self.end_suspended(waiting[0], "ran")
             elif len(self.outcomes) < len(self.arrived) and (due_ns := self.scheduler.next_wakeup_ns()) is not None:
                 self.now_ns = max(self.now_ns, due_ns)
             else:

@@ -228,7 +228,7 @@ def test_validate_loads_models_and_takes_files_too(repository: Path, tmp_path: P
 
 
 def test_validate_runs_models_with_sequences_as_sequences(tmp_path: Path) -> None:
-    model = tmp_path / "models" / "told" / "1" / "model.py"
+    model = tmp_path / "models" / "counter" / "1" / "model.py"
     model.parent.mkdir(parents=True)
     (model.parent.parent / "config.pbtxt").write_text(
         """
@@ -244,13 +244,13 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        given = [{tensor.name(): tensor.as_numpy() for tensor in request.inputs()} for request in requests]
-        assert all(each["START"].all() for each in given) and all(request.correlation_id() for request in requests)
+        given = [{tensor.name(): tensor.as_numpy() for tensor in each.inputs()} for each in requests]
+        assert all(each["START"].all() for each in given) and all(each.correlation_id() for each in requests)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", each["x"])]) for each in given]
 """
     )
     result = sluice("validate", str(tmp_path / "models"))
-    assert (result.returncode, result.stdout) == (0, "told:1: ok, batches of up to 2\n")
+    assert (result.returncode, result.stdout) == (0, "counter:1: ok, batches of up to 2\n")
 
 
 @pytest.mark.parametrize(
