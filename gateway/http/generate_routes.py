@@ -19,7 +19,7 @@ from sluice.gateway.inference.dataplane import (
 )
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.generate import decode_generate, encode_generated
-from sluice.gateway.protocol.request import InferRequest
+from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import http_status
@@ -151,11 +151,7 @@ def _plain(
                 raise
             yield error
             return
-        try:
-            body = encode_generated(response, signature)
-        finally:
-            response.release()
-        yield body
+        yield await encode_apart(response, signature)
 
     return responses(), submission.given_id
 
@@ -178,12 +174,7 @@ def _decoupled(
                 elif response.is_empty:
                     response.release()
                 else:
-                    encoded = build_model_response(response, options)
-                    try:
-                        body = encode_generated(encoded, signature)
-                    finally:
-                        encoded.release()
-                    yield body
+                    yield await encode_apart(build_model_response(response, options), signature)
         except ServingError as error:
             if not (sent or isinstance(error, BackendFailed)):  # the model has not run
                 raise
@@ -192,6 +183,28 @@ def _decoupled(
             stream.close()
 
     return responses(), stream.given_id
+
+
+async def encode_apart(response: InferResponse, signature: Signature) -> bytes:
+    """The JSON of a response, which is released then. A large one is written in a thread.
+
+    Raises BadTensor.
+    """
+    size = sum(values.nbytes for _, values in response.outputs if not isinstance(values, SharedMemoryOutput))
+    if size <= LARGE_JSON_BYTES:
+        try:
+            return encode_generated(response, signature)
+        finally:
+            response.release()
+
+    def release(ended: asyncio.Future[bytes]) -> None:
+        response.release()
+        ended.exception()  # nobody may be left to take it
+
+    encoding = asyncio.get_running_loop().run_in_executor(None, encode_generated, response, signature)
+    encoding.add_done_callback(release)
+    # The thread reads the tensors to its end, also if the client leaves.
+    return await asyncio.shield(encoding)
 
 
 async def _one(generation: Generation, headers: dict[str, str]) -> Response:
