@@ -584,7 +584,7 @@ def test_without_memory_for_its_answer_a_request_runs_again_unless_it_is_of_a_se
 
     async def run() -> None:
         async with bench() as each:
-            particulars = Particulars("id", "", (), (), sequence)
+            particulars = Particulars("id", "", (), (), sequence=sequence)
             each.send(Turn((template(),), arrival(7, position=1), (particulars,)))
             await each.received()
             monkeypatch.setattr(Region, "create", refuse)
