@@ -187,6 +187,10 @@ class Dispatcher:
             self._move_sequences(self._formed_ns)
             self.wakeups.check_ns = self._formed_ns + 1
 
+    def is_kept(self, partition: str, key: str) -> bool:
+        """True if a model stays on a partition: a batch of it is planned there, or sequences of it go on there."""
+        return self.places.is_promised(partition, key) or self.sequences.is_used(partition, key)
+
     def ran(self, entries: list[Entry], now_ns: int) -> None:
         """Record that entries of sequences have run, or failed."""
         self.sequences.ran(entries, now_ns)

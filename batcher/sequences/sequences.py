@@ -159,6 +159,11 @@ class Sequences:
 
     # -- partitions
 
+    def is_used(self, partition: str, key: str) -> bool:
+        """True if sequences of a model go on on a partition, which would end if the model were unloaded."""
+        table = self._tables.get(key)
+        return table is not None and any(host.used for each, host in table.hosts.items() if each.name == partition)
+
     def sync(self) -> None:
         """End the sequences whose worker no longer holds their model, and use the slots of new ones."""
         for table in self._tables.values():
