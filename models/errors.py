@@ -100,6 +100,14 @@ class BackendFailed(BackendError):
     """The model was run and failed."""
 
 
+class ModelProcessEnded(BackendFailed):
+    """The process that the model runs in has ended, and what the model kept there is gone; a new one is started."""
+
+
+class SequencesLost(BackendFailed):
+    """The states of all sequences of the model in this worker are gone."""
+
+
 class PartitionError(ServingError):
     """A partition could not be created, reached or kept."""
 

@@ -77,6 +77,7 @@ class OldestStrategy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     preferred: tuple[int, ...] = msgspec.field(default=(), name="preferred_batch_size")
     max_queue_delay_us: int = msgspec.field(default=0, name="max_queue_delay_microseconds")
     preserve_ordering: bool = False
+    """Has no effect; it is in the configuration that is printed."""
 
 
 class SequenceBatching(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -187,10 +187,23 @@ class Dispatcher:
             self._move_sequences(self._formed_ns)
             self.wakeups.check_ns = self._formed_ns + 1
 
+    def is_kept(self, partition: str, key: str) -> bool:
+        """True if a model stays on a partition: a batch of it is planned there, or sequences of it go on there."""
+        return self.places.is_promised(partition, key) or self.sequences.is_used(partition, key)
+
     def ran(self, entries: list[Entry], now_ns: int) -> None:
         """Record that entries of sequences have run, or failed."""
         self.sequences.ran(entries, now_ns)
         self._move_sequences(now_ns)
+
+    def lose_sequences(self, batch: Batch, now_ns: int) -> None:
+        """End the sequences of a batch's model on its partition, since the worker has their states no more.
+
+        A batch that was sent before the loss was known tells nothing new: other sequences may have begun since.
+        """
+        if any(self.sequences.knows(entry) for entry in batch.entries):
+            self.sequences.lost(batch.queue_key[0], batch.partition)
+            self._move_sequences(now_ns)
 
     def _move_sequences(self, now_ns: int) -> None:
         """Move requests of sequences to the queue that they may run from, and others away; see when sequences end."""

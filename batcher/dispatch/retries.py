@@ -14,6 +14,7 @@ _OUTCOMES = {
     FailureCause.BACKEND: Outcome.FAILED_BACKEND,
     FailureCause.OUT_OF_MEMORY: Outcome.FAILED_BACKEND,
     FailureCause.RESOURCES: Outcome.FAILED_UNAVAILABLE,
+    FailureCause.STATES_LOST: Outcome.FAILED_BACKEND,
 }
 """The outcome of a request that failed by itself."""
 
@@ -32,8 +33,8 @@ class Failures:
     for it.
 
     `fail` settles a request. `ended` records that the batch of an entry is over; it returns True if the answer of the
-    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried, nor is
-    one of a sequence.
+    entry is not wanted any more. An entry with a copy that runs elsewhere is not retried, nor is one of a
+    sequence.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class Failures:
         outcome = Outcome.FAILED_WORKER_LOST if lost else _OUTCOMES[event.cause]
         for entry in alive:
             self._fail(entry.request, outcome, event.message, decisions)
+        if event.cause is FailureCause.STATES_LOST:
+            self._dispatcher.lose_sequences(batch, now_ns)
         self._dispatcher.ran(batch.entries, now_ns)
 
     def _fits_elsewhere(self, batch: Batch, now_ns: int) -> bool:

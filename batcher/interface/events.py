@@ -30,6 +30,8 @@ class FailureCause(enum.StrEnum):
     """The model ran out of memory there: the batch is retried in halves, and the next ones are made smaller."""
     WORKER_LOST = "worker_lost"
     """The worker died or was lost with the batch: inference is idempotent, so it is retried."""
+    STATES_LOST = "states_lost"
+    """The states of all sequences of the model on that partition are gone: those sequences end."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):

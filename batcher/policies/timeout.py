@@ -45,13 +45,19 @@ class TimeoutConfig(PolicySettings, frozen=True, tag="timeout"):
 
     @classmethod
     def of_sequences(cls, batching: SequenceBatching, max_batch_size: int) -> "TimeoutConfig":
-        """The policy of a model with sequences: its batches wait for more of them in the same way."""
+        """The policy of a model with sequences, whose batches wait for more of them in the same way.
+
+        The direct strategy waits until enough slots have a request. As in Triton, it ignores the delay without a
+        minimum utilization.
+        """
         if (oldest := batching.oldest) is not None:
             return cls(oldest.preferred, min(oldest.max_queue_delay_us * NS_PER_US, INFINITE_NS))
         direct = batching.direct or DirectStrategy()
-        wanted = math.ceil(direct.minimum_slot_utilization * max_batch_size)
-        delay_ns = min(direct.max_queue_delay_us * NS_PER_US, INFINITE_NS)
-        return cls((wanted,) if wanted else (), delay_ns)
+        slots = batching.slots(max_batch_size)
+        wanted = math.ceil(direct.minimum_slot_utilization * slots)
+        if not wanted:
+            return cls()
+        return cls(tuple(range(wanted, slots + 1)), min(direct.max_queue_delay_us * NS_PER_US, INFINITE_NS))
 
     def level_of(self, priority: int) -> int:
         """As in `PolicyConfig`."""

@@ -81,8 +81,8 @@ def asked_for(model: ModelState, now_ns: int) -> float:
 class LoadCandidates:
     """Looks for partitions that can load a model.
 
-    `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_promised`
-    returns True if a batch of a model is planned for a partition.
+    `memories` are the memories of the partitions by name, `waiting` the models that found no partition. `is_kept`
+    returns True if a partition needs a model for a planned batch or for sequences.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LoadCandidates:
         residency: ResidencyReconciler,
         memories: Mapping[str, PartitionMemory],
         waiting: Collection[ModelState],
-        is_promised: Callable[[str, str], bool],
+        is_kept: Callable[[str, str], bool],
     ) -> None:
         self._config = config
         self._models = fleet.models
@@ -100,7 +100,7 @@ class LoadCandidates:
         self._residency = residency
         self._memories = memories
         self._waiting = waiting
-        self._is_promised = is_promised
+        self._is_kept = is_kept
 
     def find(
         self, model: ModelState, now_ns: int, purpose: LoadPurpose = FOR_ADMITTED, ahead_ns: Mapping[str, int] = {}
@@ -221,14 +221,17 @@ class LoadCandidates:
         return leaving
 
     def _may_go(self, model: ModelState, memory: PartitionMemory, now_ns: int, purpose: LoadPurpose) -> bool:
-        """True if a model may be evicted: it is not `young`, and no entry, later stage or planned batch needs it."""
+        """True if a model may be evicted.
+
+        It is then not `young`, and no entry, later stage, planned batch or sequence needs it.
+        """
         if self._queues.has_work(model) or memory.young(model, self._config.min_resident_ns, now_ns):
             return False
         for pipeline in () if purpose.blocking else model.pipelines:
             used = not pipeline.single and (pipeline.outstanding or pipeline is purpose.pipeline)
             if used and pipeline.expected_runs.get(model, 0.0) > 1 - QUANTILE:
                 return False
-        return not self._is_promised(memory.partition.name, model.config.key)
+        return not self._is_kept(memory.partition.name, model.config.key)
 
 
 def _refusal(model: ModelState, cause: RefusalCause, passing: bool = False, ready_ns: int | None = None) -> LoadRefusal:

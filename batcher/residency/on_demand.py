@@ -66,7 +66,7 @@ class OnDemandLoader:
     """Predicts the duration of loads, and orders them; `run_due` carries out all orders, at `wake_ns`.
 
     A model is loaded by one partition at a time. `reconsider` is called with partitions that hold fewer models, and
-    `is_promised` returns True if a batch of a model is planned for a partition.
+    `is_kept` returns True if a partition needs a model for a planned batch or for sequences.
 
     `loads` counts ordered loads, `evictions` the models evicted for others. Of the loads, `prewarms` were for later
     stages, `replicas` for models that another partition holds, `returns` for rejected requests, and `restored` for
@@ -81,7 +81,7 @@ class OnDemandLoader:
         fleet: Fleet,
         residency: ResidencyReconciler,
         reconsider: Callable[[str, int], None],
-        is_promised: Callable[[str, str], bool],
+        is_kept: Callable[[str, str], bool],
     ) -> None:
         self._config = spec.residency
         self._fleet = fleet
@@ -99,7 +99,7 @@ class OnDemandLoader:
         self._refused: dict[ModelState, LoadRefusal] = {}
         self._in_vain: dict[ModelState, tuple[int, float]] = {}
         self._candidates = LoadCandidates(
-            spec.residency, fleet, residency, self.memories, self._refused.keys(), is_promised
+            spec.residency, fleet, residency, self.memories, self._refused.keys(), is_kept
         )
         self.wake_ns: int | None = None
         self.loads = self.evictions = self.prewarms = self.replicas = self.returns = self.restored = 0

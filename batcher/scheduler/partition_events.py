@@ -43,7 +43,7 @@ class PartitionEvents:
         self.loader: OnDemandLoader | NoOnDemandLoading = NoOnDemandLoading()
         if spec.residency.loading is Loading.DEMAND:
             self.loader = OnDemandLoader(
-                spec, dispatcher.fleet, self.residency, dispatcher.reconsider, dispatcher.places.is_promised
+                spec, dispatcher.fleet, self.residency, dispatcher.reconsider, dispatcher.is_kept
             )
 
     def partition_ready(self, event: PartitionReady, now_ns: int, decisions: list[AnyDecision]) -> None:

@@ -159,6 +159,11 @@ class Sequences:
 
     # -- partitions
 
+    def is_used(self, partition: str, key: str) -> bool:
+        """True if sequences of a model go on on a partition, which would end if the model were unloaded."""
+        table = self._tables.get(key)
+        return table is not None and any(host.used for each, host in table.hosts.items() if each.name == partition)
+
     def sync(self) -> None:
         """End the sequences whose worker no longer holds their model, and use the slots of new ones."""
         for table in self._tables.values():
@@ -172,6 +177,13 @@ class Sequences:
         for table in self._tables.values():
             if host in table.hosts:
                 self._lose(table, host)
+
+    def lost(self, key: str, host: PartitionState) -> None:
+        """End the sequences of one model on a partition, whose worker has lost their states."""
+        table = self._tables.get(key)
+        if table is not None and host in table.hosts:
+            self._lose(table, host)
+            self._assign(table)
 
     def forget(self, key: str) -> None:
         """Forget the sequences of a model that gets no requests any more."""
@@ -260,7 +272,7 @@ class Sequences:
     def _lose(self, table: _Table, host: PartitionState) -> None:
         slots = table.hosts.pop(host)
         for sequence in list(slots.used.values()):
-            reason = f"the worker with the state of sequence {sequence.id} is gone; start the sequence again"
+            reason = f"the state of sequence {sequence.id} is gone; start the sequence again"
             self._end(table, sequence, Outcome.FAILED_WORKER_LOST, reason)
 
 

@@ -161,7 +161,7 @@ def _plain(
                 raise
             yield error
             return
-        yield await _encode(response, signature, rules)
+        yield await encode_apart(response, signature, rules)
 
     return responses(), submission.given_id
 
@@ -189,7 +189,7 @@ def _decoupled(
                 elif response.is_empty:
                     response.release()
                 else:
-                    yield await _encode(build_model_response(response, options), signature, rules)
+                    yield await encode_apart(build_model_response(response, options), signature, rules)
         except ServingError as error:
             if not (sent or isinstance(error, BackendFailed)):  # the model has not run
                 raise
@@ -200,15 +200,20 @@ def _decoupled(
     return responses(), stream.given_id
 
 
-async def _encode(response: InferResponse, signature: Signature, rules: JsonRules) -> bytes:
+async def encode_apart(response: InferResponse, signature: Signature, rules: JsonRules) -> bytes:
     """The JSON of a response, which is released; that of large tensors is written in a thread. Raises BadTensor."""
     if json_tensor_bytes(response, (False,) * len(response.outputs)) <= LARGE_JSON_BYTES:
         try:
             return encode_generated(response, signature, rules)
         finally:
             response.release()
+
+    def release(ended: asyncio.Future[bytes]) -> None:
+        response.release()
+        ended.exception()  # nobody may be left to take it
+
     encoding = asyncio.get_running_loop().run_in_executor(None, encode_generated, response, signature, rules)
-    encoding.add_done_callback(lambda _: response.release())
+    encoding.add_done_callback(release)
     return await asyncio.shield(encoding)  # the thread reads the tensors to the end, even if the client leaves
 
 

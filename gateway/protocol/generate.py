@@ -22,7 +22,7 @@ _ID = "id"
 def decode_generate(body: bytes | bytearray, signature: Signature) -> InferRequest:
     """The request in a body: fields named like an input are its data, the others are parameters.
 
-    Those of the object `parameters` are treated alike. Raises RequestError.
+    Those of the object `parameters` are treated alike, and those that are null are left out. Raises RequestError.
     """
     if signature.binary_only:
         name = signature.binary_only[0]
@@ -33,9 +33,12 @@ def decode_generate(body: bytes | bytearray, signature: Signature) -> InferReque
     inputs: dict[str, WireTensor] = {}
     parameters: dict[str, bool | int | float | str] = {}
     for name, value in fields:
+        if value is None:
+            continue
         if name == _PARAMETERS and name not in specs and isinstance(value, _Object):
             for inner, each in value:
-                _take(inner, each, signature, specs, inputs, parameters)
+                if each is not None:
+                    _take(inner, each, signature, specs, inputs, parameters)
         elif name == _PARAMETERS and name not in specs:
             raise RequestError(f"'{_PARAMETERS}': expected a JSON object, got {_kind(value)}")
         elif name != _ID or name in specs:
@@ -72,9 +75,17 @@ class _Object(list[tuple[str, Any]]):
     """The fields of a JSON object, in order and even if a name is repeated."""
 
 
+def _parse(body: bytes | bytearray) -> Any:
+    return json.loads(body, object_pairs_hook=_Object, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _fields(body: bytes | bytearray) -> _Object:
     try:
-        document = json.loads(body, object_pairs_hook=_Object) if body.strip() else _Object()
+        document = _parse(body) if body.strip() else _Object()
         if _SURROGATE.search(body):
             json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
     except (ValueError, RecursionError) as error:
@@ -85,7 +96,7 @@ def _fields(body: bytes | bytearray) -> _Object:
 
 
 def _id(fields: _Object) -> str:
-    ids = [value for name, value in fields if name == _ID]
+    ids = [value for name, value in fields if name == _ID and value is not None]
     if ids and not isinstance(ids[-1], str):
         raise RequestError(f"'{_ID}': expected a string, got {_kind(ids[-1])}")
     return str(ids[-1]) if ids else ""

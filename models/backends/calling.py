@@ -30,10 +30,11 @@ class BatchRan(NamedTuple):
 
 
 class BatchBroke(NamedTuple):
-    """A batch has failed."""
+    """A batch has failed; `process_ended` if what the model kept in its process is gone."""
 
     batch: int
     message: str
+    process_ended: bool = False
 
 
 class ReadyAnswer(NamedTuple):

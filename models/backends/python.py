@@ -43,7 +43,7 @@ from sluice.models.backends.python_models.wire import (
     close_all,
 )
 from sluice.models.backends.requests import CallResult, FailureCode, RequestPart
-from sluice.models.errors import BackendFailed, BadTensor
+from sluice.models.errors import BackendFailed, BadTensor, ModelProcessEnded
 from sluice.models.processes import TELEMETRY_OFF, python_path
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType
@@ -77,6 +77,7 @@ class PythonBackend:
         self.inputs, self.outputs = tensors_of(form)
         self.is_decoupled = form.is_decoupled
         self._start = start
+        self._keeps_sequences = form.sequence_batching is not None
         self._process: _Process | None = None
         self._retry_at = 0.0
         self._metrics: tuple[MetricUpdate, ...] = ()
@@ -123,8 +124,11 @@ class PythonBackend:
 
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch; see `CallingBackend`. An error of the model is among the progress."""
+        waiting = [] if self._process is None else self._process.batches
         try:
             self._hand_over(batch, inputs, requests)
+        except ModelProcessEnded as error:
+            return [BatchBroke(each, str(error), process_ended=True) for each in (*waiting, batch)]
         except BackendFailed as error:
             return [BatchBroke(batch, str(error))]
         progress: list[Progress] = []
@@ -191,7 +195,8 @@ class PythonBackend:
             self._begin()
         except BackendFailed as error:  # the next batch tries again
             reason = str(error)
-        return [*(BatchBroke(batch, reason) for batch in batches), *(ReadyAnswer(each, False) for each in asked)]
+        broken = [BatchBroke(batch, reason, process_ended=True) for batch in batches]
+        return [*broken, *(ReadyAnswer(each, False) for each in asked)]
 
     def _zeros(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self.is_decoupled:
@@ -207,7 +212,10 @@ class PythonBackend:
         }
 
     def _hand_over(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> "_Process":
-        """Give a batch to the process, which may have ended while it was idle; raises BackendFailed."""
+        """Give a batch to the process. Raises BackendFailed, and ModelProcessEnded if all its batches have failed.
+
+        One that ended while it was idle is replaced; the first batch of sequences after that fails.
+        """
         if self._retry_at and time.monotonic() < self._retry_at:
             raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
@@ -215,21 +223,23 @@ class PythonBackend:
             if not self._take(process, batch, inputs, requests):
                 if process.batches:
                     raise EOFError
-                self._end(process)
+                ended = self._end(process)
                 process = self._begin()
+                if self._keeps_sequences:
+                    raise ModelProcessEnded(f"the process of the model {ended}")
                 self._take(process, batch, inputs, requests)
         except EOFError:
             ended = self._end(process)
             self._begin()
-            raise BackendFailed(f"the process of the model {ended}") from None
+            raise ModelProcessEnded(f"the process of the model {ended}") from None
         except _Misanswered as error:
             self._end(process)
             self._begin()
-            raise BackendFailed(f"the process of the model is restarted: {error}") from None
+            raise ModelProcessEnded(f"the process of the model is restarted: {error}") from None
         except _NotLoaded as error:
             self._end(process)
             self._begin()
-            raise BackendFailed(f"the model could not be loaded again: {error}") from error
+            raise ModelProcessEnded(f"the model could not be loaded again: {error}") from error
         return process
 
     def _take(

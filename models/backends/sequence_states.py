@@ -11,7 +11,7 @@ from sluice.models.backends.base import Backend
 from sluice.models.backends.calling import CallingBackend
 from sluice.models.backends.configured import calling_backend
 from sluice.models.backends.requests import RequestFailure, RequestPart
-from sluice.models.errors import BackendFailed
+from sluice.models.errors import BackendFailed, SequencesLost
 from sluice.models.sequence_batching import (
     Control,
     ControlKind,
@@ -72,14 +72,20 @@ class SequenceStates:
         """Forget the states of all sequences."""
         self._slots.clear()
 
+    def begin(self, rows: Sequence[SequenceRow]) -> None:
+        """Give sequences that start the initial states; raises SequencesLost if the state of another one was lost."""
+        for row in rows:
+            if row.step.start:
+                self._slots[row.slot] = self._initial
+            elif row.slot not in self._slots:
+                raise SequencesLost(f"the state of sequence {row.step.id} is gone; start the sequence again")
+
     def run(self, backend: Backend, inputs: Mapping[str, Array], rows: Sequence[SequenceRow]) -> dict[str, Array]:
         """Run a batch whose rows belong to sequences; raises BackendFailed, and the states stay as they are.
 
-        Sequences whose states have different shapes run one batch after the other.
+        Sequences whose states have different shapes run one batch after the other. Raises as `begin`.
         """
-        for row in rows:
-            if row.step.start or row.slot not in self._slots:
-                self._slots[row.slot] = self._initial
+        self.begin(rows)
         alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
         for position, row in enumerate(rows):
             shapes = tuple(array.shape for array in self._slots[row.slot].values())

@@ -38,7 +38,9 @@ HONOURED = frozenset(
         "sequence_batching.state.dims",
         "sequence_batching.state.initial_state",
         "sequence_batching.direct",
-        "sequence_batching.oldest",
+        "sequence_batching.oldest.max_candidate_sequences",
+        "sequence_batching.oldest.preferred_batch_size",
+        "sequence_batching.oldest.max_queue_delay_microseconds",
         "ensemble_scheduling.step.model_name",
         "ensemble_scheduling.step.model_version",
         "ensemble_scheduling.step.input_map",
@@ -69,6 +71,7 @@ _TENSORRT = "there is no TensorRT backend"
 HINTS = {
     "sequence_batching.state.use_same_buffer_for_input_output": "a state has a buffer of its own",
     "sequence_batching.state.use_growable_memory": "a state has a buffer of its own",
+    "sequence_batching.oldest.preserve_ordering": "responses are in order within each sequence only",
     "optimization.priority": "models share a partition by deadline",
     "optimization.cuda": "the options of CUDA follow from the partition",
     "optimization.input_pinned_memory.enable": "tensors are not held in pinned memory",

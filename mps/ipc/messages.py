@@ -325,6 +325,8 @@ class BatchFault(enum.StrEnum):
     """The model refused the batch or failed; one of its rows may be the cause."""
     MEMORY = "memory"
     """There was not enough memory for the batch; smaller ones may run."""
+    STATES = "states"
+    """The states of all sequences of the model in this worker are gone."""
     DEVICE = "device"
     """The context on the device is lost: later batches of this process, and of its MPS daemon's other clients, fail."""
 

@@ -25,7 +25,7 @@ from sluice.models.backends.device_errors import is_context_lost, is_out_of_memo
 from sluice.models.backends.requests import RequestFailure, RequestPart
 from sluice.models.backends.sequence_states import SequenceStates, measurable, sequence_states
 from sluice.models.backends.timed import SlowedBackend
-from sluice.models.errors import BackendFailed, PartitionError, first_line
+from sluice.models.errors import BackendFailed, PartitionError, SequencesLost, first_line
 from sluice.models.measuring.memory_meter import MemoryMeter, trim
 from sluice.models.measuring.memory_peaks import MemoryPeaks
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
@@ -242,7 +242,7 @@ class Runner:
         try:
             return self._run(run)
         except Exception as error:  # An error of the backend, MemoryError included, fails this batch alone.
-            return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error)), None
+            return self._refusal(run, error), None
 
     def shows_requests(self, key: str) -> bool:
         """Return whether batches of a model are to be given to `start` instead of `run`."""
@@ -280,6 +280,11 @@ class Runner:
         """
         model = self._models[run.model]
         assert model.calling is not None
+        if model.states is not None:
+            try:
+                model.states.begin(run.sequences)
+            except SequencesLost as error:
+                return [Report(self._refusal(run, error))]
         responses = BatchResponses(run.batch, model.calling, self._tensors) if model.calling.is_decoupled else None
         self._waiting[run.batch] = _Waiting(run, time.monotonic_ns(), responses)
         if responses is not None:
@@ -384,14 +389,24 @@ class Runner:
                 del self._calls[call]
             try:
                 if isinstance(each, BatchBroke):
-                    raise BackendFailed(each.message)
+                    raise self._error(run, each)
                 if responses is not None and responses.failure is not None:
                     raise responses.failure
                 reports += self._finished(run, started_ns, each)
             except Exception as error:  # as in `run`
-                refused = BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error))
-                reports.append(Report(refused))
+                reports.append(Report(self._refusal(run, error)))
         return reports
+
+    def _error(self, run: RunBatch, broke: BatchBroke) -> BackendFailed:
+        """The error of a batch; the end of its model's process also ends the sequences of the model."""
+        model = self._models.get(run.model)
+        if model is None or model.states is None or not broke.process_ended:
+            return BackendFailed(broke.message)
+        model.states.clear()
+        return SequencesLost(f"{broke.message}, with the states of its sequences; start them again")
+
+    def _refusal(self, run: RunBatch, error: Exception) -> BatchRefused:
+        return BatchRefused(run.batch, f"{run.model}: {first_line(error)}", self._fault(error))
 
     def _response(self, made: ResponseMade) -> list[Report]:
         responses = self._responses(made.batch)
@@ -419,6 +434,8 @@ class Runner:
         return [*created, Report(done)]
 
     def _fault(self, error: Exception) -> BatchFault:
+        if isinstance(error, SequencesLost):
+            return BatchFault.STATES
         if is_out_of_memory(error):
             return BatchFault.MEMORY
         # On cores there is no context to lose: such a text may come from a request, and the worker goes on.

@@ -171,6 +171,12 @@ class SequenceMachine(DrainingMachine):
     def busy(self) -> list[str]:
         return [name for name in NAMES if self.running[name]]
 
+    def of_one_model(self) -> list[str]:
+        """The partitions that run batches of one model with sequences and of no other."""
+        models = {name: {batch.model for batch in self.running[name]} for name in NAMES}
+        alone = [name for name in NAMES if len(models[name]) == 1 and not self.suspended[name]]
+        return [name for name in alone if "plain:1" not in models[name]]
+
     def lose(self, name: str) -> None:
         self.up.discard(name)
         self.tell(PartitionLost(name, "it died"))
@@ -227,6 +233,20 @@ class SequenceMachine(DrainingMachine):
         """A batch fails after it has run, which the sequences may not count twice."""
         batch = self.run_first(data.draw(st.sampled_from(self.busy())))
         self.tell(BatchFailed(batch.batch, cause, "it failed"))
+
+    @precondition(lambda self: self.of_one_model())
+    @rule(data=st.data())
+    def lose_states(self, data: st.DataObject) -> None:
+        """The process of a model ends with a batch: its worker refuses what needs a state of before."""
+        name = data.draw(st.sampled_from(self.of_one_model()))
+        first, *later = self.running[name]
+        self.slots = {slot: ran for slot, ran in self.slots.items() if slot[:2] != (name, first.model)}
+        self.running[name].remove(first)
+        self.tell(BatchFailed(first.batch, FailureCause.STATES_LOST, "it ended"))
+        for batch in later:
+            if batch in self.running[name] and not all(row.step.start for row in batch.sequences):
+                self.running[name].remove(batch)
+                self.tell(BatchFailed(batch.batch, FailureCause.STATES_LOST, "it has no state"))
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data())

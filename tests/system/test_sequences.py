@@ -212,6 +212,25 @@ def test_an_idle_sequence_ends_and_others_get_its_slot(client: Any) -> None:
         infer(client, "brief", 1, sequence_id=1)
 
 
+def test_the_end_of_a_models_process_ends_its_sequences(tmp_path: Path) -> None:
+    (tmp_path / "models" / "counter" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "counter" / "config.pbtxt").write_text(COUNTER)
+    (tmp_path / "models" / "counter" / "1" / "model.py").write_text(COUNT_CALLS)
+    with (
+        gateway_server(tmp_path / "models", tmp_path, {"partitions": 1, "default_slo_ms": 60_000}) as server,
+        tritonclient.http.InferenceServerClient(server.http_url) as client,
+    ):
+        assert infer(client, "counter", 0, sequence_id=1, sequence_start=True) == 1
+        (worker,) = children(server.process.pid)
+        (model,) = children(worker)
+        os.kill(model, signal.SIGKILL)
+        with pytest.raises(InferenceServerException, match="killed by SIGKILL, with the states of its sequences"):
+            infer(client, "counter", 0, sequence_id=1)
+        with pytest.raises(InferenceServerException, match="sequence 1 to model 'counter' must specify the START"):
+            infer(client, "counter", 0, sequence_id=1)
+        assert whole(client, "counter", [0, 0, 0], 1) == [1, 2, 3]
+
+
 def test_a_lost_worker_ends_its_sequences_and_they_may_start_again(tmp_path: Path) -> None:
     save_accumulator(tmp_path / "models" / "sum")
     config: dict[str, object] = {"partitions": 1, "default_slo_ms": 60_000}

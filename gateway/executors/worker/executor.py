@@ -87,6 +87,7 @@ from sluice.mps.supervisor.worker_spec import WorkerSpec
 
 _SHOWS_REQUESTS = "python"
 """The backend whose models see the requests of a batch."""
+_CAUSES = {BatchFault.MEMORY: FailureCause.OUT_OF_MEMORY, BatchFault.STATES: FailureCause.STATES_LOST}
 _RECYCLED = "the worker is being recycled to free memory"
 
 
@@ -564,7 +565,7 @@ class WorkerExecutor:
                 )
             case BatchRefused():
                 self._assembly.abandon(batch.batch)
-                cause = FailureCause.OUT_OF_MEMORY if message.fault is BatchFault.MEMORY else FailureCause.BACKEND
+                cause = _CAUSES.get(message.fault, FailureCause.BACKEND)
                 self._report(BatchFailed(batch.batch, cause, message.message))
             case BatchWithdrawn():
                 self._assembly.abandon(batch.batch)

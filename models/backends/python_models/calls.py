@@ -191,14 +191,19 @@ class Calls:
                     threading.Thread(target=self._tell_ready, args=(received.message,), daemon=True).start()
                 elif isinstance(received.message, TakeNext | CancelBatch):
                     self._runs.hear(received.message)
-                elif received.fds:  # the usual memory belongs to the batch of the main thread
-                    threading.Thread(target=self._run_beside, args=(received,), daemon=True).start()
                 else:
-                    self._give_main(received)
+                    self._runs.expect(received.message.number)
+                    self._start(received)
         for future in list(self._waiting.values()):
             future.set_result(CallAnswer({}, _STOPPED, FailureCode.UNAVAILABLE))
         self._runs.lost()
         self._give_main(None)
+
+    def _start(self, received: Received) -> None:
+        if received.fds:  # the usual memory belongs to the batch of the main thread
+            threading.Thread(target=self._run_beside, args=(received,), daemon=True).start()
+        else:
+            self._give_main(received)
 
     def _give_main(self, received: Received | None) -> None:
         with self._changed:

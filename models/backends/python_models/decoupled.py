@@ -119,30 +119,54 @@ class Run:
 
 
 class Runs:
-    """The runs of a process that have not ended; several, if runs wait for other models."""
+    """The runs of a process that have not ended; several, if runs wait for other models.
+
+    A thread that reads hears of a batch, and what is said about it, before another thread begins its run.
+    """
 
     def __init__(self, link: MessageLink) -> None:
         self._link = link
+        self._changes = threading.Lock()
         self._runs: dict[int, Run] = {}
+        self._expected: dict[int, CancelBatch | None] = {}
+        self._is_lost = False
+
+    def expect(self, number: int) -> None:
+        """Record that a batch has come, so that what is said about it counts from now on."""
+        with self._changes:
+            self._expected[number] = None
 
     def begin(self, number: int, outputs: TensorMemory) -> Run:
         """Begin the run of a batch."""
-        run = self._runs[number] = Run(self._link, number, outputs)
+        run = Run(self._link, number, outputs)
+        with self._changes:
+            self._runs[number] = run
+            if (cancelled := self._expected.pop(number, None)) is not None:
+                run.hear(cancelled)
+            if self._is_lost:
+                run.lost()
         return run
 
-    def end(self, run: Run) -> None:
-        """Forget a run."""
-        del self._runs[run.number]
+    def end(self, number: int) -> None:
+        """Forget a batch, and its run if it had one."""
+        with self._changes:
+            self._expected.pop(number, None)
+            self._runs.pop(number, None)
 
     def hear(self, message: TakeNext | CancelBatch) -> None:
-        """Pass a message on; it may come after the end of its run."""
-        if (run := self._runs.get(message.number)) is not None:
-            run.hear(message)
+        """Pass a message on; it may come before the run of its batch, or after its end."""
+        with self._changes:
+            if (run := self._runs.get(message.number)) is not None:
+                run.hear(message)
+            elif message.number in self._expected and isinstance(message, CancelBatch):
+                self._expected[message.number] = message
 
     def lost(self) -> None:
         """Record that the other end is gone."""
-        for run in list(self._runs.values()):
-            run.lost()
+        with self._changes:
+            self._is_lost = True
+            for run in self._runs.values():
+                run.lost()
 
 
 class RunSender:

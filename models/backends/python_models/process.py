@@ -124,6 +124,7 @@ class ModelServer:
                 answer = self._run(batch, self._inputs, self._outputs)
                 if os.getpid() != self._owner:
                     return
+                self._runs.end(batch.number)
                 self._link.send(answer)
         except (EOFError, ConnectionError):
             self._model.finish()
@@ -159,7 +160,6 @@ class ModelServer:
             if failure:
                 run.give_up(failure)
             run.wait_closed()
-        self._runs.end(run)
         failure = failure or run.failure
         return ModelFailed(batch.number, failure) if failure else TensorBatch(batch.number, metrics=take_updates())
 
@@ -171,6 +171,7 @@ class ModelServer:
             return
         if os.getpid() != self._owner:
             os._exit(0)
+        self._runs.end(received.message.number)
         close_all(received.fds)
         try:
             self._link.send(answer)

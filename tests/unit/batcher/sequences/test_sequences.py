@@ -1,6 +1,7 @@
+import msgspec
 import pytest
 
-from sluice.batcher.interface.config import ScheduledModel, SequenceConfig
+from sluice.batcher.interface.config import PartitionConfig, ScheduledModel, SequenceConfig
 from sluice.batcher.interface.decisions import (
     AnyDecision,
     CancelRequest,
@@ -8,6 +9,7 @@ from sluice.batcher.interface.decisions import (
     DispatchBatch,
     FailRequest,
     RejectRequest,
+    UnloadModel,
 )
 from sluice.batcher.interface.events import (
     BatchFailed,
@@ -18,6 +20,7 @@ from sluice.batcher.interface.events import (
     RequestCancelled,
 )
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.residency_config import Loading, ResidencyConfig
 from sluice.batcher.policies.timeout import TimeoutConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.models.sequence_batching import DirectStrategy, OldestStrategy, SequenceBatching, SequenceStep
@@ -129,13 +132,53 @@ def test_a_lost_worker_ends_its_sequences() -> None:
         FailRequest(
             2,
             Outcome.FAILED_WORKER_LOST,
-            "the worker with the state of sequence 7 is gone; start the sequence again",
+            "the state of sequence 7 is gone; start the sequence again",
         ),
     ]
     (refused,) = step(scheduler, MS, PartitionReady("cpu0", {"m:1": ONE}), part(4, 7))
     assert isinstance(refused, RejectRequest)
     step(scheduler, 2 * MS, completed(2, 0, 2 * MS))
     assert batches(step(scheduler, 2 * MS, part(5, 8))) == [("cpu1", {5: 0})], "other sequences go on"
+
+
+def test_sequences_end_when_their_states_are_lost_and_those_that_began_since_go_on() -> None:
+    scheduler = sequential()
+    step(scheduler, 0, part(1, 7, start=True), part(2, 7), part(3, 8, start=True))
+    decisions = step(scheduler, MS, BatchFailed(1, FailureCause.STATES_LOST, "the process ended"))
+    assert decisions == [
+        FailRequest(1, Outcome.FAILED_BACKEND, "the process ended"),
+        FailRequest(3, Outcome.FAILED_BACKEND, "the process ended"),
+        FailRequest(2, Outcome.FAILED_WORKER_LOST, "the state of sequence 7 is gone; start the sequence again"),
+    ]
+    (refused,) = step(scheduler, MS, part(4, 7))
+    assert isinstance(refused, RejectRequest)
+    assert batches(step(scheduler, MS, part(5, 7, start=True))) == [("cpu0", {5: 0})]
+
+
+def test_a_model_whose_sequences_go_on_makes_no_room_for_another_one() -> None:
+    config = SequenceConfig(2, 100 * MS)
+    models = [
+        ScheduledModel("m:1", 4, TimeoutConfig(), memory_bytes=1, sequences=config),
+        ScheduledModel("other:1", 4, TimeoutConfig(), memory_bytes=1),
+    ]
+    spec = spec_of(models, partitions=[PartitionConfig("cpu0", "cpu1", memory_bytes=1)])
+    residency = ResidencyConfig(loading=Loading.DEMAND, min_resident_ns=MS, load_ns=10 * MS)
+    scheduler = Scheduler(msgspec.structs.replace(spec, residency=residency))
+    step(scheduler, 0, PartitionReady("cpu0", {"m:1": ONE}))
+    step(scheduler, 0, part(1, 7, start=True))
+    step(scheduler, MS, completed(1, 0, MS))
+    assert step(scheduler, 10 * MS, RequestArrived(2, "other:1", 1, 10 * S)) == []
+    assert batches(step(scheduler, 20 * MS, part(3, 7))) == [("cpu0", {3: 0})]
+    step(scheduler, 21 * MS, completed(2, 20 * MS, 21 * MS))
+    made: list[AnyDecision] = []
+    due_ns: int | None = 0
+    while not made:  # until the sequence has been idle for too long
+        due_ns = scheduler.next_wakeup_ns()
+        assert due_ns is not None
+        made = step(scheduler, due_ns)
+    assert made[0] == UnloadModel("cpu0", "m:1")
+    assert due_ns is not None
+    assert due_ns >= 121 * MS
 
 
 def test_a_failed_request_of_a_sequence_is_not_repeated_and_the_sequence_goes_on() -> None:
@@ -163,7 +206,9 @@ def test_the_policy_waits_as_the_strategy_says() -> None:
     assert TimeoutConfig.of_sequences(oldest, 8) == TimeoutConfig((2, 4), 100_000)
     assert TimeoutConfig.of_sequences(SequenceBatching(), 8) == TimeoutConfig()
     direct = SequenceBatching(direct=DirectStrategy(max_queue_delay_us=50, minimum_slot_utilization=0.3))
-    assert TimeoutConfig.of_sequences(direct, 8) == TimeoutConfig((3,), 50_000)
+    assert TimeoutConfig.of_sequences(direct, 8) == TimeoutConfig((3, 4, 5, 6, 7, 8), 50_000), "all ready slots run"
+    no_minimum = SequenceBatching(direct=DirectStrategy(max_queue_delay_us=50))
+    assert TimeoutConfig.of_sequences(no_minimum, 8) == TimeoutConfig(), "the delay counts with a minimum only"
 
 
 def test_a_request_of_a_sequence_is_not_refused_for_its_deadline() -> None:

@@ -604,3 +604,28 @@ def test_an_answer_that_is_too_long_for_a_message_goes_back_for_the_relay_and_is
                     os.close(fd)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("sequence", "outcome"), [(None, None), (SequenceStep(1, start=True), Outcome.FAILED_BACKEND)], ids=["alone", "seq"]
+)
+def test_without_memory_for_its_answer_a_request_runs_again_unless_it_is_of_a_sequence(
+    sequence: SequenceStep | None, outcome: Outcome | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str, nbytes: int) -> Region:
+        raise OSError(28, "No space left on device")
+
+    async def run() -> None:
+        async with bench() as each:
+            particulars = Particulars("id", "", (), (), sequence=sequence)
+            each.send(Turn((template(),), arrival(7, position=1), (particulars,)))
+            await each.received()
+            monkeypatch.setattr(Region, "create", refuse)
+            released: list[int] = []
+            each.answer(0, {"y": np.ones((1, 1 << 20), np.float32)}, released)
+            ((message, _),) = await each.received()
+            assert isinstance(message, Answers)
+            assert [(answer.request, answer.outcome) for answer in message.answers] == [(7, outcome)]
+            assert released == [0]
+
+    asyncio.run(run())

@@ -77,12 +77,19 @@ def test_elements_fill_the_last_variable_dimension(
         ('{"parameters": 3}', "'parameters': expected a JSON object, got int"),
         ('{"id": 3}', "'id': expected a string, got int"),
         ("[" * 100_000, "failed to parse"),
+        ('{"top": NaN}', "failed to parse the request JSON buffer: NaN is not JSON"),
         (r'{"text_input": "\ud800"}', "failed to parse the request JSON buffer: .* surrogates not allowed"),
     ],
 )
 def test_bad_bodies_are_refused_with_the_reason(body: str, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         decode_generate(body.encode(), signature())
+
+
+def test_a_field_that_is_null_counts_as_absent() -> None:
+    fields = {"id": None, "text_input": None, "ids": 1, "top": None, "parameters": {"ids": None, "stop": None}}
+    assert decoded(fields) == ({"ids": ((1,), [1])}, {}, "")
+    assert decoded({"ids": 1, "parameters": None}) == ({"ids": ((1,), [1])}, {}, "")
 
 
 def test_an_empty_body_has_no_fields() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sluice.models.backends.sequence_states import SequenceStates, sequence_states
-from sluice.models.errors import BackendFailed
+from sluice.models.errors import BackendFailed, SequencesLost
 from sluice.models.sequence_batching import SequenceRow, SequenceStep
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import TensorSpec
@@ -29,12 +29,12 @@ class Recorded:
 
     def __init__(self) -> None:
         self.given: dict[str, Array] = {}
-        self.fails = False
+        self.error: BackendFailed | None = None
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         self.given = dict(inputs)
-        if self.fails:
-            raise BackendFailed("it fails")
+        if self.error is not None:
+            raise self.error
         total = np.asarray(inputs["x"], np.int32) + np.asarray(inputs.get("sum", 0), np.int32)
         return {"y": total, "new": total}
 
@@ -61,7 +61,9 @@ def test_models_without_sequences_have_no_states() -> None:
 
 def test_the_direct_strategy_puts_each_row_in_its_slot_and_says_which_rows_are_ready(tmp_path: Path) -> None:
     backend = Recorded()
-    outputs = states(CONTROLS, tmp_path).run(backend, x(5, 6), [row(3, start=True), row(1, end=True)])
+    kept = states(CONTROLS, tmp_path)
+    kept.run(backend, x(1), [row(1, 8, start=True)])
+    outputs = kept.run(backend, x(5, 6), [row(3, start=True), row(1, 8, end=True)])
     assert backend.given["x"].tolist() == [[0], [6], [0], [5]]
     assert backend.given["start"].tolist() == [[-1], [-1], [-1], [1]]
     assert backend.given["start"].dtype == np.float32
@@ -73,7 +75,8 @@ def test_the_direct_strategy_puts_each_row_in_its_slot_and_says_which_rows_are_r
 
 def test_the_oldest_strategy_has_rows_without_gaps(tmp_path: Path) -> None:
     backend = Recorded()
-    states(f"{CONTROLS} oldest {{ max_candidate_sequences: 9 }}", tmp_path).run(backend, x(5, 6), [row(8), row(2)])
+    kept = states(f"{CONTROLS} oldest {{ max_candidate_sequences: 9 }}", tmp_path)
+    kept.run(backend, x(5, 6), [row(8, start=True), row(2, start=True)])
     assert backend.given["x"].tolist() == [[5], [6]]
     assert backend.given["ready"].tolist() == [[1], [1]]
 
@@ -91,7 +94,7 @@ def test_the_oldest_strategy_has_rows_without_gaps(tmp_path: Path) -> None:
 def test_the_id_of_a_sequence_is_an_input(data_type: str, id: int | str, given: object, tmp_path: Path) -> None:
     backend = Recorded()
     text = f"control_input {{ name: 'id' control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {data_type} }} }}"
-    states(text, tmp_path).run(backend, x(1), [row(0, id)])
+    states(text, tmp_path).run(backend, x(1), [row(0, id, start=True)])
     assert backend.given["id"].tolist() == [[given]]
 
 
@@ -105,11 +108,20 @@ def test_what_a_run_writes_the_next_one_of_the_sequence_reads(tmp_path: Path) ->
 def test_a_failed_run_leaves_the_states_as_they_are(tmp_path: Path) -> None:
     kept, backend = states(SUM % "", tmp_path), Recorded()
     kept.run(backend, x(1), [row(0, start=True)])
-    backend.fails = True
+    backend.error = BackendFailed("it fails")
     with pytest.raises(BackendFailed, match="it fails"):
         kept.run(backend, x(100), [row(0)])
-    backend.fails = False
+    backend.error = None
     assert kept.run(backend, x(2), [row(0)])["y"].tolist() == [[3]]
+
+
+def test_no_sequence_goes_on_when_the_states_are_lost(tmp_path: Path) -> None:
+    kept, backend = states("", tmp_path), Recorded()
+    kept.run(backend, x(1, 2), [row(0, 1, start=True), row(1, 2, start=True)])
+    kept.clear()
+    with pytest.raises(SequencesLost, match="the state of sequence 2 is gone; start the sequence again"):
+        kept.run(backend, x(4), [row(1, 2)])
+    assert kept.run(backend, x(5), [row(1, 2, start=True)])["y"].tolist() == [[5]]
 
 
 def test_sequences_begin_with_the_initial_state(tmp_path: Path) -> None:
