@@ -8,19 +8,13 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from sluice.models.processes import STOP_SIGNALS, UNUSED_SIGNALS
+
 if TYPE_CHECKING:
     import asyncio  # imported later by what serves: it takes time
 
 FORCED_END_S = 10.0
 """Time for a server to end after the second signal to stop; then its process ends, whatever it is doing."""
-
-STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU)
-"""The signals that stop a server."""
-UNUSED = (
-    *(signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
-    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-)
-"""Signals that mean nothing to a server, and would end it if they were not handled."""
 
 
 class SignalActions(NamedTuple):
@@ -52,8 +46,8 @@ class ServerSignals:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not started by nohup
             self._terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
         handlers = {
-            **dict.fromkeys(STOP, self._stop),
-            **dict.fromkeys(UNUSED, self._ignore),
+            **dict.fromkeys(STOP_SIGNALS, self._stop),
+            **dict.fromkeys(UNUSED_SIGNALS, self._ignore),
             signal.SIGHUP: self._hang_up,
             signal.SIGUSR1: self._reopen,
         }
