@@ -60,7 +60,7 @@ class Reload:
             loop.call_soon_threadsafe(self._end, read)
 
     def _read_config(self, tls: TlsSettings | None) -> ServerConfig | None:
-        """The configuration of now, which a server could start with as far as can be told; None if it is wrong."""
+        """The configuration of now, with which a server could start; None if it is wrong."""
         try:
             read = self._read()
             configured_partitions(read)

@@ -32,8 +32,11 @@ def status(server: GatewayServer) -> int:
     return server.request("POST", "/v2/models/mlp/infer", REQUEST)[0]
 
 
-def started(repository: Path, before: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-    command = [*before, *SERVE, "--repository", str(repository)]
+IN_CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
+
+def started(repository: Path, before: Sequence[str] = (), options: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    command = [*before, *SERVE, "--repository", str(repository), *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -50,13 +53,45 @@ def test_a_server_that_still_starts_stops_at_once(repository: Path, delay_s: flo
 
 @pytest.mark.skipif(not may_unshare("--pid"), reason="this machine lets nobody make a namespace")
 def test_process_1_of_a_container_stops_while_it_starts(repository: Path) -> None:
-    with started(repository, ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]) as outer:
+    with started(repository, IN_CONTAINER) as outer:
         until(lambda: bool(children(outer.pid)))
         (server,) = children(outer.pid)
         until(lambda: _handles(server, signal.SIGTERM))
         os.kill(server, signal.SIGTERM)
         outer.communicate(timeout=30)
     assert outer.returncode == 0
+
+
+LEAVING_MODEL = """
+import subprocess
+
+
+def infer(inputs):
+    subprocess.run(["sh", "-c", "true & exec sleep 0.1"])
+    subprocess.run(["sh", "-c", "sleep 0.01 &"])
+    return {"y": inputs["x"]}
+"""
+
+
+@pytest.mark.skipif(not may_unshare("--pid"), reason="this machine lets nobody make a namespace")
+def test_process_1_of_a_container_takes_the_exits_of_what_models_leave_behind(tmp_path: Path) -> None:
+    _save_python_model(tmp_path / "models" / "plain", LEAVING_MODEL)
+    ready = tmp_path / "ready.json"
+    options = ["--partitions", "1", "--ready-file", str(ready)]
+    with started(tmp_path / "models", IN_CONTAINER, options) as outer:
+        until(ready.exists)
+        (first,) = children(outer.pid)
+        (gateway,) = children(first)
+        workers = children(gateway)
+        server = GatewayServer(outer, json.loads(ready.read_text())["http_port"], 0, ready)
+        for _ in range(3):
+            assert server.request("POST", "/v2/models/plain/infer", ASKED)[0] == 200
+        until(lambda: children(first) == [gateway])
+        assert children(gateway) == workers
+        os.kill(first, signal.SIGTERM)
+        outer.communicate(timeout=30)
+    assert outer.returncode == 0
+    assert not any(map(alive, workers))
 
 
 def _handles(pid: int, number: int) -> bool:
