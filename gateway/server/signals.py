@@ -1,9 +1,10 @@
 """The signals of a server: handled from the first line of its process to the last."""
 
+import _thread
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -82,10 +83,9 @@ class ServerSignals:
             self._call(actions.stop)
         elif self._stops == 2:
             self._call(actions.force)
-            # In case that the event loop is stuck.
-            guard = threading.Timer(FORCED_END_S, os._exit, (1,))
-            guard.daemon = True
-            guard.start()
+            # In case that the event loop is stuck. The handler may have interrupted a start of a `threading.Thread`,
+            # whose lock it would wait for without end.
+            _thread.start_new_thread(_end_late, ())
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
         if self._terminal is not None and not os.isatty(self._terminal):
@@ -104,6 +104,11 @@ class ServerSignals:
     def _call(self, action: Callable[..., object], *arguments: object) -> None:
         assert self._loop is not None, "there are actions"
         self._loop.call_soon_threadsafe(action, *arguments)
+
+
+def _end_late() -> None:
+    time.sleep(FORCED_END_S)
+    os._exit(1)
 
 
 def _name(number: int) -> str:

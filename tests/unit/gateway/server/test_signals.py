@@ -1,5 +1,6 @@
 """Signals stop a server, or ask something of it; the handlers are called as the interpreter would."""
 
+import _thread
 import asyncio
 import os
 import signal
@@ -74,7 +75,7 @@ def test_a_signal_that_code_has_swallowed_stops_the_server_when_it_runs(signals:
 def test_a_running_server_stops_then_is_forced_to(
     signals: ServerSignals, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("threading.Timer.start", lambda self: None)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, arguments: None)
     assert called(signals, number, signal.SIGTERM, signal.SIGTERM) == ["stop", "force"]
 
 
