@@ -14,6 +14,7 @@ from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.observability.logs import log
 from sluice.models.errors import ConfigError, ServingError
+from sluice.mps.partitions.cpu import check_partitions
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Reload:
         """The configuration of now, with which a server could start; None if it is wrong."""
         try:
             read = self._read()
-            configured_partitions(read)
+            check_partitions(configured_partitions(read))
             if read.tls is not None and read.tls != tls:
                 read.tls.ssl_context()
         except (ServingError, OSError) as error:

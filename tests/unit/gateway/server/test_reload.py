@@ -12,6 +12,7 @@ from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.config.tls import TlsSettings
 from sluice.gateway.server.reload import Reload
 from sluice.models.errors import ConfigError
+from sluice.mps.partitions.partition import CpuPartition
 
 BEGIN = ServerConfig()
 
@@ -56,6 +57,10 @@ def _too_deep() -> ServerConfig:
     [
         (_no_such_key, "sluice.yaml: no such key"),
         (_too_deep, "RecursionError: too deep"),
+        (
+            changed(partitions=(CpuPartition("a", (99_999,)),), drain_timeout_s=5),
+            "partition a: core 99999 is not available",
+        ),
         (changed(partitions=100_000, drain_timeout_s=5), "partitions: expected 1 to "),
         (changed(tls=TlsSettings("missing.pem", "missing.pem"), drain_timeout_s=5), "tls: missing.pem cannot be read"),
     ],
