@@ -11,15 +11,15 @@ import sluice
 IMPORT_ROOT = str(Path(sluice.__file__).parents[1])
 """The directory that the package `sluice` is imported from: `site-packages`, or `src` in a clone of the repository."""
 
-SERVICE_SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU)
+"""The signals that stop a server."""
+UNUSED_SIGNALS = (
+    *(signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
 )
-"""The signals that operators send to a service; a service manager may send them to all its processes."""
+"""Signals that mean nothing to a server, and would end it if they were not handled."""
+SERVICE_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGUSR1, *UNUSED_SIGNALS)
+"""All signals to a service that would end a process; a service manager may send them to all of its processes."""
 
 _PROC = Path("/proc")
 
@@ -34,7 +34,7 @@ def python_path() -> str:
 
 
 def leave_signals_to_gateway() -> None:
-    """Have this process outlive the signals of operators: the gateway has it end when its batches are done.
+    """Have this process outlive the signals to a service: the gateway has it end when its batches are done.
 
     Programs that it starts, and processes that it forks, have the default handling of signals.
     """

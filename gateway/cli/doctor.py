@@ -64,7 +64,7 @@ def _model_bytes(config: ServerConfig) -> int:
         return 0
     try:
         return initial_model_bytes(config, read_models(config.repositories, (), config))
-    except ServingError:  # `sluice validate` says it, and so does the check of the partitions
+    except (ServingError, OSError):  # `sluice validate` says it, and so does the check of the partitions
         return 0
 
 

@@ -49,9 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _spelled_out(sys.argv[1:] if arguments is None else arguments)
     if given[:1] != ["serve"]:
         return _run(given)
+    from sluice.gateway.server.process_one import go_on_as_child
     from sluice.gateway.server.signals import ServerSignals
 
     with ServerSignals() as signals:  # before anything that takes time: process 1 of a container has no other
+        if (status := go_on_as_child()) is not None:
+            return status
         from argparse import Namespace
 
         return _run(given, Namespace(signals=signals))

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Collection
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def configure(format: LogFormat, level: str, file: Path | None = None) -> None:
 
     Raises OSError for a file that cannot be opened.
     """
-    handler = logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8")
+    handler = logging.StreamHandler(sys.stderr) if file is None else _LogFile(file)
     handler.setFormatter(_Formatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The server logs its own start and stop.
@@ -51,22 +52,55 @@ def reopen() -> None:
     Where it cannot be opened, lines go to the old file.
     """
     for handler in logging.getLogger().handlers:
-        if not isinstance(handler, logging.FileHandler):
+        if not isinstance(handler, _LogFile):
             continue
         try:
-            opened = open(handler.baseFilename, "a", encoding="utf-8")  # noqa: SIM115  # the handler closes it
+            handler.reopen()
         except OSError as error:
             log(logging.getLogger(__name__), logging.ERROR, "the log file cannot be opened again", reason=error)
-            continue
-        before = handler.setStream(opened)
-        if before is not None:
-            before.close()
-        log(logging.getLogger(__name__), logging.INFO, "log file opened again")
+        else:
+            log(logging.getLogger(__name__), logging.INFO, "log file opened again")
 
 
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
     """Log an event with named values, which become keys of the JSON line."""
     logger.log(level, event, extra={"fields": fields}, stacklevel=2)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file. Lines that cannot be written, as on a full disk, are lost, which standard error says once."""
+
+    def __init__(self, file: Path) -> None:
+        # Like standard error, it takes names that are not text.
+        super().__init__(file, encoding="utf-8", errors="backslashreplace")
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        before = self._lost
+        super().emit(record)
+        if self._lost == before:
+            self._lost = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is the library's
+        """Note a line that is lost."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._lost += 1
+        if self._lost == 1:
+            with suppress(OSError):
+                print(f"sluice: {self.baseFilename}: log lines are lost: {error}", file=sys.stderr, flush=True)
+
+    def reopen(self) -> None:
+        """Open the file by its name again. Raises OSError, and goes on with the old one then."""
+        opened = self._open()
+        with self.lock or nullcontext():
+            before, self.stream = self.stream, opened
+        if before is not None:
+            with suppress(OSError):  # what is left of lost lines
+                before.close()
 
 
 class _Formatter(logging.Formatter):

@@ -27,7 +27,7 @@ WORKER_MIB = 28
 PROCESS_SPACE_MIB = 384
 """Address space that a process reserves beside the memory for tensors, most of it for libraries and threads."""
 THREADS_EACH = 3
-"""Processes and threads of a worker beside one thread for each core of its partition."""
+"""Threads of a process of a server, of a worker beside one thread for each core of its partition."""
 
 _MIB = 1 << 20
 
@@ -63,10 +63,16 @@ def host_memory(config: ServerConfig, partitions: Sequence[Partition], model_byt
     """The memory that a server takes whose workers begin with models of that many bytes together."""
     front_ends, limits = front_end_count(config.front_ends), config.limits
     processes = GATEWAY_MIB + WORKER_MIB * (len(partitions) + config.spare_worker)
-    processes += FRONT_END_MIB * (front_ends + 1 if front_ends else 0)  # one more waits to take the place of another
+    processes += FRONT_END_MIB * _front_end_processes(config)
     arenas = limits.input_arena_mb * (1 + front_ends) + limits.output_arena_mb * len(partitions)
     door = config.front_door.buffer_bytes(limits.memory_mb, config.max_body_bytes)
     return HostMemory(processes, model_bytes / _MIB, arenas + (door + config.cache_bytes) / _MIB)
+
+
+def _front_end_processes(config: ServerConfig) -> int:
+    """The processes of front ends, with the spare one if there are any."""
+    count = front_end_count(config.front_ends)
+    return count + config.spare_worker if count else 0
 
 
 def check_limits(config: ServerConfig, partitions: Sequence[Partition], model_bytes: int) -> Iterator[Finding]:
@@ -78,7 +84,7 @@ def check_limits(config: ServerConfig, partitions: Sequence[Partition], model_by
         yield Finding("limits", Severity.NOTE, f"data of each process: {data // _MIB} MiB (ulimit -d)")
     yield from check_sizes(config, partitions)
     yield check_cores(partitions)
-    yield from check_processes(partitions)
+    yield from check_processes(config, partitions)
     try:
         os.close(os.memfd_create("sluice-doctor"))
         yield Finding("limits", Severity.OK, "memfd: tensors can be shared with workers")
@@ -162,12 +168,15 @@ def _of_available(cores: int, quota: float | None) -> str:
     return f" of {available}, since the cgroup allows the time of {quota:g}"
 
 
-def check_processes(partitions: Sequence[Partition]) -> Iterator[Finding]:
+def check_processes(config: ServerConfig, partitions: Sequence[Partition]) -> Iterator[Finding]:
     """Check the limits of processes and threads, where there are any: of the cgroups, and of the user."""
     cores = sum(len(each.cores) for each in partitions if isinstance(each, CpuPartition))
-    needed = cores + THREADS_EACH * (len(partitions) + 2)
+    processes = 1 + len(partitions) + config.spare_worker + _front_end_processes(config)
+    needed = cores + THREADS_EACH * processes
     own, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limits = {"pids.max of the cgroup": process_limit(), "ulimit -u": None if own == resource.RLIM_INFINITY else own}
+    limits = {"pids.max of the cgroup": process_limit()}
+    if own != resource.RLIM_INFINITY and os.getuid() != 0:  # the kernel holds root to none
+        limits["ulimit -u"] = own
     for name, limit in limits.items():
         if limit is not None and limit < needed:
             text = f"processes and threads: {limit} ({name}), expected at least {needed} for these partitions"

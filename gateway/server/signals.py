@@ -1,26 +1,21 @@
 """The signals of a server: handled from the first line of its process to the last."""
 
+import _thread
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from sluice.models.processes import STOP_SIGNALS, UNUSED_SIGNALS
 
 if TYPE_CHECKING:
     import asyncio  # imported later by what serves: it takes time
 
 FORCED_END_S = 10.0
 """Time for a server to end after the second signal to stop; then its process ends, whatever it is doing."""
-
-STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU)
-"""The signals that stop a server."""
-UNUSED = (
-    *(signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
-    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-)
-"""Signals that mean nothing to a server, and would end it if they were not handled."""
 
 
 class SignalActions(NamedTuple):
@@ -52,8 +47,8 @@ class ServerSignals:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # not started by nohup
             self._terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
         handlers = {
-            **dict.fromkeys(STOP, self._stop),
-            **dict.fromkeys(UNUSED, self._ignore),
+            **dict.fromkeys(STOP_SIGNALS, self._stop),
+            **dict.fromkeys(UNUSED_SIGNALS, self._ignore),
             signal.SIGHUP: self._hang_up,
             signal.SIGUSR1: self._reopen,
         }
@@ -88,10 +83,9 @@ class ServerSignals:
             self._call(actions.stop)
         elif self._stops == 2:
             self._call(actions.force)
-            # In case that the event loop is stuck.
-            guard = threading.Timer(FORCED_END_S, os._exit, (1,))
-            guard.daemon = True
-            guard.start()
+            # In case that the event loop is stuck. The handler may have interrupted a start of a `threading.Thread`,
+            # whose lock it would wait for without end.
+            _thread.start_new_thread(_end_late, ())
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
         if self._terminal is not None and not os.isatty(self._terminal):
@@ -110,6 +104,11 @@ class ServerSignals:
     def _call(self, action: Callable[..., object], *arguments: object) -> None:
         assert self._loop is not None, "there are actions"
         self._loop.call_soon_threadsafe(action, *arguments)
+
+
+def _end_late() -> None:
+    time.sleep(FORCED_END_S)
+    os._exit(1)
 
 
 def _name(number: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.models.processes import STOP_SIGNALS, UNUSED_SIGNALS
 from tests.support.gateway.processes import alive, children, until
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_mlp
@@ -31,8 +32,11 @@ def status(server: GatewayServer) -> int:
     return server.request("POST", "/v2/models/mlp/infer", REQUEST)[0]
 
 
-def started(repository: Path, before: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
-    command = [*before, *SERVE, "--repository", str(repository)]
+IN_CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
+
+def started(repository: Path, before: Sequence[str] = (), options: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    command = [*before, *SERVE, "--repository", str(repository), *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -49,7 +53,7 @@ def test_a_server_that_still_starts_stops_at_once(repository: Path, delay_s: flo
 
 @pytest.mark.skipif(not may_unshare("--pid"), reason="this machine lets nobody make a namespace")
 def test_process_1_of_a_container_stops_while_it_starts(repository: Path) -> None:
-    with started(repository, ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]) as outer:
+    with started(repository, IN_CONTAINER) as outer:
         until(lambda: bool(children(outer.pid)))
         (server,) = children(outer.pid)
         until(lambda: _handles(server, signal.SIGTERM))
@@ -58,20 +62,62 @@ def test_process_1_of_a_container_stops_while_it_starts(repository: Path) -> Non
     assert outer.returncode == 0
 
 
+LEAVING_MODEL = """
+import subprocess
+
+
+def infer(inputs):
+    subprocess.run(["sh", "-c", "true & exec sleep 0.1"])
+    subprocess.run(["sh", "-c", "sleep 0.01 &"])
+    return {"y": inputs["x"]}
+"""
+
+
+@pytest.mark.skipif(not may_unshare("--pid"), reason="this machine lets nobody make a namespace")
+def test_process_1_of_a_container_takes_the_exits_of_what_models_leave_behind(tmp_path: Path) -> None:
+    _save_python_model(tmp_path / "models" / "plain", LEAVING_MODEL)
+    ready = tmp_path / "ready.json"
+    options = ["--partitions", "1", "--ready-file", str(ready)]
+    with started(tmp_path / "models", IN_CONTAINER, options) as outer:
+        until(ready.exists)
+        (first,) = children(outer.pid)
+        (gateway,) = children(first)
+        workers = children(gateway)
+        server = GatewayServer(outer, json.loads(ready.read_text())["http_port"], 0, ready)
+        for _ in range(3):
+            assert server.request("POST", "/v2/models/plain/infer", ASKED)[0] == 200
+        until(lambda: children(first) == [gateway])
+        assert children(gateway) == workers
+        os.kill(first, signal.SIGTERM)
+        outer.communicate(timeout=30)
+    assert outer.returncode == 0
+    assert not any(map(alive, workers))
+
+
 def _handles(pid: int, number: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return any(line.startswith("SigCgt:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in lines)
 
 
+PLAIN_MODEL = "def infer(inputs):\n    return {'y': inputs['x'] + 1}\n"
+
+
 def test_signals_to_all_processes_of_a_service_cost_nothing(repository: Path, tmp_path: Path) -> None:
+    _save_python_model(repository / "plain", PLAIN_MODEL)
     with gateway_server(repository, tmp_path, {"partitions": 1, "front_ends": 1}) as server:
-        before = children(server.process.pid)
         everyone = [server.process.pid, *_descendants(server.process.pid)]
-        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGRTMIN):
-            for pid in everyone if number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2) else everyone[:1]:
+        for number in (signal.SIGHUP, signal.SIGUSR1, *UNUSED_SIGNALS):
+            for pid in everyone:
                 os.kill(pid, number)
-            assert status(server) == 200
-        assert children(server.process.pid) == before
+        assert server.request("POST", "/v2/models/plain/infer", ASKED)[0] == 200
+        assert status(server) == 200
+        # Those that stop the server end nothing else by themselves.
+        for number in STOP_SIGNALS:
+            for pid in everyone[1:]:
+                os.kill(pid, number)
+        assert server.request("POST", "/v2/models/plain/infer", ASKED)[0] == 200
+        assert status(server) == 200
+        assert [server.process.pid, *_descendants(server.process.pid)] == everyone
         text = server.log.read_text()
         assert "signal ignored signal=SIGUSR2" in text
         assert "configuration read again changed=nothing" in text
@@ -169,11 +215,14 @@ output [{ name: "y" data_type: TYPE_FP32 dims: [1] }]
 ASKED = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 
 
+def _save_python_model(directory: Path, text: str) -> None:
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.py").write_text(text)
+    (directory / "config.pbtxt").write_text(MODEL_CONFIG)
+
+
 def test_a_python_model_outlives_signals_ends_its_children_and_may_print_to_nobody(tmp_path: Path) -> None:
-    version = tmp_path / "models" / "slow" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL.format(directory=tmp_path))
-    (version.parent / "config.pbtxt").write_text(MODEL_CONFIG)
+    _save_python_model(tmp_path / "models" / "slow", MODEL.format(directory=tmp_path))
     ready, log = tmp_path / "ready.json", tmp_path / "server.log"
     reader, writer = os.pipe()
     os.close(reader)

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import select
+import signal
 import socket
 import sys
 from datetime import UTC, datetime
@@ -189,8 +190,9 @@ def main() -> None:
     sys.stdout, sys.stderr = _lossy(1), _lossy(2)
     for fd in (options.socket, options.inputs, options.outputs, options.life):
         os.set_inheritable(fd, False)
-    # When the other end of the pipe closes, SIGIO ends this process whatever the model is doing. A signal at the
+    # When the other end of the pipe closes, SIGKILL ends this process whatever the model is doing. A signal at the
     # parent's death would come when the thread that made the process ends.
+    fcntl.fcntl(options.life, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(options.life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(options.life, fcntl.F_SETFL, fcntl.fcntl(options.life, fcntl.F_GETFL) | os.O_ASYNC)
     gone = select.poll()

@@ -1,10 +1,12 @@
 import json
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from sluice.gateway.observability.logs import LogFormat, configure, log
+from sluice.gateway.observability.logs import LogFormat, configure, log, reopen
 
 logger = logging.getLogger("gateway.test")
 
@@ -48,3 +50,35 @@ def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> N
         logger.exception("a batch could not be started")
     (line,) = capsys.readouterr().err.splitlines()
     assert "ValueError: no" in json.loads(line)["traceback"]
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "sluice.log"
+    configure(LogFormat.TEXT, "info", file)
+    (handler,) = logging.getLogger().handlers
+    yield file
+    handler.close()
+
+
+def test_a_log_file_takes_names_that_are_not_text(log_file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log(logger, logging.INFO, "cannot be served", name=os.fsdecode(b"m\xff"))
+    assert log_file.read_text().endswith("cannot be served name=m\\udcff\n")
+    assert capfd.readouterr().err == ""
+
+
+def test_lines_for_a_full_disk_are_lost_with_one_sentence_until_the_file_is_opened_again(
+    log_file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log_file.unlink()
+    log_file.symlink_to("/dev/full")
+    reopen()
+    for _ in range(100):
+        log(logger, logging.INFO, "a line" * 100)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == f"sluice: {log_file}: log lines are lost: [Errno 28] No space left on device"
+    log_file.unlink()
+    reopen()
+    log(logger, logging.INFO, "there is room again")
+    assert "there is room again" in log_file.read_text()
+    assert capfd.readouterr().err == ""

@@ -1,5 +1,6 @@
 """The limits of a machine or a container are compared with what a server needs."""
 
+import os
 import resource
 from collections.abc import Mapping
 
@@ -60,7 +61,7 @@ def test_half_a_core_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_server_takes_is_its_processes_their_models_and_the_bounds_of_buffers() -> None:
     config = msgspec.convert({"front_ends": 2, "cache_bytes": 1 << 20, "spare_worker": False}, ServerConfig)
-    assert host_memory(config, [ONE, TWO], 5 << 20) == HostMemory(60 + 2 * 28 + 3 * 45, 5, 3 * 128 + 2 * 64 + 256 + 1)
+    assert host_memory(config, [ONE, TWO], 5 << 20) == HostMemory(60 + 2 * 28 + 2 * 45, 5, 3 * 128 + 2 * 64 + 256 + 1)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,21 @@ def test_few_processes_and_a_small_address_space_are_wrong(monkeypatch: pytest.M
         "wrong",
         "processes and threads: 9 (pids.max of the cgroup), expected at least 10 for these partitions",
     )
+    config = msgspec.convert({"front_ends": 2}, ServerConfig)
+    assert found("processes", config, ONE)[1].endswith("expected at least 19 for these partitions")
     set_limits(monkeypatch, {resource.RLIMIT_AS: (512 << 20, 512 << 20), resource.RLIMIT_FSIZE: (128 << 20, 0)})
     assert found("address space", None, ONE) == (
         "wrong",
         "address space of each process: 512 MiB (ulimit -v); expected at least 576 MiB, or no limit",
     )
     assert found("size of a file") == ("note", "size of a file, or of memory that is shared: 128 MiB (ulimit -f)")
+
+
+@pytest.mark.parametrize(("user", "texts"), [(0, []), (1000, ["processes and threads: 5 (ulimit -u), "])])
+def test_the_kernel_holds_root_to_no_number_of_processes(
+    monkeypatch: pytest.MonkeyPatch, user: int, texts: list[str]
+) -> None:
+    set_limits(monkeypatch, {resource.RLIMIT_NPROC: (5, 5)})
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    findings = [each.text for each in limits.check_processes(ServerConfig(), [ONE])]
+    assert findings == [text + "expected at least 10 for these partitions" for text in texts]

@@ -1,5 +1,6 @@
 """Signals stop a server, or ask something of it; the handlers are called as the interpreter would."""
 
+import _thread
 import asyncio
 import os
 import signal
@@ -7,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.gateway.server.signals import STOP, UNUSED, ServerSignals, SignalActions
+from sluice.gateway.server.signals import ServerSignals, SignalActions
+from sluice.models.processes import SERVICE_SIGNALS, STOP_SIGNALS, UNUSED_SIGNALS
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def called(signals: ServerSignals, *numbers: int) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize("number", STOP)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_to_stop_ends_a_program_that_still_starts(signals: ServerSignals, number: int) -> None:
     with pytest.raises(SystemExit) as caught:
         signal.raise_signal(number)
@@ -69,18 +71,18 @@ def test_a_signal_that_code_has_swallowed_stops_the_server_when_it_runs(signals:
     assert called(signals) == ["stop"]
 
 
-@pytest.mark.parametrize("number", STOP)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_running_server_stops_then_is_forced_to(
     signals: ServerSignals, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("threading.Timer.start", lambda self: None)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda function, arguments: None)
     assert called(signals, number, signal.SIGTERM, signal.SIGTERM) == ["stop", "force"]
 
 
 def test_other_signals_ask_for_something_or_are_ignored(signals: ServerSignals) -> None:
     assert called(signals, signal.SIGHUP, signal.SIGUSR1) == ["reload", "reopen"]
     assert called(signals, signal.SIGUSR2, signal.SIGRTMIN + 3) == ["SIGUSR2", "SIGRTMIN+3"]
-    for number in UNUSED:
+    for number in UNUSED_SIGNALS:
         signal.raise_signal(number)
 
 
@@ -94,7 +96,7 @@ def test_a_hang_up_of_the_terminal_that_is_closed_stops_the_server(monkeypatch: 
 
 
 def test_the_handlers_of_before_return() -> None:
-    numbers = [*STOP, *UNUSED, signal.SIGHUP, signal.SIGUSR1]
+    numbers = SERVICE_SIGNALS
     before = [signal.getsignal(number) for number in numbers]
     with ServerSignals():
         assert signal.getsignal(signal.SIGTERM) != before[0]
