@@ -243,8 +243,14 @@ class EffectiveConfig(NamedTuple):
 
 
 def model_files(options: argparse.Namespace) -> list[Path]:
-    """The model files that the command names; directories are repositories."""
-    return [path for path in options.files if not path.is_dir()]
+    """The model files that the command names; directories are repositories. Raises ConfigError for a missing one."""
+    from sluice.models.errors import ConfigError
+
+    files = [path for path in options.files if not path.is_dir()]
+    for path in files:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or directory; expected a model file, or a model repository")
+    return files
 
 
 def effective_config(options: argparse.Namespace) -> EffectiveConfig:
@@ -275,7 +281,10 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
     for name in _SAME_NAME:
         override(getattr(options, name), name, name)
     if directories := [str(path) for path in options.files if path.is_dir()]:
-        override([*(options.repository or ()), *directories], "repository", "repository")
+        # What the command line names replaces what the environment names.
+        also = () if "repository" in options.environment else options.repository or ()
+        override([*also, *directories], "repository", "repository")
+        given["repository"] = "--repository"
     override(None if options.policy is None else {"name": options.policy}, "policy", "policy")
     override(options.objective, "objective", "policy", "objective")
     override(options.max_delay_ms, "max_delay_ms", "policy", "max_delay_ms")
