@@ -72,7 +72,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _unusable(config: ServerConfig) -> Iterator[tuple[str, str]]:
-    """The settings, by their key, with which a server could not start on this machine, and why."""
+    """The settings, by their key, with which a server could not start here, and why."""
     for key, check in _CHECKS.items():
         try:
             check(config)
@@ -97,7 +97,7 @@ _CHECKS: Mapping[str, Callable[[ServerConfig], None]] = {
     "tls": _check_tls,
     "repository": _check_repositories,
 }
-"""What a server checks when it starts, by the key that it is about."""
+"""The checks of a server that starts, by the key that each is about."""
 
 
 def _show(options: argparse.Namespace) -> int:
