@@ -11,6 +11,8 @@ from sluice.models.errors import ConfigError
 MAX_ALIASED = 100_000
 """Values of a document in which aliases are written out; one without aliases may be longer."""
 
+_MOST_DIGITS = 100
+
 _ELEMENT = re.compile(r"\[?(\d{1,9})\]?(?:\.|$|(?=\[))")
 _WORD = re.compile(r"\w+")
 _BYTE_ORDER_MARK = "\ufeff"
@@ -187,13 +189,20 @@ class _Loader(yaml.SafeLoader):
             seen[key] = key_node.start_mark.line + 1
         return super().construct_mapping(node, deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node; constructors of PyYAML fail in many ways for a value that its tag does not allow."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            given = f": '{node.value:.40}'" if isinstance(node, yaml.ScalarNode) else ""
+            raise _error(f"not of type {node.tag.rpartition(':')[2]:.40}{given}", node) from error
+
     def construct_integer(self, node: yaml.ScalarNode) -> int:
         """An integer of the core schema: decimal, `0o` or `0x`."""
         text = str(self.construct_scalar(node))
-        try:
-            return int(text, 0 if text[:2] in ("0o", "0x") else 10)
-        except ValueError as error:
-            raise _error(f"not an integer: '{text:.40}'", node) from error
+        if len(text) > _MOST_DIGITS:  # which Python may be unable to print
+            raise _error(f"not an integer of at most {_MOST_DIGITS} digits: '{text:.40}'", node)
+        return int(text, 0 if text[:2] in ("0o", "0x") else 10)
 
 
 for _tag, _form, _first in (

@@ -98,7 +98,7 @@ def decode_policy(form: type, document: object) -> PolicySettings:
     if not isinstance(document, dict):
         raise ValueError(f"Expected `object`, got `{type(document).__name__}`")
     name = document.get("name", DEFAULT)
-    if name not in forms:
+    if not isinstance(name, str) or name not in forms:
         raise ValueError(f"name: expected one of {', '.join(forms)}, got {name!r}{did_you_mean(str(name), forms)}")
     own = {}
     for key, value in document.items():

@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,8 +13,12 @@ from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.contradictions import contradictions
 from sluice.gateway.config.schemas import SCHEMAS
+from sluice.gateway.config.server_config import ServerConfig, check_arenas
+from sluice.models.errors import ConfigError, ServingError
 from sluice.mps.partitions.cpu import check_partitions
 
+UNUSABLE = 2
+"""Exit status for settings with which a server could not start."""
 CONTRADICTORY = 1
 """Exit status with --strict when settings cannot work together."""
 
@@ -47,15 +52,52 @@ def _action(actions: Any, name: str, command: Any, help: str) -> argparse.Argume
 
 def _check(options: argparse.Namespace) -> int:
     effective = serve.effective_config(options)
-    check_partitions(configured_partitions(effective.config))
+    serve.model_files(options)
     path = "settings" if options.config is None else str(options.config)
+
+    def at(place: str, what: str = "") -> str:
+        return effective.lines.prefix(path, place, what) if _is_in(effective.document, place) else f"{path}:"
+
+    wrong = [f"{at(place, reason)} {reason}" for place, reason in _unusable(effective.config)]
+    for line in wrong:
+        print(f"sluice: {line}", file=sys.stderr)
     found = list(contradictions(effective.config))
     for each in found:
-        at = effective.lines.prefix(path, each.place) if _is_in(effective.document, each.place) else f"{path}:"
-        print(f"{at} warning: {each.place}: {each.text}")
+        print(f"{at(each.place)} warning: {each.place}: {each.text}")
+    if wrong:
+        return UNUSABLE
     if not found:
         print(f"{path}: ok")
     return CONTRADICTORY if found and options.strict else 0
+
+
+def _unusable(config: ServerConfig) -> Iterator[tuple[str, str]]:
+    """The settings, by their key, with which a server could not start here, and why."""
+    for key, check in _CHECKS.items():
+        try:
+            check(config)
+        except ServingError as error:
+            yield key, str(error)
+
+
+def _check_tls(config: ServerConfig) -> None:
+    if config.tls is not None:
+        config.tls.ssl_context()
+
+
+def _check_repositories(config: ServerConfig) -> None:
+    for each in config.repositories:
+        if not each.is_dir():
+            raise ConfigError(f"repository: {each}: expected a directory, the model repository")
+
+
+_CHECKS: Mapping[str, Callable[[ServerConfig], None]] = {
+    "partitions": lambda config: check_partitions(configured_partitions(config)),
+    "limits": lambda config: check_arenas(config.limits),
+    "tls": _check_tls,
+    "repository": _check_repositories,
+}
+"""The checks of a server that starts, by the key that each is about."""
 
 
 def _show(options: argparse.Namespace) -> int:

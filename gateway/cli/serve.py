@@ -251,8 +251,14 @@ class EffectiveConfig(NamedTuple):
 
 
 def model_files(options: argparse.Namespace) -> list[Path]:
-    """The model files that the command names; directories are repositories."""
-    return [path for path in options.files if not path.is_dir()]
+    """The model files that the command names; directories are repositories. Raises ConfigError for a missing one."""
+    from sluice.models.errors import ConfigError
+
+    files = [path for path in options.files if not path.is_dir()]
+    for path in files:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or directory; expected a model file, or a model repository")
+    return files
 
 
 def effective_config(options: argparse.Namespace) -> EffectiveConfig:

@@ -500,11 +500,12 @@ value that begins with `tcp://` or `udp://` is one that Kubernetes sets for a se
 that has nearly the name of one of these is reported."""
 
 _CHECKS = """`sluice config check` takes the options of `sluice serve` and checks what that would do with them, without
-starting anything. It also warns of settings that are valid but cannot work together, such as a queue that is shorter
-than a batch; so do `sluice serve`, in its log, and `sluice doctor`. `sluice config show` prints every setting with its
-origin: a line of the file, an environment variable, an option, or the default. `sluice config schema` prints the JSON
-Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU layouts (`partitions`), for
-editors."""
+starting anything. It tries what a server checks of its machine when it starts: the partitions, the memory for tensors,
+the certificate, and that repositories exist. It also warns of settings that are valid but cannot work together, such
+as a queue that is shorter than a batch; so do `sluice serve`, in its log, and `sluice doctor`. `sluice config show`
+prints every setting with its origin: a line of the file, an environment variable, an option, or the default. `sluice
+config schema` prints the JSON Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU
+layouts (`partitions`), for editors."""
 
 _PARTITIONS = """A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1`
 and so on. A list describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets.

@@ -43,6 +43,41 @@ def test_a_check_names_the_line_of_what_cannot_work_together(file: Path, capsys:
     assert main(["config", "check", "--config", str(file), "--strict"]) == 1
 
 
+def test_a_check_names_all_that_a_server_could_not_start_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text(
+        "partitions: [{name: a, cores: [99999]}]\n"
+        "tls: {certificate: missing.pem, key: missing.pem}\n"
+        "limits:\n  input_arena_mb: 1000000000000000\n"
+        "repository: missing\n"
+    )
+    assert main(["config", "check", "--config", str(file)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.removeprefix(f"sluice: {file}:")[:30] for line in lines] == [
+        "1: partition a: core 99999 is ",
+        "4: limits: input_arena_mb: too",
+        "2: tls: missing.pem cannot be ",
+        "5: repository: missing: expect",
+    ]
+
+
+def test_a_directory_on_the_command_line_replaces_that_of_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_REPOSITORY", "/a")
+    assert main(["config", "show", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["repository"] == {"value": [str(tmp_path)], "origin": "DIR"}
+
+
+def test_a_model_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["serve"], ["config", "check"]):
+        assert main([*command, str(tmp_path / "modles")]) == 2
+        assert f"{tmp_path / 'modles'}: no such file or directory" in capsys.readouterr().err
+
+
 def test_a_value_of_the_environment_is_refused_by_its_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

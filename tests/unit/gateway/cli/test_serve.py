@@ -31,7 +31,8 @@ def test_a_directory_is_a_repository(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == (
         f"sluice: expected the repository as {directories[0]} or as --repository {directories[1]}, got both\n"
     )
-    assert main(["serve", directories[0], "mlp.onnx"]) == 2
+    (tmp_path / "mlp.onnx").touch()
+    assert main(["serve", directories[0], str(tmp_path / "mlp.onnx")]) == 2
     assert capsys.readouterr().err == "sluice: expected either --repository DIR or model files\n"
 
 
