@@ -95,9 +95,9 @@ def fetch_sources(config: ServerConfig, triton: Discovery = NOTHING) -> None:
     A source that cannot be read is logged if there is a copy of it from before. Raises SourceError if there is none.
     """
     source = model_source(config.repositories, config, triton)
-    for mirror in source.mirrors:
-        mirror.verify()
     try:
+        for mirror in source.mirrors:
+            mirror.verify()
         source.refresh()
     except SourceError as error:
         if any(mirror.is_empty for mirror in source.mirrors):

@@ -149,7 +149,8 @@ class Mirror:
         descriptor, temporary = tempfile.mkstemp(prefix="copy-", dir=self._directory)
         os.close(descriptor)
         try:
-            self.source.fetch(path, Path(temporary))
+            room = max(shutil.disk_usage(self._directory).free - SPARE_BYTES, 0)
+            self.source.fetch(path, Path(temporary), room if file.size is None else file.size)
             with open(temporary, "rb+") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
                 size = content.seek(0, os.SEEK_END)

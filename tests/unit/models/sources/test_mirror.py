@@ -28,7 +28,7 @@ class Bucket:
             raise SourceError(f"{self.url}: cannot be read: no route to host")
         return {path: RemoteFile(hashlib.md5(data).hexdigest(), len(data)) for path, data in self.contents.items()}
 
-    def fetch(self, path: str, to: Path) -> None:
+    def fetch(self, path: str, to: Path, most_bytes: int) -> None:
         self.fetched.append(path)
         data = self.contents[path]
         to.write_bytes(data[:-1] if path in self.torn else data)
