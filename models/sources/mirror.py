@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -33,8 +33,8 @@ SPARE_BYTES = 256 << 20
 LOCK_TIMEOUT_S = 60.0
 """Time for another process to end its copy."""
 
-Check = Callable[[Path], Mapping[str, str]]
-"""Returns the names of a repository that cannot be served, with the reasons."""
+Check = Callable[[Path, Collection[str]], Mapping[str, str]]
+"""Returns the names of a repository that cannot be served, with the reasons; models of the given names are loaded."""
 
 
 class _Copied(msgspec.Struct, frozen=True):
@@ -179,7 +179,7 @@ class Mirror:
             return {}
         refused: dict[str, str] = {}
         if replaced := new.keys() & state.entries.keys():
-            wrong = self._newly_wrong(state, new)
+            wrong = self._newly_wrong(state, new, replaced)
             refused = {name: wrong[name] for name in sorted(replaced) if name in wrong}
         for name, files in new.items():
             if name in refused:
@@ -190,13 +190,16 @@ class Mirror:
                 self._publish(name, files)
         return refused
 
-    def _newly_wrong(self, state: _State, new: Mapping[str, dict[str, _Copied]]) -> dict[str, str]:
+    def _newly_wrong(
+        self, state: _State, new: Mapping[str, dict[str, _Copied]], replaced: Collection[str]
+    ) -> dict[str, str]:
         """The names that cannot be served with the new revisions, but can be without them."""
         with tempfile.TemporaryDirectory(prefix="check-", dir=self._directory) as trial:
             for name, files in {**state.entries, **new}.items():
                 (Path(trial) / name).symlink_to(self._revision(name, files))
-            wrong = {name: reason.replace(trial, self.source.url) for name, reason in self._check(Path(trial)).items()}
-        already = self._check(self.repository)
+            found = self._check(Path(trial), replaced)
+            wrong = {name: reason.replace(trial, self.source.url) for name, reason in found.items()}
+        already = self._check(self.repository, ())
         return {name: reason for name, reason in wrong.items() if name not in already}
 
     def _publish(self, name: str, files: Mapping[str, _Copied]) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from sluice.models.sources import source as source_module
@@ -62,6 +63,12 @@ def test_a_bucket_is_served_and_followed_and_a_broken_upload_never_replaces_a_mo
         whole = (repository / "mlp" / "1" / "model.onnx").read_bytes()
         store.put_object(Bucket=BUCKET, Key="models/mlp/1/model.onnx", Body=whole[: len(whole) // 2])
         until(lambda: "the copy stays as it was" in server.log.read_text())
+        assert ask(server) == first
+        unloadable = onnx.load_model_from_string(whole)  # it reads well
+        unloadable.graph.node[0].op_type = "NoSuchOperator"
+        store.put_object(Bucket=BUCKET, Key="models/mlp/1/model.onnx", Body=unloadable.SerializeToString())
+        until(lambda: "No Op registered for NoSuchOperator" in server.log.read_text())
+        assert "load failed" not in server.log.read_text()
         assert ask(server) == first
         save_mlp(repository / "mlp" / "1" / "model.onnx", (3, 3), seed=2)
         upload(store, repository, "models/")
@@ -161,6 +168,9 @@ class WebServer(http.server.ThreadingHTTPServer):
         self.stalled = threading.Semaphore(0)
         self._answers = threading.Event()
         self._answers.set()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over clients that have gone."""
 
     def stall(self) -> None:
         self._answers.clear()
