@@ -76,8 +76,13 @@ class Mirror:
         return not self.repository.is_dir() or not any(self.repository.iterdir())
 
     def verify(self) -> None:
-        """Drop every entry with a file that is missing or damaged on this machine; raises SourceError."""
+        """Drop every entry with a file that is missing or damaged on this machine; raises SourceError.
+
+        Refused entries are looked at again by the next refresh: a machine that was short of time or memory may have
+        refused them.
+        """
         with self._locked() as state:
+            state.refused.clear()
             for name, files in list(state.entries.items()):
                 if all(map(self._is_whole, files.values())):
                     self._publish(name, files)
@@ -273,7 +278,10 @@ class Mirror:
                 state = self._read_state()
                 yield state
                 temporary = self._directory / "state.json.new"
-                temporary.write_bytes(msgspec.json.encode(state))
+                with temporary.open("wb") as file:
+                    file.write(msgspec.json.encode(state))
+                    file.flush()
+                    os.fsync(file.fileno())  # an empty state after a power cut would cost the whole copy
                 temporary.replace(self._directory / "state.json")
         except OSError as error:
             raise SourceError(

@@ -103,6 +103,8 @@ def test_an_upload_that_reads_well_but_does_not_load_replaces_nothing(bucket: Bu
     assert mirror.refresh() == {"m": "s3://bucket/models/m/1/model: cannot be loaded"}
     mirror.verify()
     assert served(mirror)["m/1/model"] == b"good one"
+    assert "m" in mirror.refresh()  # it is tried again after a start
+    assert mirror.refresh() == {}
 
 
 def test_a_new_entry_that_is_broken_is_there_for_the_server_to_say_so(bucket: Bucket, mirror: Mirror) -> None:
