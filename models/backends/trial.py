@@ -9,11 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from sluice.models.backends.base import Backend
 from sluice.models.backends.first_runs import FIRST_FILLING, Filling, Shapes, blank_batch, fillings
+from sluice.models.errors import ServingError, first_line
 from sluice.models.processes import TELEMETRY_OFF, python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
@@ -22,6 +26,12 @@ from sluice.models.triton_config.file_tensors import FileTensors, without_batch
 TRIAL_TIMEOUT_S = 60.0
 SIZES = (1, 2, 3)
 """The numbers of rows that are tried."""
+MOST_DIFFERENCE = 0.1
+"""What a batch may change of an output, relative to its largest value: models of few bits scale by the whole batch."""
+MAX_KNOWN = 1024
+"""Files whose runs are remembered."""
+
+_Stamps = tuple[tuple[str, int, int, int, int, int], ...]
 
 
 class TrialOrder(msgspec.Struct, frozen=True):
@@ -35,10 +45,18 @@ class TrialOrder(msgspec.Struct, frozen=True):
 
 
 class TrialRun(msgspec.Struct, frozen=True):
-    """The shapes of the outputs of a run, or the reason why it failed."""
+    """The shapes of the outputs of a run, or the reason why it failed.
+
+    `mixed` is an output whose rows are others in this batch than alone, "" if there is none.
+    """
 
     outputs: dict[str, tuple[int, ...]] = {}
     error: str = ""
+    mixed: str = ""
+
+
+_known: dict[tuple[_Stamps, bytes], Sequence[TrialRun]] = {}
+"""The runs of files that were tried by this process, by the stamps of what lies beside them, and by the order."""
 
 
 def tried(tensors: FileTensors, path: Path, shapes: Shapes | None = None) -> FileTensors:
@@ -64,6 +82,8 @@ def judged(tensors: FileTensors, runs: Sequence[TrialRun]) -> FileTensors:
             failed = f"a trial run of {rows} {'row' if rows == 1 else 'rows'} failed: {run.error}"
             return tensors._replace(no_batches=f"{tensors.no_batches} ({failed})")
     reason = _rows_missing(tensors.outputs, alike)
+    if not reason and (mixed := alike[-1].mixed):
+        reason = f"a row of output '{mixed}' depends on the other rows of its batch; set max_batch_size if it may"
     if not reason and tensors.no_batches and any(not run.error for run in unlike):
         inputs = " and ".join(f"'{tensor.name}'" for tensor in tensors.inputs)
         reason = f"inputs {inputs} may have different numbers of rows; set max_batch_size if they never have"
@@ -105,7 +125,32 @@ def _replaced(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     return msgspec.structs.replace(tensor, shape=shape)
 
 
+def _stamps(directory: Path) -> _Stamps:
+    """What tells the files in a directory from those that were there before."""
+    found = []
+    for each in sorted(directory.iterdir()):
+        with suppress(OSError):  # a link that leads nowhere
+            status = each.stat()
+            times = status.st_mtime_ns, status.st_ctime_ns
+            found.append((each.name, status.st_dev, status.st_ino, status.st_size, *times))
+    return tuple(found)
+
+
 def _run(order: TrialOrder) -> Sequence[TrialRun]:
+    """The runs of an order, from before if nothing has changed."""
+    path = Path(order.path)
+    key = _stamps(path.parent), msgspec.json.encode(msgspec.structs.replace(order, path=path.name))
+    if (known := _known.get(key)) is not None:
+        return known
+    runs = _run_in_process(order)
+    if not any(run.error for run in runs[: len(SIZES)]):
+        while len(_known) >= MAX_KNOWN:
+            _known.pop(next(iter(_known)), None)
+        _known[key] = runs
+    return runs
+
+
+def _run_in_process(order: TrialOrder) -> Sequence[TrialRun]:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.models.backends.trial"],
@@ -126,7 +171,6 @@ def _run(order: TrialOrder) -> Sequence[TrialRun]:
 
 def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
     from sluice.models.backends import onnxruntime
-    from sluice.models.errors import ServingError, first_line
 
     try:
         backend = onnxruntime.load(order.path, 1, wanted=order.outputs)
@@ -142,12 +186,62 @@ def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
         except ServingError as error:
             return TrialRun(error=first_line(error))
 
-    first = tuple(run(rows, FIRST_FILLING) for rows in order.runs)
+    def seen(filling: Filling) -> tuple[TrialRun, ...]:
+        runs = [run(rows, filling) for rows in order.runs]
+        last = len(SIZES) - 1
+        if not any(each.error for each in runs[: last + 1]):
+            mixed = _mixed(backend, blank_batch(order.inputs, SIZES[-1], order.shapes, filling))
+            runs[last] = msgspec.structs.replace(runs[last], mixed=mixed)
+        return tuple(runs)
+
+    first = seen(FIRST_FILLING)
     if first[0].error:
         for filling in fillings(order.inputs, order.shapes):
             if not run(order.runs[0], filling).error:
-                return tuple(run(rows, filling) for rows in order.runs)
+                return seen(filling)
     return first
+
+
+def _mixed(backend: Backend, blank: Mapping[str, Array]) -> str:
+    """An output whose rows are others in a batch than alone; "" if there is none, or if runs cannot tell.
+
+    Only numbers with fractions are compared: a class may change with the last bit. Models with chance in them cannot be
+    told.
+    """
+    random = np.random.default_rng(0)
+    inputs = {name: _made_up(array, random) for name, array in blank.items()}
+    rows = len(next(iter(inputs.values())))
+
+    def outputs(first: int, last: int) -> dict[str, Array]:
+        found = backend.run({name: array[first:last] for name, array in inputs.items()})
+        return {name: array.copy() for name, array in found.items() if array.dtype.kind == "f"}
+
+    try:
+        batch, again = outputs(0, rows), outputs(0, rows)
+        alone = [outputs(row, row + 1) for row in range(rows)]
+    except ServingError:  # zeros are taken, and these are not
+        return ""
+    for name, array in batch.items():
+        each = [answer[name] for answer in alone]
+        if any(one.shape != (1, *array.shape[1:]) for one in each) or not _is_close(array, again[name]):
+            continue
+        if not _is_close(array, np.concatenate(each)):
+            return name
+    return ""
+
+
+def _made_up(array: Array, random: np.random.Generator) -> Array:
+    """Contents that differ from row to row."""
+    if array.dtype.kind == "f":
+        return random.standard_normal(array.shape).astype(array.dtype)
+    return random.integers(0, 2, array.shape).astype(array.dtype) if array.dtype.kind in "iub" else array
+
+
+def _is_close(one: Array, other: Array) -> bool:
+    if one.shape != other.shape or not one.size:
+        return one.shape == other.shape
+    pair = [np.nan_to_num(array.astype(np.float64), posinf=0, neginf=0) for array in (one, other)]
+    return bool(np.abs(pair[0] - pair[1]).max() <= MOST_DIFFERENCE * np.abs(pair[0]).max() + np.finfo(np.float32).eps)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 from onnx import helper
 
@@ -68,3 +69,33 @@ def test_a_file_is_tried_in_a_process_of_its_own(tmp_path: Path, monkeypatch: py
     assert "Strange" in found.no_batches
     monkeypatch.setattr(trial, "TRIAL_TIMEOUT_S", 0)
     assert "it took longer than 0 s" in tried(read_tensors(path), path).no_batches
+
+
+@pytest.mark.parametrize(
+    ("node", "batchable"),
+    [
+        (helper.make_node("Softmax", ["x"], ["y"], axis=0), False),
+        (helper.make_node("Softmax", ["x"], ["y"], axis=1), True),
+        (helper.make_node("RandomNormalLike", ["x"], ["y"]), True),  # chance: nothing can be told
+        (helper.make_node("Log", ["x"], ["y"]), True),  # no numbers for some inputs
+    ],
+)
+def test_rows_that_change_each_other_are_not_batched(tmp_path: Path, node: onnx.NodeProto, batchable: bool) -> None:
+    ends = [value("x", DataType.FP32, [None, 4])], [value("y", DataType.FP32, [None, 4])]
+    path = save_model(tmp_path / "m.onnx", [node], *ends)
+    found = tried(read_tensors(path), path)
+    assert found.batchable == batchable
+    assert ("depends on the other rows" in found.no_batches) != batchable
+
+
+def test_a_file_that_has_not_changed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [value("x", DataType.FP32, ["a", 4])], [value("y", DataType.FP32, ["b", 4])]
+    path = save_model(tmp_path / "1" / "model.onnx", [helper.make_node("Relu", ["x"], ["y"])], *ends)
+    first = tried(read_tensors(path), path)
+    monkeypatch.setattr(trial, "TRIAL_TIMEOUT_S", 0)  # another trial would fail
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "model.onnx").symlink_to(path)  # as copies of sources are
+    assert tried(read_tensors(path), path) == first
+    assert tried(read_tensors(path), tmp_path / "2" / "model.onnx") == first
+    save_model(path, [helper.make_node("Neg", ["x"], ["y"])], *ends)
+    assert not tried(read_tensors(path), path).batchable
