@@ -30,7 +30,7 @@ _COLOUR = "\x1b["
 _END = "\x1b[m"
 """The end of a message that began with a colour."""
 _MARK = b":onnxruntime:"
-"""What every first line of a message has."""
+"""A part of the first line of every message."""
 _STANDARD_ERROR = 2
 _LINE = re.compile(r"(?:\x1b\[[0-9;]*m)?\d{4}-\d\d-\d\d [0-9:.]+ \[([VIWEF]):onnxruntime:[^,\]]*, ([^\]]*)\] (.*)")
 

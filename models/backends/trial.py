@@ -27,7 +27,7 @@ TRIAL_TIMEOUT_S = 60.0
 SIZES = (1, 2, 3)
 """The numbers of rows that are tried."""
 MOST_DIFFERENCE = 0.1
-"""What a batch may change of an output, relative to its largest value: models of few bits scale by the whole batch."""
+"""The change of an output by its batch that counts as none, relative to the largest value: quantized models have it."""
 MAX_KNOWN = 1024
 """Files whose runs are remembered."""
 
@@ -126,7 +126,7 @@ def _replaced(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def _stamps(directory: Path) -> _Stamps:
-    """What tells the files in a directory from those that were there before."""
+    """The files in a directory, which differ from those that were there before."""
     found = []
     for each in sorted(directory.iterdir()):
         with suppress(OSError):  # a link that leads nowhere
@@ -205,8 +205,8 @@ def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
 def _mixed(backend: Backend, blank: Mapping[str, Array]) -> str:
     """An output whose rows are others in a batch than alone; "" if there is none, or if runs cannot tell.
 
-    Only numbers with fractions are compared: a class may change with the last bit. Models with chance in them cannot be
-    told.
+    Only numbers with fractions are compared: a class may change with the last bit. Models whose outputs are random show
+    nothing.
     """
     random = np.random.default_rng(0)
     inputs = {name: _made_up(array, random) for name, array in blank.items()}

@@ -76,7 +76,7 @@ def test_a_file_is_tried_in_a_process_of_its_own(tmp_path: Path, monkeypatch: py
     [
         (helper.make_node("Softmax", ["x"], ["y"], axis=0), False),
         (helper.make_node("Softmax", ["x"], ["y"], axis=1), True),
-        (helper.make_node("RandomNormalLike", ["x"], ["y"]), True),  # chance: nothing can be told
+        (helper.make_node("RandomNormalLike", ["x"], ["y"]), True),  # random: it shows nothing
         (helper.make_node("Log", ["x"], ["y"]), True),  # no numbers for some inputs
     ],
 )
