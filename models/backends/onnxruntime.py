@@ -165,7 +165,7 @@ def load(
     accelerators = _accelerators(form, path, threads, gpu)
     chosen = [*((each.name, each.options) for each in accelerators), (provider, _provider_options(gpu))]
     if form is not None:
-        wanted = [tensor.name for tensor in form.output]
+        wanted = form.computed
     options = _options(asked, threads)
     try:
         with _linked_weights(Path(path), options):
