@@ -54,6 +54,8 @@ class CallingBackend(Protocol):
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch; returns when it has ended or waits for another model.
 
+        It may also return when the batch runs on while others wait, as it may depend on them.
+
         Batches that were waiting may have gone on meanwhile.
         """
         ...

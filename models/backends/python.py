@@ -51,6 +51,10 @@ END_TIMEOUT_S = 5.0
 RELOAD_WAIT_S = 2.0
 """Time that batches, and with them the models of the same worker, wait for a restarted process."""
 _MEASURED = "other models cannot be called while the model is loaded and measured"
+BESIDE_S = 0.02
+"""Time that a batch has the worker for itself while others of its model wait; then it counts as one that waits."""
+_GONE = "the process of the model {}"
+_ENDED = "the batch that calls it has ended"
 RETRY_S = 1.0
 """Delay before a process that failed to load its model is restarted."""
 
@@ -105,13 +109,18 @@ class PythonBackend:
 
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch; see `CallingBackend`. An error of the model is among the progress."""
-        try:
-            self._hand_over(batch, inputs, requests)
-        except BackendFailed as error:
-            return [BatchBroke(batch, str(error))]
         progress: list[Progress] = []
+        try:
+            self._hand_over(batch, inputs, requests, progress)
+        except BackendFailed as error:
+            return [*progress, BatchBroke(batch, str(error))]
+        # The batches that wait may have to go on before this one can, as those that share a pool of threads with it.
+        timeout_s = None if self._process is None or len(self._process.batches) < 2 else BESIDE_S
         while not any(each.batch == batch for each in progress):
-            progress += self._go_on(None)
+            more = self._go_on(timeout_s)
+            if not more and timeout_s is not None:
+                break
+            progress += more
         return progress
 
     def resume(self) -> list[Progress]:
@@ -147,13 +156,14 @@ class PythonBackend:
         if process is None:
             return []
         try:
-            return [process.progress(timeout_s)]
+            progress = process.progress(timeout_s)
         except TimeoutError:
             return []
         except EOFError:
-            return self._restart(process, "the process of the model {}")
+            return self._restart(process, _GONE)
         except _Misanswered as error:
             return self._restart(process, f"the process of the model is restarted: {error}")
+        return [] if progress is None else [progress]
 
     def _restart(self, process: "_Process", reason: str) -> list[Progress]:
         """Replace a process; returns the failures of its batches."""
@@ -176,17 +186,20 @@ class PythonBackend:
             for output in self.outputs
         }
 
-    def _hand_over(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> "_Process":
-        """Give a batch to the process, which may have ended while it was idle; raises BackendFailed."""
+    def _hand_over(
+        self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart], lost: list[Progress]
+    ) -> None:
+        """Give a batch to the process, which may have ended meanwhile; raises BackendFailed.
+
+        The failures of batches that it had go to `lost`.
+        """
         if self._retry_at and time.monotonic() < self._retry_at:
             raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
         try:
             if not self._take(process, batch, inputs, requests):
-                if process.batches:
-                    raise EOFError
-                self._end(process)
-                process = self._begin()
+                lost += self._restart(process, _GONE)
+                process = self._process or self._begin()
                 self._take(process, batch, inputs, requests)
         except EOFError:
             ended = self._end(process)
@@ -200,7 +213,6 @@ class PythonBackend:
             self._end(process)
             self._begin()
             raise BackendFailed(f"the model could not be loaded again: {error}") from error
-        return process
 
     def _take(
         self, process: "_Process", batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]
@@ -350,8 +362,8 @@ class _Process:
         with contextlib.suppress(ConnectionError):
             self._link.send(CallAnswered(call, result), fds)
 
-    def progress(self, timeout_s: float | None) -> Progress:
-        """Return its next message.
+    def progress(self, timeout_s: float | None) -> Progress | None:
+        """Return its next message; None for one that matters no more.
 
         Raises TimeoutError, _Misanswered, and EOFError when the process ends.
         """
@@ -364,6 +376,10 @@ class _Process:
             return ReadyAnswer(message.number, message.is_ready)
         if message.number not in self._open:
             close_all(fds)
+            if isinstance(message, ModelCall) and LOADED < message.number <= self._number:
+                # A thread of the model's own has called when its batch ended.
+                self.answer_call(message.call, CallResult(error=_ENDED, code=FailureCode.CANCELLED), ())
+                return None
             expected = " or ".join(map(str, self._open)) or "none"
             raise self._misanswered(f"it answered batch {message.number}, expected batch {expected}")
         if isinstance(message, ModelCall):

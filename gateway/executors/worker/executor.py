@@ -414,7 +414,7 @@ class WorkerExecutor:
             worker.hang_detector.restart()
         if isinstance(message, BatchWaits):
             overdue = partial(self.recovery.end_worker, partition, process)
-            worker.waiting[batch.batch] = WaitingBatch(batch, self._batch_timeout_s, overdue)
+            worker.waiting[batch.batch] = WaitingBatch(batch, self._batch_timeout_s, overdue, worker.progress)
             self._report(BatchSuspended(batch.batch))
             return
         self._drained(worker)
@@ -429,7 +429,7 @@ class WorkerExecutor:
 
     def _ask_ready(self, number: int, model: str) -> frozenset[str]:
         """Send a question to the workers that hold a model; returns their partitions."""
-        asked = [name for name, each in self._workers.items() if model in each.tables]
+        asked = [name for name, each in self._workers.items() if model in each.tables and not each.lost]
         for name in asked:
             self._workers[name].process.send(AskReady(number, model))
         return frozenset(asked)
@@ -458,7 +458,7 @@ class WorkerExecutor:
 
     def _forget_waiting(self, worker: WorkerRecord, batch: int) -> None:
         if (waiting := worker.waiting.pop(batch, None)) is not None:
-            waiting.stop()
+            waiting.ended()
             self.calls.ended(batch)
 
     @staticmethod

@@ -59,34 +59,59 @@ class NoCalls:
 
 
 class WaitingBatch:
-    """A batch that waits for other models; once it has all answers, it has `timeout_s` to end or to call again.
+    """A batch that waits for other models, or for other batches of its own one.
 
-    `overdue` is called with a sentence when it has not.
+    While it waits for no call, its model has `timeout_s` to go on: to end this batch or another one, or to call.
+    `overdue` is called with a sentence when it has not. `progress` is when the models of the worker went on last, in
+    seconds of the event loop.
     """
 
-    __slots__ = ("_overdue", "_timeout_s", "_timer", "batch", "calls")
+    __slots__ = ("_overdue", "_progress", "_timeout_s", "_timer", "batch", "calls")
 
-    def __init__(self, batch: DispatchBatch, timeout_s: float, overdue: Callable[[str], None]) -> None:
+    def __init__(
+        self, batch: DispatchBatch, timeout_s: float, overdue: Callable[[str], None], progress: dict[str, float]
+    ) -> None:
         self.batch = batch
         self.calls = 0
         self._timeout_s = timeout_s
         self._overdue = overdue
+        self._progress = progress
         self._timer: asyncio.TimerHandle | None = None
+        self._went_on()
 
     def call_made(self) -> None:
         """Record a call."""
         self.calls += 1
-        self.stop()
+        self._went_on()
 
     def call_answered(self) -> None:
         """Record the answer to a call."""
         self.calls -= 1
-        if not self.calls:
-            reason = f"batch {self.batch.batch} did not end within {self._timeout_s:g} s after its last call"
-            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._overdue, reason)
+        self._went_on()
+
+    def ended(self) -> None:
+        """Record the end of the batch."""
+        self._went_on()
+        self.stop()
 
     def stop(self) -> None:
         """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _went_on(self) -> None:
+        self.stop()
+        loop = asyncio.get_running_loop()
+        now = self._progress[self.batch.model] = loop.time()
+        if not self.calls:
+            self._timer = loop.call_at(now + self._timeout_s, self._check)
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = self._progress[self.batch.model] + self._timeout_s
+        if due > loop.time():
+            self._timer = loop.call_at(due, self._check)
+            return
+        self._timer = None
+        self._overdue(f"batch {self.batch.batch} did not go on within {self._timeout_s:g} s")

@@ -5,9 +5,11 @@ of GPUs are not supported.
 """
 
 import asyncio
+import contextvars
 import inspect
 import json
 import logging
+import operator
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
@@ -16,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sluice.models.backends.python_models.calls import CallAnswer, Calls
+from sluice.models.backends.python_models.calls import CallAnswer, Calls, running_batch
 from sluice.models.backends.python_models.config_builder import ModelConfig
 from sluice.models.backends.python_models.custom_metrics import Metric, MetricFamily
+from sluice.models.backends.python_models.wire import sendable
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -47,6 +50,8 @@ class TritonError:
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = FailureCode
 
     def __init__(self, message: str, code: FailureCode = FailureCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"TritonError: expected a message of type str, got {type(message).__name__}")
         self._message = message
         self._code = FailureCode(code)
 
@@ -133,15 +138,18 @@ class InferenceRequest:
     ) -> None:
         del preferred_memory
         self._inputs = list(inputs)
-        self._requested = [_text(name) for name in requested_output_names]
-        self._request_id = _text(request_id)
+        self._requested = [_text("requested_output_names", name) for name in requested_output_names]
+        self._request_id = _text("request_id", request_id)
         self._correlation_id = correlation_id
-        self._model_name = _text(model_name)
-        self._version = model_version
-        self._flags = flags
-        self._timeout = timeout
+        self._model_name = _text("model_name", model_name)
+        self._version = operator.index(model_version)
+        self._flags = operator.index(flags)
+        self._timeout = operator.index(timeout)
+        if self._timeout < 0:
+            raise TritonModelException(f"timeout: expected microseconds or 0, got {timeout}")
         self._trace = trace
-        self._parameters = json.dumps(dict(parameters or {}))
+        self._parameters = _json(parameters)
+        self._made_for = running_batch()
 
     def inputs(self) -> list[Tensor]:
         """Its tensors."""
@@ -189,14 +197,14 @@ class InferenceRequest:
         With `decoupled`, the responses are iterated. Raises TritonModelException if the call cannot be made.
         """
         try:
-            return _respond(_calls().call(self._call(), self._arrays()), decoupled)
+            return _respond(_calls().call(self._call(), self._arrays(), self._made_for), decoupled)
         except (BackendFailed, BadTensor) as error:
             raise TritonModelException(str(error)) from error
 
     async def async_exec(self, decoupled: bool = False) -> "InferenceResponse | ResponseIterator":
         """The same without blocking an `async def execute`."""
         try:
-            return _respond(await _calls().call_async(self._call(), self._arrays()), decoupled)
+            return _respond(await _calls().call_async(self._call(), self._arrays(), self._made_for), decoupled)
         except (BackendFailed, BadTensor) as error:
             raise TritonModelException(str(error)) from error
 
@@ -230,7 +238,7 @@ class InferenceResponse:
     ) -> None:
         self._tensors = list(output_tensors)
         self._error = TritonError(error) if isinstance(error, str) else error
-        self._parameters = json.dumps(dict(parameters or {}))
+        self._parameters = _json(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """Its tensors."""
@@ -285,8 +293,21 @@ def _calls() -> Calls:
     return _Connection.calls
 
 
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+def _text(argument: str, text: str | bytes) -> str:
+    text = text.decode() if isinstance(text, bytes) else text
+    if not isinstance(text, str):
+        raise TypeError(f"{argument}: expected str, got {type(text).__name__}")
+    return text
+
+
+def _json(parameters: Mapping[str, Any] | None) -> str:
+    """Parameters as a JSON object; raises TritonModelException for values that a request cannot have."""
+    for name, value in (parameters or {}).items():
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+            raise TritonModelException(
+                f"parameters: '{name}': expected a str, int, float or bool by a name, got {type(value).__name__}"
+            )
+    return json.dumps(dict(parameters or {}))
 
 
 class Logger:
@@ -405,7 +426,7 @@ class TritonModel:
             if response is None:
                 raise BackendFailed("execute: expected a response, got None: decoupled models are not supported")
             if (error := response.error()) is not None:
-                errors.append(RequestFailure(position, error.message(), error.code()))
+                errors.append(RequestFailure(position, sendable(error.message()), error.code()))
         tensors = [None if response is None or response.has_error() else _arrays_of(response) for response in answers]
         if len(given) == 1:
             return Ran(self._blank(None, requests, 0) if errors else tensors[0] or {}, tuple(errors))
@@ -442,7 +463,8 @@ class TritonModel:
         async def wait() -> Any:
             return await answers
 
-        return self._loop.runner.run(wait())
+        # The runner would keep the context of its first batch.
+        return self._loop.runner.run(wait(), context=contextvars.copy_context())
 
     def _joined(self, tensors: Sequence[dict[str, Array] | None], requests: Sequence[RequestPart]) -> dict[str, Array]:
         """The outputs of all requests by row; raises BackendFailed if their items have different shapes."""

@@ -174,8 +174,7 @@ class MessageLink:
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message and copies of descriptors; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
-            text = message.message[:_MAX_MESSAGE].encode("utf-8", "replace").decode()  # it may have surrogates
-            message = ModelFailed(message.number, text)
+            message = ModelFailed(message.number, sendable(message.message))
         if fds:
             socket.send_fds(self._socket, [self._encode(message)], fds)
         else:
@@ -206,6 +205,11 @@ class MessageLink:
     def close(self) -> None:
         """Close it: the other end reads the messages that were sent, then the end."""
         self._socket.close()
+
+
+def sendable(text: str) -> str:
+    """A text of a model, shortened and without surrogates, which no message may have."""
+    return text[:_MAX_MESSAGE].encode("utf-8", "replace").decode()
 
 
 def close_all(fds: Iterable[int]) -> None:
