@@ -240,7 +240,7 @@ class Calls:
         self._settle(message.call, answer)
 
     def _settle(self, call: int, answer: CallAnswer) -> None:
-        """Give an answer to whoever waits; the model may have given up, as by `asyncio.wait_for`."""
+        """Give an answer to the thread or task that waits; it may have given up, as by `asyncio.wait_for`."""
         pending = self._pending.pop(call, None)
         if pending is not None and pending.future.set_running_or_notify_cancel():
             pending.future.set_result(answer)
