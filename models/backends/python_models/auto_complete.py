@@ -21,6 +21,7 @@ TIME_LIMIT_S = 60.0
 _FUNCTION = "auto_complete_config"
 _MAX_MESSAGE = 2000
 _MAX_SOURCE_BYTES = 16 << 20
+_MAX_RESULT_BYTES = 16 << 20
 
 
 def completes_config(path: Path) -> bool:
@@ -34,31 +35,34 @@ def completes_config(path: Path) -> bool:
 
 def auto_complete(path: Path, config: str, time_limit_s: float = TIME_LIMIT_S) -> str:
     """Return a configuration, in JSON, as the model of the file `path` completes it; raises ConfigError."""
-    reading, writing = os.pipe()
+    result = os.memfd_create("sluice-auto-complete", os.MFD_CLOEXEC)  # unlike a pipe, it takes an answer of any size
+    try:
+        return _run(path, config, time_limit_s, result)
+    finally:
+        os.close(result)
+
+
+def _run(path: Path, config: str, time_limit_s: float, result: int) -> str:
+    """The same; the process writes its answer to the file `result`."""
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, "--path", str(path), "--result", str(writing)],
+            [sys.executable, "-P", "-m", __name__, "--path", str(path), "--result", str(result)],
             env=os.environ | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
-            pass_fds=(writing,),
+            pass_fds=(result,),
             start_new_session=True,
         )
     except OSError as error:
-        os.close(reading)
         raise ConfigError(f"{path}: {_FUNCTION}: its process cannot be started: {error}") from error
+    try:
+        process.communicate(config.encode(), time_limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{path}: {_FUNCTION}: it did not return within {time_limit_s:g} s") from None
     finally:
-        os.close(writing)
-    with open(reading, "rb") as result:
-        try:
-            process.communicate(config.encode(), time_limit_s)
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"{path}: {_FUNCTION}: it did not return within {time_limit_s:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # whatever the model has started ends with it
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        os.set_blocking(reading, False)
-        text = result.read() or b""
+        with contextlib.suppress(ProcessLookupError):  # whatever the model has started ends with it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    text = os.pread(result, _MAX_RESULT_BYTES, 0)
     if process.returncode or not text:
         raise ConfigError(f"{path}: {_FUNCTION}: its process exited with status {process.returncode}")
     answer = json.loads(text)

@@ -1,6 +1,7 @@
 """The process of one model in Python, started as `python -m sluice.models.backends.python_models.process`."""
 
 import argparse
+import contextlib
 import fcntl
 import logging
 import os
@@ -84,7 +85,7 @@ class ModelServer:
                 answer = self._run(batch, self._inputs, self._outputs)
                 if os.getpid() != self._owner:
                     return
-                self._link.send(answer)
+                self._send(answer)
         except (EOFError, ConnectionError):
             self._model.finish()
 
@@ -105,10 +106,17 @@ class ModelServer:
         if os.getpid() != self._owner:
             os._exit(0)
         close_all(received.fds)
+        with contextlib.suppress(ConnectionError):
+            self._send(answer)
+
+    def _send(self, answer: TensorBatch | ModelFailed) -> None:
+        """Send the answer to a batch, or why it cannot be sent, such as too many errors and metrics for a message."""
         try:
             self._link.send(answer)
         except ConnectionError:
-            return
+            raise
+        except Exception as error:
+            self._link.send(ModelFailed(answer.number, f"the answer cannot be sent: {error}"))
 
 
 def main() -> None:

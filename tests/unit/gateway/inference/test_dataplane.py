@@ -416,5 +416,5 @@ def test_parameters_that_are_too_long_to_go_on_to_a_model_are_refused() -> None:
         return served.dataplane.check(signature, InferRequest([x()], (), "", given))[1].parameters
 
     assert parameters(60_000) == f'{{"known":"{"a" * 60_000}"}}'
-    with pytest.raises(RequestError, match=r"^the parameters have 70012 bytes of JSON, expected at most 65536$"):
+    with pytest.raises(errors.RequestError, match=r"^the parameters have 70012 bytes of JSON, expected at most 65536$"):
         parameters(70_000)

@@ -82,3 +82,11 @@ def test_only_models_with_the_function_are_run(tmp_path: Path) -> None:
     assert not module.completes_config(tmp_path / "missing.py")
     (tmp_path / "model.py").write_text("raise SystemExit(1)\n")
     assert not module.completes_config(tmp_path / "model.py")
+
+
+def test_a_completed_configuration_may_be_large(tmp_path: Path) -> None:
+    body = f"""{ADDED}
+        for number in range(2000):
+            config.add_output({{"name": f"y{{number}}", "data_type": "TYPE_FP32", "dims": [4]}})
+"""
+    assert len(scanned(tmp_path, body).models["m:1"].spec.outputs) == 2001

@@ -216,3 +216,42 @@ class TritonPythonModel:
     assert broke == BatchBroke(1, "the process of the model was killed by SIGKILL")
     assert isinstance(ran, BatchRan)
     assert ran.batch == 2
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        'pb_utils.MetricFamily("c", "C.", pb_utils.MetricFamily.COUNTER).Metric({}).increment(np.float32(2))',
+        'pb_utils.MetricFamily("h", "H.", 2).Metric({}, np.array([1, 2])).observe(np.mean(x))',
+        'pb_utils.MetricFamily("g", "\\udcff", 1).Metric({"of": "\\udcff"}).set(np.int64(2))',
+    ],
+)
+def test_metrics_take_what_numpy_has(tmp_path: Path, action: str) -> None:
+    text = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        x = x_of(requests[0])
+        {action}
+        return [answer(x)]
+"""
+    backend = load(tmp_path, text)
+    (ran,) = backend.start(1, {"x": X}, PART)
+    assert isinstance(ran, BatchRan)
+    assert len(ran.metrics) == 1
+
+
+def test_an_answer_that_is_too_long_for_a_message_fails_its_batch_alone(tmp_path: Path) -> None:
+    text = """
+class TritonPythonModel:
+    def execute(self, requests):
+        self.runs = getattr(self, "runs", 0) + 1
+        if x_of(requests[0])[0, 0]:
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError("x" * 4000)) for _ in requests]
+        return [answer(np.full((1, 1), self.runs, np.float32))]
+"""
+    backend = load(tmp_path, text)
+    (broke,) = backend.start(1, {"x": np.ones((600, 1), np.float32)}, PART * 600)
+    assert broke == BatchBroke(1, "the answer cannot be sent: [Errno 90] Message too long")
+    (ran,) = backend.start(2, {"x": X * 0}, PART)
+    assert isinstance(ran, BatchRan)
+    assert ran.outputs["y"].item() == 2
