@@ -121,7 +121,7 @@ class ModelCalls:
         inputs, options = self._dataplane.check(signature, self._read(call, fd), left_ns)
         if call.timeout_us:
             left_ns = min(left_ns, call.timeout_us * NS_PER_US)
-        options = options._replace(budget_ns=left_ns, is_call=True, priority=call.priority)
+        options = options._replace(budget_ns=left_ns, is_call=True)
         submission = self._dataplane.submit(signature, inputs, options, parents[0].trace.arrival.client)
         self._depths[submission.request] = caller.depth + 1
         caller.calls[submission.request] = submission

@@ -21,11 +21,15 @@ class FailureCode(enum.IntEnum):
 
 
 class RequestPart(msgspec.Struct, frozen=True, array_like=True):
-    """A request of a batch: its rows, the id that its client gave, and its parameters as a JSON object."""
+    """A request of a batch: its rows, the id that its client gave, and its parameters as a JSON object.
+
+    `timeout_us` is the time that the client lets it wait (0: no limit).
+    """
 
     rows: int
     id: str = ""
     parameters: str = "{}"
+    timeout_us: int = 0
 
 
 class RequestFailure(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +65,6 @@ class CallRequest(msgspec.Struct, frozen=True, array_like=True):
     id: str = ""
     parameters: str = "{}"
     timeout_us: int = 0
-    priority: int = 0
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True):

@@ -53,6 +53,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
+from sluice.models.units import NS_PER_US
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
     AnswerCall,
@@ -260,7 +261,9 @@ class WorkerExecutor:
             if submission is None:
                 parts.append(RequestPart(member.rows))
             else:
-                parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters))
+                arrival = submission.trace.arrival
+                timeout_us = (arrival.expires_ns - arrival.received_ns) // NS_PER_US if arrival.expires_ns else 0
+                parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters, timeout_us))
         return tuple(parts)
 
     def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:

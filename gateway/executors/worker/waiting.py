@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.events import RequestArrived
 from sluice.models.backends.requests import CallRequest, CallResult, FailureCode
 
 MOST_WAITING = 256
@@ -20,6 +21,7 @@ class RequestRecord(Protocol):
     """The record of a request (see `Trace`)."""
 
     client_id: str
+    arrival: RequestArrived
 
 
 class CallingSubmission(Protocol):

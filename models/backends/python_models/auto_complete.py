@@ -6,6 +6,7 @@ The function is the model's code, so it runs in a process of its own, `python -m
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.processes import python_path
 
 TIME_LIMIT_S = 60.0
+_GRACE_S = 1
 _FUNCTION = "auto_complete_config"
 _MAX_MESSAGE = 2000
 _MAX_SOURCE_BYTES = 16 << 20
@@ -44,9 +46,10 @@ def auto_complete(path: Path, config: str, time_limit_s: float = TIME_LIMIT_S) -
 
 def _run(path: Path, config: str, time_limit_s: float, result: int) -> str:
     """The same; the process writes its answer to the file `result`."""
+    arguments = ["--path", str(path), "--result", str(result), "--limit", str(math.ceil(time_limit_s))]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, "--path", str(path), "--result", str(result)],
+            [sys.executable, "-P", "-m", __name__, *arguments],
             env=os.environ | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             pass_fds=(result,),
@@ -65,7 +68,10 @@ def _run(path: Path, config: str, time_limit_s: float, result: int) -> str:
     text = os.pread(result, _MAX_RESULT_BYTES, 0)
     if process.returncode or not text:
         raise ConfigError(f"{path}: {_FUNCTION}: its process exited with status {process.returncode}")
-    answer = json.loads(text)
+    try:
+        answer: dict[str, Any] = json.loads(text)
+    except ValueError:
+        raise ConfigError(f"{path}: {_FUNCTION}: its process wrote no configuration") from None
     if "error" in answer:
         raise ConfigError(f"{path}: {_FUNCTION}: {answer['error']}")
     return json.dumps(answer["config"])
@@ -76,8 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=__name__)
     parser.add_argument("--path", required=True)
     parser.add_argument("--result", type=int, required=True, metavar="FD")
+    parser.add_argument("--limit", type=int, required=True, metavar="SECONDS")
     options = parser.parse_args()
     os.set_inheritable(options.result, False)
+    signal.alarm(options.limit + _GRACE_S)  # if the server that waits for it is killed
     from sluice.models.backends.python_models.model import import_model, last_line
 
     config = json.load(sys.stdin)

@@ -87,6 +87,16 @@ class Tensor:
         array: Any = self._array
         return array.__dlpack__()
 
+    def __dlpack__(self, stream: object = None) -> Any:
+        """The same, for their functions `from_dlpack`."""
+        del stream
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> Any:
+        """The memory of the CPU."""
+        array: Any = self._array
+        return array.__dlpack_device__()
+
     def name(self) -> str:
         """The name in the model's configuration."""
         return self._name
@@ -180,7 +190,7 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """The time limit of a call in microseconds, 0 for none."""
+        """The time limit of a call, or the time that a client lets its request wait, in microseconds; 0 for none."""
         return self._timeout
 
     def trace(self) -> object:
@@ -452,7 +462,7 @@ class TritonModel:
 
     def _request(self, inputs: dict[str, Array], rows: slice | None, part: RequestPart) -> InferenceRequest:
         tensors = [Tensor(name, array if rows is None else array[rows]) for name, array in inputs.items()]
-        request = InferenceRequest(part.id, 0, tensors, self._names)
+        request = InferenceRequest(part.id, 0, tensors, self._names, timeout=part.timeout_us)
         request._parameters = part.parameters  # it is JSON already
         return request
 

@@ -255,3 +255,17 @@ class TritonPythonModel:
     (ran,) = backend.start(2, {"x": X * 0}, PART)
     assert isinstance(ran, BatchRan)
     assert ran.outputs["y"].item() == 2
+
+
+def test_a_request_tells_its_time_limit_and_its_tensors_speak_dlpack(tmp_path: Path) -> None:
+    text = """
+class TritonPythonModel:
+    def execute(self, requests):
+        given = requests[0].inputs()[0]
+        copied = pb_utils.Tensor("x", given.as_numpy().copy())
+        return [answer(np.from_dlpack(copied) + np.float32(requests[0].timeout()))]
+"""
+    backend = load(tmp_path, text)
+    (ran,) = backend.start(1, {"x": X}, (RequestPart(1, timeout_us=250_000),))
+    assert isinstance(ran, BatchRan)
+    assert ran.outputs["y"].item() == 250_001
