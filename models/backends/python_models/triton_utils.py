@@ -126,6 +126,13 @@ class PreferredMemory:
         self.preferred_device_id = preferred_device_id
 
 
+class InferenceTrace:
+    """The trace of a request, for the calls that belong to it."""
+
+    def get_context(self) -> None:
+        """None: requests have no context of OpenTelemetry."""
+
+
 class InferenceRequest:
     """A request of a batch, or one that the model makes of another model.
 
@@ -143,7 +150,7 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
-        trace: object = None,
+        trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         del preferred_memory
@@ -157,7 +164,7 @@ class InferenceRequest:
         self._timeout = operator.index(timeout)
         if self._timeout < 0:
             raise TritonModelException(f"timeout: expected microseconds or 0, got {timeout}")
-        self._trace = trace
+        self._trace = trace or InferenceTrace()
         self._parameters = _json(parameters)
         self._made_for = running_batch()
 
@@ -193,8 +200,8 @@ class InferenceRequest:
         """The time limit of a call, or the time that a client lets its request wait, in microseconds; 0 for none."""
         return self._timeout
 
-    def trace(self) -> object:
-        """The trace that was given."""
+    def trace(self) -> InferenceTrace:
+        """Its trace."""
         return self._trace
 
     def is_cancelled(self) -> bool:

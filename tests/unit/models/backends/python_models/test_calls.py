@@ -257,11 +257,12 @@ class TritonPythonModel:
     assert ran.outputs["y"].item() == 2
 
 
-def test_a_request_tells_its_time_limit_and_its_tensors_speak_dlpack(tmp_path: Path) -> None:
+def test_a_request_has_a_time_limit_and_a_trace_and_its_tensors_speak_dlpack(tmp_path: Path) -> None:
     text = """
 class TritonPythonModel:
     def execute(self, requests):
         given = requests[0].inputs()[0]
+        assert requests[0].trace().get_context() is None
         copied = pb_utils.Tensor("x", given.as_numpy().copy())
         return [answer(np.from_dlpack(copied) + np.float32(requests[0].timeout()))]
 """
