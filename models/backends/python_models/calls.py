@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -33,6 +34,9 @@ from sluice.models.backends.requests import CallRequest, CallResult, FailureCode
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array
 
+TURN_LIMIT_S = 5.0
+"""Time after which a batch that has its answers goes on beside the one that has the turn: that one may wait for it, as
+for a lock that the model holds while it calls."""
 _STOPPED = "the server is stopping"
 
 
@@ -84,6 +88,7 @@ class Calls:
         self._changed = threading.Condition()
         self._open: dict[int, _Open] = {}
         self._turn = 0  # the batch that runs the code of the model; 0 for none
+        self._turn_began_s = 0.0
         self._batches: deque[Received | None] = deque()
         self._reader: threading.Thread | None = None
         self._main_reads = False
@@ -122,7 +127,7 @@ class Calls:
         """Run the code of the model for a batch in this thread, as soon as no other batch does."""
         with self._changed:
             self._changed.wait_for(lambda: not self._turn)
-            self._turn = batch
+            self._take_turn(batch)
             self._open[batch] = _Open()
         token = _running.set(batch)
         try:
@@ -204,9 +209,17 @@ class Calls:
             if opened.thread != threading.get_ident():
                 return
             # Threads of the model's own may call meanwhile.
-            self._changed.wait_for(lambda: opened.calls or self._turn in (0, batch))
+            while not opened.calls and self._turn not in (0, batch):
+                left_s = self._turn_began_s + TURN_LIMIT_S - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
             if not opened.calls:
-                self._turn = batch
+                self._take_turn(batch)
+
+    def _take_turn(self, batch: int) -> None:
+        self._turn = batch
+        self._turn_began_s = time.monotonic()
 
     def _read(self) -> None:
         """Pass on what arrives: answers to those who wait, batches to the main thread or to a new one."""

@@ -103,6 +103,25 @@ def test_batches_whose_calls_share_threads_do_not_wait_for_each_other(tmp_path: 
     assert [type(ended[batch]) for batch in (1, 2, 3)] == [BatchRan] * 3
 
 
+def test_a_model_may_hold_a_lock_while_it_calls(tmp_path: Path) -> None:
+    text = """
+import threading
+from sluice.models.backends.python_models import calls
+calls.TURN_LIMIT_S = 0.1
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.lock = threading.Lock()
+
+    def execute(self, requests):
+        with self.lock:
+            call(requests[0]).exec()
+        return [answer(x_of(request)) for request in requests]
+"""
+    ended = run(load(tmp_path, text), 3)
+    assert [type(ended[batch]) for batch in (1, 2, 3)] == [BatchRan] * 3
+
+
 def test_a_call_that_a_thread_makes_when_its_batch_has_ended_harms_no_batch(tmp_path: Path) -> None:
     text = """
 class TritonPythonModel:
