@@ -271,7 +271,8 @@ class Runner:
         if calling is not None and calling.ask_ready(question.number):
             self._asked[question.number] = question.model
             return []
-        return [Report(ReadinessReport(question.number, model is not None and calling is None))]
+        # A model that was unloaded here meanwhile says nothing against those that other partitions hold.
+        return [Report(ReadinessReport(question.number, calling is None))]
 
     def start(self, run: RunBatch) -> list[Report]:
         """Run a batch until it ends or waits for another model; returns what is to be sent, in this order.

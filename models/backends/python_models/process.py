@@ -1,6 +1,7 @@
 """The process of one model in Python, started as `python -m sluice.models.backends.python_models.process`."""
 
 import argparse
+import contextlib
 import fcntl
 import io
 import logging
@@ -126,7 +127,7 @@ class ModelServer:
                 if os.getpid() != self._owner:
                     return
                 self._runs.end(batch.number)
-                self._link.send(answer)
+                self._send(answer)
         except (EOFError, ConnectionError):
             self._model.finish()
 
@@ -134,7 +135,7 @@ class ModelServer:
         if self._model.is_decoupled:
             return self._run_decoupled(batch, inputs, outputs)
         try:
-            with self._calls.running(batch.number):
+            with self._calls.opened(batch.number), self._calls.running(batch.number):
                 ran = self._model.run_requests(inputs.read(batch.places, batch.size), batch.requests)
             if os.getpid() != self._owner:
                 return ModelFailed(batch.number, "")
@@ -174,10 +175,17 @@ class ModelServer:
             os._exit(0)
         self._runs.end(received.message.number)
         close_all(received.fds)
+        with contextlib.suppress(ConnectionError):
+            self._send(answer)
+
+    def _send(self, answer: TensorBatch | ModelFailed) -> None:
+        """Send the answer to a batch, or why it cannot be sent, such as too many errors and metrics for a message."""
         try:
             self._link.send(answer)
         except ConnectionError:
-            return
+            raise
+        except Exception as error:
+            self._link.send(ModelFailed(answer.number, f"the answer cannot be sent: {error}"))
 
 
 def main() -> None:
