@@ -210,7 +210,7 @@ def _mutated_graph(data: bytes, chance: random.Random) -> bytes:
                     ["", ".", "..", "/dev/zero", "model.onnx", "\x00", "a" * 5000, "1/../x", "é\n"]
                 )
                 weights.external_data.add(key="location", value=location)
-    return model.SerializeToString()
+    return bytes(model.SerializeToString())
 
 
 def _mutated_bytes(data: bytes, others: Sequence[bytes], chance: random.Random) -> bytes:

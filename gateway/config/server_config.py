@@ -172,10 +172,9 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     @property
     def repositories(self) -> tuple[Path, ...]:
         """The directories of models; those of sources by URL are copies."""
-        places = (self.repository,) if isinstance(self.repository, str) else self.repository
         return tuple(
             source_directory(place, self.source_cache) / REPOSITORY if is_url(place) else Path(place)
-            for place in places
+            for place in self._places
         )
 
     @property

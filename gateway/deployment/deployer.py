@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
+from sluice.gateway.deployment.file_threads import FileThreads
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
@@ -64,6 +65,7 @@ class Deployer:
         self._load_waiter = load_waiter
         self._inventory = inventory
         self._recycle = recycle
+        self.files = FileThreads()
         self._numbers = itertools.count(1)
         self._busy: set[str] = set()
         self._turn = asyncio.Condition()
@@ -136,6 +138,7 @@ class Deployer:
         for task in self._tasks:
             task.cancel()
         self._load_waiter.close()
+        self.files.close()
         for override in self.dependencies.overrides().values():
             override.discard()
 
@@ -144,7 +147,7 @@ class Deployer:
     async def _refresh(self, name: str) -> None:
         """Bring the copies of sources up to date; raises RequestError if one cannot be read."""
         try:
-            await asyncio.to_thread(self.source.refresh)
+            await self.files.run(self.source.refresh)
         except SourceError as error:
             raise RequestError(f"load failed for model '{name}': {error}") from error
 
@@ -207,7 +210,7 @@ class Deployer:
         self, names: Collection[str], number: int, overrides: Mapping[str, Override], reread: Collection[str]
     ) -> Revision:
         served = dict(self.dependencies.served)
-        revision = await asyncio.to_thread(read_revision, self.source, names, number, served, overrides, reread)
+        revision = await self.files.run(lambda: read_revision(self.source, names, number, served, overrides, reread))
         for name, override in overrides.items():
             if (read := revision.deployed.get(name)) is not None:
                 override.check(read.models)

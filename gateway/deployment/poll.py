@@ -45,7 +45,7 @@ class Poll:
             self._soon.clear()
             try:
                 await self.look(min(SETTLE_S, self._interval_s))
-            except OSError as error:
+            except (OSError, RejectedError) as error:
                 log(logger, logging.ERROR, "the repository cannot be read", reason=str(error))
             except Exception:  # the next look may succeed
                 logger.exception("what is served could not be brought to what the repository has")
@@ -60,11 +60,13 @@ class Poll:
 
         What has changed is loaded only if it is the same `settle_s` later.
         """
-        found, changed, foreign = await asyncio.to_thread(self._look)
+        found, changed, foreign = await self._deployer.files.run(self._look)
         written: set[str] = set()
         if changed:
             await asyncio.sleep(settle_s)
-            written = await asyncio.to_thread(lambda: {name for name in changed if self._files(name) != found[name]})
+            written = await self._deployer.files.run(
+                lambda: {name for name in changed if self._files(name) != found[name]}
+            )
         self._deployer.list_foreign(foreign)
         gone = [name for name, each in self._served().items() if each.files is not None and not found.get(name)]
         gone += sorted(self._failed - found.keys())

@@ -1,12 +1,13 @@
 """Reads the models that a server begins with, from repositories, model files and Triton servers."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, source_directory
 from sluice.gateway.deployment.configuration_notes import log_notes
+from sluice.gateway.deployment.load_alone import why_not_loadable
 from sluice.gateway.deployment.revision import RevisionSource
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
 from sluice.gateway.executors.triton.process import TritonProcess
@@ -81,9 +82,13 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
     kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
     sizes = config.batch_sizes()
 
-    def wrong(directory: Path) -> dict[str, str]:
+    def wrong(directory: Path, loaded: Collection[str]) -> dict[str, str]:
         found = Repository.scan(directory, config.max_batch_size, sizes, remote, EVERYTHING, kinds)
-        return {each.name: each.reason for each in found.broken}
+        reasons = {each.name: each.reason for each in found.broken}
+        for entry in found.models.values():
+            if entry.spec.name in loaded and entry.backend != REMOTE and (reason := why_not_loadable(entry)):
+                reasons.setdefault(entry.spec.name, reason)
+        return reasons
 
     mirrors = tuple(
         Mirror(FsspecSource(url), source_directory(url, config.source_cache), wrong) for url in config.sources
@@ -97,9 +102,9 @@ def fetch_sources(config: ServerConfig, triton: Discovery = NOTHING) -> None:
     A source that cannot be read is logged if there is a copy of it from before. Raises SourceError if there is none.
     """
     source = model_source(config.repositories, config, triton)
-    for mirror in source.mirrors:
-        mirror.verify()
     try:
+        for mirror in source.mirrors:
+            mirror.verify()
         source.refresh()
     except SourceError as error:
         if any(mirror.is_empty for mirror in source.mirrors):

@@ -28,7 +28,7 @@ class Dialect(enum.Enum):
     SAGEMAKER = enum.auto()
 
 
-class Target(NamedTuple):
+class InferenceTarget(NamedTuple):
     """The model of an inference request, its version ("" for the latest), and the protocol.
 
     For SageMaker, a name of "" stands for the server's model.
@@ -50,20 +50,20 @@ class Target(NamedTuple):
         return f"/v2/models/{name}{version}/infer".encode()
 
 
-def find_target(path: str) -> Target | None:
+def find_target(path: str) -> InferenceTarget | None:
     """The target of POST requests to a path; None if it is not one of inference."""
     match = _V2_PATH.fullmatch(path)
     if match is not None:
-        return Target(match[1], match[2] or "", Dialect.V2)
+        return InferenceTarget(match[1], match[2] or "", Dialect.V2)
     if path == _SAGEMAKER_PATH:
-        return Target("", "", Dialect.SAGEMAKER)
+        return InferenceTarget("", "", Dialect.SAGEMAKER)
     match = _V1_PATH.fullmatch(path)
-    return None if match is None else Target(match[1], match[2] or "", Dialect.V1)
+    return None if match is None else InferenceTarget(match[1], match[2] or "", Dialect.V1)
 
 
-def target_model(value: bytes) -> Target:
+def target_model(value: bytes) -> InferenceTarget:
     """The target that the header of SageMaker names: a model, or the archive of one."""
-    return Target(value.decode("utf-8", "replace").strip().removesuffix(_ARCHIVE), "", Dialect.SAGEMAKER)
+    return InferenceTarget(value.decode("utf-8", "replace").strip().removesuffix(_ARCHIVE), "", Dialect.SAGEMAKER)
 
 
 def sagemaker_json_length(content_type: bytes) -> int | None:

@@ -30,7 +30,7 @@ from sluice.gateway.http.compression import (
     UnsupportedEncoding,
     compress,
 )
-from sluice.gateway.http.dialect import Dialect, Target, find_target, sagemaker_content_type
+from sluice.gateway.http.dialect import Dialect, InferenceTarget, find_target, sagemaker_content_type
 from sluice.gateway.http.known_response import EncodedBody, KnownResponse, known_response
 from sluice.gateway.http.large_body import DIRECT_BYTES
 from sluice.gateway.http.predict import PredictRequest, decode_invocation, decode_predict, encode_predictions
@@ -156,14 +156,14 @@ class InferRoute:
         self.default_model = default_model
 
     @staticmethod
-    def match(url: bytes) -> Target | None:
+    def match(url: bytes) -> InferenceTarget | None:
         """The target in the URL of an inference request; None for any other URL."""
         path = url.decode("ascii")
         if not _PLAIN_PATH.fullmatch(path):
             path = unquote(httptools.parse_url(url).path.decode("ascii"))
         return find_target(path)
 
-    def signature(self, target: Target) -> Signature:
+    def signature(self, target: InferenceTarget) -> Signature:
         """The signature of the model of a request. Raises ServingError, or RelayNeeded in a front end."""
         dataplane = self.dataplane
         if target.dialect is Dialect.SAGEMAKER and not target.name:

@@ -3,7 +3,7 @@
 from typing import TypeAlias
 
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
-from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, Target, sagemaker_json_length, target_model
+from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
 from sluice.models.errors import RequestError
 
@@ -41,7 +41,7 @@ class RequestHead:
 
     def __init__(
         self,
-        target: Target,
+        target: InferenceTarget,
         headers: Headers,
         expects_continue: bool = False,
         keep_alive: bool = True,

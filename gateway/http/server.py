@@ -21,7 +21,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessControl, AccessRules
-from sluice.gateway.http.dialect import Target
+from sluice.gateway.http.dialect import InferenceTarget
 from sluice.gateway.http.exchange import Exchange, InferRoute
 from sluice.gateway.http.large_body import DIRECT_BYTES, LargeBody
 from sluice.gateway.http.refusal import RefusedRequest, refusal
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._restrictions = restrictions
         self.budget = self._front_door.budget
         self._head_bytes, self._head_lines = self._front_door.settings.head_bytes, self._front_door.settings.head_lines
-        self._last_path: tuple[bytes, Target | None] = b"", None
+        self._last_path: tuple[bytes, InferenceTarget | None] = b"", None
         self._hosts = 0
         self._offers_upgrade = False
         self._in_chunks = False
@@ -448,7 +448,7 @@ class Connection(HttpToolsProtocol):
             if request.ready:
                 self.turns.run()
 
-    def _match(self) -> Target | None:
+    def _match(self) -> InferenceTarget | None:
         url, path = self._last_path
         if self.url != url:
             path = self._route.match(self.url)

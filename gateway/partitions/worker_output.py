@@ -1,10 +1,9 @@
 """The standard error of workers: lines of ONNX Runtime become log lines, and the rest is passed on as it is."""
 
-import asyncio
 import logging
 import os
 import re
-import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -30,13 +29,16 @@ _LEVELS = {
 _COLOUR = "\x1b["
 _END = "\x1b[m"
 """The end of a message that began with a colour."""
+_MARK = b":onnxruntime:"
+"""A part of the first line of every message."""
+_STANDARD_ERROR = 2
 _LINE = re.compile(r"(?:\x1b\[[0-9;]*m)?\d{4}-\d\d-\d\d [0-9:.]+ \[([VIWEF]):onnxruntime:[^,\]]*, ([^\]]*)\] (.*)")
 
 
 class WorkerOutput:
-    """The lines of one worker; `pass_on` gets those that ONNX Runtime has not written."""
+    """The lines of one worker; `pass_on` gets those that ONNX Runtime has not written, several at a time."""
 
-    def __init__(self, worker: int, pass_on: Callable[[str], object]) -> None:
+    def __init__(self, worker: int, pass_on: Callable[[bytes], object]) -> None:
         self._worker = worker
         self._pass_on = pass_on
         self._rest = b""
@@ -46,16 +48,21 @@ class WorkerOutput:
 
     def feed(self, data: bytes) -> None:
         """Take what was written; empty data is the end."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        whole, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        whole += newline
         if self._rest and (not data or len(self._rest) >= MAX_LINE_BYTES):
-            lines.append(self._rest)
+            whole += self._rest + b"\n"
             self._rest = b""
-        for line in lines:
-            self._take(line.decode(errors="replace"))
+        if self._lines or _MARK in whole:
+            for line in whole.splitlines(keepends=True):
+                self._take(line)
+        elif whole:  # a model that prints a lot takes little of this process's time
+            self._pass_on(whole)
         if not data:
             self._end()
 
-    def _take(self, line: str) -> None:
+    def _take(self, raw: bytes) -> None:
+        line = raw.rstrip(b"\r\n").decode(errors="replace")
         begins = _LINE.fullmatch(line)
         if begins is not None:
             self._end()
@@ -68,7 +75,7 @@ class WorkerOutput:
             if line.endswith(_END) or len(self._lines) >= MAX_LINES:
                 self._end()
         else:
-            self._pass_on(f"{line}\n")
+            self._pass_on(raw)
 
     def _end(self) -> None:
         if self._lines:
@@ -80,7 +87,8 @@ class WorkerOutput:
 def launch_logged_worker(partition: Partition | None, stdout: int | None = None) -> Child:
     """Start a worker as `launch_worker` does, whose lines on standard error go through the log of this process.
 
-    Call it in the event loop's thread. The lines are read until the worker and what it has started have ended.
+    A thread reads the lines until the worker and what it has started have ended. So a worker that prints a lot, or a
+    standard error that nobody reads, holds up neither clients nor the event loop.
     """
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     try:
@@ -90,24 +98,19 @@ def launch_logged_worker(partition: Partition | None, stdout: int | None = None)
         raise
     finally:
         os.close(theirs)
-    os.set_blocking(ours, False)
-    loop = asyncio.get_running_loop()
     output = WorkerOutput(child.pid, _pass_on)
-
-    def read() -> None:
-        try:
-            data = os.read(ours, READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            loop.remove_reader(ours)
-            os.close(ours)
-        output.feed(data)
-
-    loop.add_reader(ours, read)
+    threading.Thread(target=_read, args=(ours, output), name=f"output of worker {child.pid}", daemon=True).start()
     return child
 
 
-def _pass_on(line: str) -> None:
-    with suppress(OSError, ValueError):  # nobody reads it
-        sys.stderr.write(line)
+def _read(pipe: int, output: WorkerOutput) -> None:
+    with os.fdopen(pipe, "rb", buffering=0) as lines:
+        while data := lines.read(READ_BYTES):
+            output.feed(data)
+    output.feed(b"")
+
+
+def _pass_on(data: bytes) -> None:
+    with suppress(OSError):  # nobody reads it
+        while data:
+            data = data[os.write(_STANDARD_ERROR, data) :]

@@ -25,6 +25,8 @@ from sluice.models.triton_config.session_options import ALL, BASIC, EXTENDED, NO
 os.environ.update(TELEMETRY_OFF)  # the library reads it when it is imported
 import onnxruntime as ort
 
+_RELEASE = tuple(int(part) for part in ort.__version__.split(".")[:2])
+
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TEXT_LOCALE = "en_US.UTF-8"
@@ -163,7 +165,7 @@ def load(
     accelerators = _accelerators(form, path, threads, gpu)
     chosen = [*((each.name, each.options) for each in accelerators), (provider, _provider_options(gpu))]
     if form is not None:
-        wanted = [tensor.name for tensor in form.output]
+        wanted = form.computed
     options = _options(asked, threads)
     try:
         with _linked_weights(Path(path), options):
@@ -201,14 +203,17 @@ def _linked_weights(path: Path, options: ort.SessionOptions) -> Iterator[None]:
     check_external(path, outline)
     inside = filter(is_inside, outline.external)
     places = {location: os.path.realpath(path.parent / location) for location in inside}
-    homes = {os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))}
+    homes = {os.path.realpath(path.parent)}
+    if _RELEASE >= (1, 25):  # that of the model itself, if it is a link, counts as well
+        homes.add(os.path.dirname(os.path.realpath(path)))
     linked = {
         location: place
         for location, place in sorted(places.items())
         if not any(os.path.commonpath((home, place)) == home for home in homes)
     }
     with ExitStack() as opened:
-        if linked:
+        # Releases without this method follow the links themselves.
+        if linked and hasattr(options, "add_external_initializers_from_files_in_memory"):
             maps = []
             for place in linked.values():
                 file = opened.enter_context(open_regular(Path(place)))

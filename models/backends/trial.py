@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from sluice.models.backends.base import Backend
 from sluice.models.backends.first_runs import FIRST_FILLING, Filling, Shapes, blank_batch, fillings
+from sluice.models.errors import ServingError, first_line
 from sluice.models.processes import TELEMETRY_OFF, python_path
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
@@ -25,6 +28,8 @@ SIZES = (1, 2, 3)
 """The numbers of rows that are tried."""
 MAX_REMEMBERED = 1024
 """Models whose runs are remembered."""
+MOST_DIFFERENCE = 0.1
+"""The change of an output by its batch that counts as none, relative to the largest value: quantized models have it."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True):
@@ -38,10 +43,14 @@ class TrialOrder(msgspec.Struct, frozen=True):
 
 
 class TrialRun(msgspec.Struct, frozen=True):
-    """The shapes of the outputs of a run, or the reason why it failed."""
+    """The shapes of the outputs of a run, or the reason why it failed.
+
+    `mixed` is an output whose rows are others in this batch than alone, "" if there is none.
+    """
 
     outputs: dict[str, tuple[int, ...]] = {}
     error: str = ""
+    mixed: str = ""
 
 
 def tried(tensors: FileTensors, path: Path, shapes: Shapes | None = None) -> FileTensors:
@@ -76,6 +85,8 @@ def judged(tensors: FileTensors, runs: Sequence[TrialRun]) -> FileTensors:
             failed = f"a trial run of {rows} {'row' if rows == 1 else 'rows'} failed: {run.error}"
             return tensors._replace(no_batches=f"{tensors.no_batches} ({failed})")
     reason = _rows_missing(tensors.outputs, alike)
+    if not reason and (mixed := alike[-1].mixed):
+        reason = f"a row of output '{mixed}' depends on the other rows of its batch; set max_batch_size if it may"
     if not reason and tensors.no_batches and any(not run.error for run in unlike):
         inputs = " and ".join(f"'{tensor.name}'" for tensor in tensors.inputs)
         reason = f"inputs {inputs} may have different numbers of rows; set max_batch_size if they never have"
@@ -151,7 +162,6 @@ def _run(order: TrialOrder) -> Sequence[TrialRun]:
 
 def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
     from sluice.models.backends import onnxruntime
-    from sluice.models.errors import ServingError, first_line
 
     try:
         backend = onnxruntime.load(order.path, 1, wanted=order.outputs)
@@ -167,12 +177,62 @@ def _run_order(order: TrialOrder) -> tuple[TrialRun, ...]:
         except ServingError as error:
             return TrialRun(error=first_line(error))
 
-    first = tuple(run(rows, FIRST_FILLING) for rows in order.runs)
+    def seen(filling: Filling) -> tuple[TrialRun, ...]:
+        runs = [run(rows, filling) for rows in order.runs]
+        last = len(SIZES) - 1
+        if not any(each.error for each in runs[: last + 1]):
+            mixed = _mixed(backend, blank_batch(order.inputs, SIZES[-1], order.shapes, filling))
+            runs[last] = msgspec.structs.replace(runs[last], mixed=mixed)
+        return tuple(runs)
+
+    first = seen(FIRST_FILLING)
     if first[0].error:
         for filling in fillings(order.inputs, order.shapes):
             if not run(order.runs[0], filling).error:
-                return tuple(run(rows, filling) for rows in order.runs)
+                return seen(filling)
     return first
+
+
+def _mixed(backend: Backend, blank: Mapping[str, Array]) -> str:
+    """An output whose rows are others in a batch than alone; "" if there is none, or if runs cannot tell.
+
+    Only numbers with fractions are compared: a class may change with the last bit. Models whose outputs are random show
+    nothing.
+    """
+    random = np.random.default_rng(0)
+    inputs = {name: _made_up(array, random) for name, array in blank.items()}
+    rows = len(next(iter(inputs.values())))
+
+    def outputs(first: int, last: int) -> dict[str, Array]:
+        found = backend.run({name: array[first:last] for name, array in inputs.items()})
+        return {name: array.copy() for name, array in found.items() if array.dtype.kind == "f"}
+
+    try:
+        batch, again = outputs(0, rows), outputs(0, rows)
+        alone = [outputs(row, row + 1) for row in range(rows)]
+    except ServingError:  # zeros are taken, and these are not
+        return ""
+    for name, array in batch.items():
+        each = [answer[name] for answer in alone]
+        if any(one.shape != (1, *array.shape[1:]) for one in each) or not _is_close(array, again[name]):
+            continue
+        if not _is_close(array, np.concatenate(each)):
+            return name
+    return ""
+
+
+def _made_up(array: Array, random: np.random.Generator) -> Array:
+    """Contents that differ from row to row."""
+    if array.dtype.kind == "f":
+        return random.standard_normal(array.shape).astype(array.dtype)
+    return random.integers(0, 2, array.shape).astype(array.dtype) if array.dtype.kind in "iub" else array
+
+
+def _is_close(one: Array, other: Array) -> bool:
+    if one.shape != other.shape or not one.size:
+        return one.shape == other.shape
+    pair = [np.nan_to_num(array.astype(np.float64), posinf=0, neginf=0) for array in (one, other)]
+    return bool(np.abs(pair[0] - pair[1]).max() <= MOST_DIFFERENCE * np.abs(pair[0]).max() + np.finfo(np.float32).eps)
 
 
 def main() -> None:

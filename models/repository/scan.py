@@ -347,7 +347,7 @@ def _tensors(read: _Read, path: Path, config: TritonModelConfig | None = None) -
 
     Outputs that a configuration leaves out are not served.
     """
-    tensors = read(path, () if config is None else {tensor.name for tensor in config.output})
+    tensors = read(path, () if config is None else config.computed)
     given = set() if config is None else {tensor.name for tensor in config.tensors if tensor.dims}
     decided = config is not None and config.max_batch_size is not None and given >= tensors.unranked
     if not tensors.needs_trial or decided:

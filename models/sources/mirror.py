@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -33,8 +33,8 @@ SPARE_BYTES = 256 << 20
 LOCK_TIMEOUT_S = 60.0
 """Time for another process to end its copy."""
 
-Check = Callable[[Path], Mapping[str, str]]
-"""Returns the names of a repository that cannot be served, with the reasons."""
+Check = Callable[[Path, Collection[str]], Mapping[str, str]]
+"""Returns the names of a repository that cannot be served, with the reasons; models of the given names are loaded."""
 
 
 class _Copied(msgspec.Struct, frozen=True):
@@ -76,8 +76,13 @@ class Mirror:
         return not self.repository.is_dir() or not any(self.repository.iterdir())
 
     def verify(self) -> None:
-        """Drop every entry with a file that is missing or damaged on this machine; raises SourceError."""
+        """Drop every entry with a file that is missing or damaged on this machine; raises SourceError.
+
+        Refused entries are looked at again by the next refresh: a machine that was short of time or memory may have
+        refused them.
+        """
         with self._locked() as state:
+            state.refused.clear()
             for name, files in list(state.entries.items()):
                 if all(map(self._is_whole, files.values())):
                     self._publish(name, files)
@@ -149,7 +154,8 @@ class Mirror:
         descriptor, temporary = tempfile.mkstemp(prefix="copy-", dir=self._directory)
         os.close(descriptor)
         try:
-            self.source.fetch(path, Path(temporary))
+            room = max(shutil.disk_usage(self._directory).free - SPARE_BYTES, 0)
+            self.source.fetch(path, Path(temporary), room if file.size is None else file.size)
             with open(temporary, "rb+") as content:
                 sha256 = hashlib.file_digest(content, "sha256").hexdigest()
                 size = content.seek(0, os.SEEK_END)
@@ -178,7 +184,7 @@ class Mirror:
             return {}
         refused: dict[str, str] = {}
         if replaced := new.keys() & state.entries.keys():
-            wrong = self._newly_wrong(state, new)
+            wrong = self._newly_wrong(state, new, replaced)
             refused = {name: wrong[name] for name in sorted(replaced) if name in wrong}
         for name, files in new.items():
             if name in refused:
@@ -189,13 +195,16 @@ class Mirror:
                 self._publish(name, files)
         return refused
 
-    def _newly_wrong(self, state: _State, new: Mapping[str, dict[str, _Copied]]) -> dict[str, str]:
+    def _newly_wrong(
+        self, state: _State, new: Mapping[str, dict[str, _Copied]], replaced: Collection[str]
+    ) -> dict[str, str]:
         """The names that cannot be served with the new revisions, but can be without them."""
         with tempfile.TemporaryDirectory(prefix="check-", dir=self._directory) as trial:
             for name, files in {**state.entries, **new}.items():
                 (Path(trial) / name).symlink_to(self._revision(name, files))
-            wrong = {name: reason.replace(trial, self.source.url) for name, reason in self._check(Path(trial)).items()}
-        already = self._check(self.repository)
+            found = self._check(Path(trial), replaced)
+            wrong = {name: reason.replace(trial, self.source.url) for name, reason in found.items()}
+        already = self._check(self.repository, ())
         return {name: reason for name, reason in wrong.items() if name not in already}
 
     def _publish(self, name: str, files: Mapping[str, _Copied]) -> None:
@@ -269,7 +278,10 @@ class Mirror:
                 state = self._read_state()
                 yield state
                 temporary = self._directory / "state.json.new"
-                temporary.write_bytes(msgspec.json.encode(state))
+                with temporary.open("wb") as file:
+                    file.write(msgspec.json.encode(state))
+                    file.flush()
+                    os.fsync(file.fileno())  # an empty state after a power cut would cost the whole copy
                 temporary.replace(self._directory / "state.json")
         except OSError as error:
             raise SourceError(

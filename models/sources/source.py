@@ -1,15 +1,24 @@
 """Places that files are read from by URL, through fsspec (https://filesystem-spec.readthedocs.io)."""
 
+import concurrent.futures
 import posixpath
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sluice.models.errors import ConfigError
 
 EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az", "http": "http", "https": "http", "hf": "hf"}
 """The extra of this package that brings what a scheme needs, by scheme."""
+
+STALL_TIMEOUT_S = 60.0
+"""Time for a list of files, and time without another byte of a file, after which a source cannot be read."""
+_LOOK_S = 0.5
+
+_Result = TypeVar("_Result")
 
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>.+)", re.DOTALL)
 _TAGS = ("ETag", "etag", "e_tag", "blob_id", "generation", "Content-MD5", "LastModified", "last_modified")
@@ -37,8 +46,8 @@ class Source(Protocol):
     def files(self) -> Mapping[str, RemoteFile]:
         """All files by path relative to the folder, with `/` between parts."""
 
-    def fetch(self, path: str, to: Path) -> None:
-        """Write the contents of a file into a new file."""
+    def fetch(self, path: str, to: Path, most_bytes: int) -> None:
+        """Write the contents of a file into the empty file `to`; raises SourceError for more than `most_bytes`."""
 
 
 def is_url(text: str) -> bool:
@@ -56,34 +65,84 @@ def check_url(url: str) -> None:
 
 
 class FsspecSource:
-    """A folder that a file system of fsspec reads; it is opened at the first use."""
+    """A folder that a file system of fsspec reads; it is opened at the first use.
+
+    File systems have timeouts of their own, or none. So each attempt runs in a thread that is left behind when it
+    stalls; there is no other attempt before that thread has ended.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._scheme = url.partition("://")[0]
         self._opened: tuple[Any, str] | None = None
+        self._attempt: threading.Thread | None = None
 
     def files(self) -> Mapping[str, RemoteFile]:
         """All files; see `Source`."""
-        system, root = self._open()
-        try:
-            system.invalidate_cache()
-            found = system.find(root, detail=True)
-            return {
-                posixpath.relpath(name, root): self._remote_file(system, name, info)
-                for name, info in found.items()
-                if info.get("type") == "file" and not name.endswith("/")
-            }
-        except Exception as error:  # every file system has errors of its own
-            raise self._unreadable(error) from error
+        looked_at = 0
 
-    def fetch(self, path: str, to: Path) -> None:
+        def listed() -> dict[str, RemoteFile]:
+            nonlocal looked_at
+            system, root = self._open()
+            system.invalidate_cache()
+            files: dict[str, RemoteFile] = {}
+            for name, info in system.find(root, detail=True).items():
+                looked_at += 1
+                if info.get("type") == "file" and not name.endswith("/"):
+                    files[posixpath.relpath(name, root)] = self._remote_file(system, name, info)
+            return files
+
+        return self._unless_stalled(listed, lambda: looked_at)
+
+    def fetch(self, path: str, to: Path, most_bytes: int) -> None:
         """Write a file; see `Source`."""
-        system, root = self._open()
+        given_up = threading.Event()
+
+        def fetched() -> None:
+            import fsspec.callbacks
+
+            class Progress(fsspec.callbacks.Callback):  # type: ignore[misc]  # fsspec has no types
+                def relative_update(self, inc: int = 1) -> None:
+                    super().relative_update(inc)
+                    if self.value > most_bytes or given_up.is_set():
+                        raise _TooLarge(f"expected at most {most_bytes} bytes, got more")
+
+            system, root = self._open()
+            system.get_file(f"{root}/{path}", str(to), callback=Progress())
+
+        def progress() -> int:
+            size = to.stat().st_size if to.exists() else 0
+            if size > most_bytes:  # of a file system that does not tell its progress
+                raise self._unreadable(_TooLarge(f"expected at most {most_bytes} bytes, got more"), f"/{path}")
+            return size
+
         try:
-            system.get_file(f"{root}/{path}", str(to))
-        except Exception as error:  # as above
-            raise self._unreadable(error, f"/{path}") from error
+            self._unless_stalled(fetched, progress, f"/{path}")
+        finally:
+            given_up.set()
+
+    def _unless_stalled(self, work: Callable[[], _Result], progress: Callable[[], int], path: str = "") -> _Result:
+        """The result of blocking `work`; raises SourceError once its `progress` stays the same for too long."""
+        if self._attempt is not None and self._attempt.is_alive():
+            raise self._unreadable(TimeoutError("an earlier attempt still waits for an answer"), path)
+        result: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+
+        def attempt() -> None:
+            try:
+                result.set_result(work())
+            except Exception as error:  # every file system has errors of its own
+                result.set_exception(error if isinstance(error, SourceError) else self._unreadable(error, path))
+
+        self._attempt = threading.Thread(target=attempt, name=f"read {self._scheme} source", daemon=True)
+        self._attempt.start()
+        before, since = progress(), time.monotonic()
+        while not concurrent.futures.wait({result}, timeout=_LOOK_S).done:
+            if (now := progress()) != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since > STALL_TIMEOUT_S:
+                raise self._unreadable(TimeoutError(f"nothing arrived within {STALL_TIMEOUT_S:g} s"), path)
+        self._attempt.join()
+        return result.result()
 
     def _remote_file(self, system: Any, name: str, info: Mapping[str, Any]) -> RemoteFile:
         if not any(info.get(key) for key in _TAGS):
@@ -105,11 +164,13 @@ class FsspecSource:
                     f"{self.url}: cannot be read without more packages ({error}); expected the extra '{extra}': "
                     f"pip install 'sluice-gateway[{extra}]'"
                 ) from error
-            except Exception as error:  # as above
-                raise self._unreadable(error) from error
             self._opened = system, root.rstrip("/")
         return self._opened
 
     def _unreadable(self, error: Exception, path: str = "") -> SourceError:
         what = " ".join(str(error).split()) or type(error).__name__
         return SourceError(f"{self.url}{path}: cannot be read: {what:.500}")
+
+
+class _TooLarge(Exception):
+    """A file has more bytes than were announced, or than there is room for."""

@@ -214,6 +214,14 @@ class TritonModelConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         return self.platform == ENSEMBLE or self.ensemble_scheduling is not None
 
     @property
+    def computed(self) -> frozenset[str]:
+        """The outputs of the model's file that are computed: those of requests and of states; all if it is empty."""
+        if not self.output:
+            return frozenset()
+        states = () if self.sequence_batching is None else self.sequence_batching.state
+        return frozenset([*(tensor.name for tensor in self.output), *(state.output_name for state in states)])
+
+    @property
     def tensors(self) -> tuple[TensorConfig, ...]:
         """Inputs and outputs."""
         return (*self.input, *self.output)

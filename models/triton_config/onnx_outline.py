@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 from sluice.models.errors import ConfigError
 from sluice.models.regular_file import check_regular, open_regular
 
-MAX_FIELDS = 4_000_000
+MAX_FIELDS = 1_000_000
 """The number of fields that are looked at: the largest published graphs have some 100 000 nodes."""
 MAX_KEPT_BYTES = 16 << 20
 """The bytes of names, inputs and outputs that are kept."""

@@ -153,8 +153,8 @@ def test_shapes_in_metadata(server: GatewayServer) -> None:
 @pytest.mark.behaviour("L0_server_status", "metadata: the extensions that are served, and no others")
 def test_extensions(server: GatewayServer) -> None:
     assert json.loads(server.request("GET", "/v2")[2])["extensions"] == [
-        *["classification", "schedule_policy", "model_configuration", "binary_tensor_data", "parameters"],
-        *["statistics", "trace", "logging"],
+        *["classification", "sequence", "sequence(string_id)", "schedule_policy", "model_configuration"],
+        *["binary_tensor_data", "parameters", "statistics", "trace", "logging"],
     ]
 
 

@@ -459,6 +459,9 @@ class SchedulerMachine(DrainingMachine):
                 self.answer_order(waiting[0])
             elif busy := self.busy():
                 self.complete(busy[0], [0.1, 0.7])
+            elif waits := [name for name in KINDS if self.suspended[name]]:
+                batch, started_ns = self.suspended[waits[0]].pop()
+                self.tell(BatchCompleted(batch.batch, started_ns, self.now_ns, ((0.5,) * batch.rows,), ""))
             elif due_ns is not None:
                 self.now_ns = due_ns
             else:

@@ -258,7 +258,7 @@ class TritonPythonModel:
     [
         (["serve"], "expected --repository DIR, model files, a triton server in the configuration, or --control"),
         (["serve", "--repository", "/absent"], "/absent: expected a directory, the model repository"),
-        (["serve", "/absent.onnx"], "no model can be served\n  /absent.onnx: cannot be read"),
+        (["serve", "/absent.onnx"], "/absent.onnx: no such file or directory; expected a model file, or a model"),
         (["validate", "/absent"], "/absent: no such file or directory; expected a model repository or model"),
         (["replay", "/absent"], "/absent: cannot be read: No such file or directory"),
     ],

@@ -3,14 +3,17 @@
 import functools
 import http.server
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+from sluice.models.sources import source as source_module
 from sluice.models.sources.source import FsspecSource, SourceError
 from tests.support.gateway.processes import until
 from tests.support.gateway.server import GatewayServer, gateway_server
@@ -61,6 +64,12 @@ def test_a_bucket_is_served_and_followed_and_a_broken_upload_never_replaces_a_mo
         store.put_object(Bucket=BUCKET, Key="models/mlp/1/model.onnx", Body=whole[: len(whole) // 2])
         until(lambda: "the copy stays as it was" in server.log.read_text())
         assert ask(server) == first
+        unloadable = onnx.load_model_from_string(whole)  # it reads well
+        unloadable.graph.node[0].op_type = "NoSuchOperator"
+        store.put_object(Bucket=BUCKET, Key="models/mlp/1/model.onnx", Body=unloadable.SerializeToString())
+        until(lambda: "No Op registered for NoSuchOperator" in server.log.read_text())
+        assert "load failed" not in server.log.read_text()
+        assert ask(server) == first
         save_mlp(repository / "mlp" / "1" / "model.onnx", (3, 3), seed=2)
         upload(store, repository, "models/")
         until(lambda: ask(server) != first)
@@ -102,33 +111,98 @@ def test_files_of_a_bucket_have_tags_that_change_with_their_contents(store: Any,
     assert before["m/1/model.onnx"].size == 3
     store.put_object(Bucket=BUCKET, Key="models/m/1/model.onnx", Body=b"two")
     assert source.files()["m/1/model.onnx"].tag != before["m/1/model.onnx"].tag
-    source.fetch("m/1/model.onnx", tmp_path / "copy")
+    source.fetch("m/1/model.onnx", tmp_path / "copy", 10_000)
     assert (tmp_path / "copy").read_bytes() == b"two"
     with pytest.raises(SourceError, match=f"{URL}/m/2: cannot be read: "):
-        source.fetch("m/2", tmp_path / "copy")
+        source.fetch("m/2", tmp_path / "copy", 10_000)
     with pytest.raises(SourceError, match="s3://nobody/models: cannot be read: "):
         FsspecSource("s3://nobody/models").files()
 
 
 def test_a_web_server_that_lists_its_folders_is_a_source(repository: Path, tmp_path: Path) -> None:
-    handler = functools.partial(_Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+    with web_server(tmp_path) as web:
+        source = FsspecSource(f"{web.url}/models/")
+        assert source.files().keys() == {"mlp/1/model.onnx", "external/1/model.onnx", "external/1/model.onnx_data"}
+        source.fetch("mlp/1/model.onnx", tmp_path / "copy", 10_000)
+        assert (tmp_path / "copy").read_bytes() == (repository / "mlp" / "1" / "model.onnx").read_bytes()
+
+
+def test_more_bytes_than_announced_are_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "file").write_bytes(b"x" * 1_000)
+    with web_server(tmp_path) as web:
+        source = FsspecSource(f"{web.url}/models")
+        with pytest.raises(SourceError, match="/models/file: cannot be read: expected at most 999 bytes, got more"):
+            source.fetch("file", tmp_path / "copy", 999)
+
+
+def test_a_source_that_stalls_is_left_and_its_copy_served_and_holds_up_no_end(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with web_server(tmp_path) as web:
+        source = FsspecSource(f"{web.url}/models")
+        source.files()
+        settings: dict[str, Any] = {"repository": f"{web.url}/models", "control": "poll", "poll_s": 0.2}
+        with serve(tmp_path / "server", **settings) as server:
+            first = ask(server)
+            web.stall()
+            web.stalled.acquire()
+            assert ask(server) == first
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(30) == 0
+        monkeypatch.setattr(source_module, "STALL_TIMEOUT_S", 0.0)
+        with pytest.raises(SourceError, match="nothing arrived within 0 s"):
+            source.files()
+        with pytest.raises(SourceError, match="an earlier attempt still waits"):
+            source.files()
+
+
+class WebServer(http.server.ThreadingHTTPServer):
+    """A web server that lists folders, and can stop to answer; `stalled` counts the requests without an answer."""
+
+    daemon_threads = True
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(directory)))
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.stalled = threading.Semaphore(0)
+        self._answers = threading.Event()
+        self._answers.set()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over clients that have gone."""
+
+    def stall(self) -> None:
+        self._answers.clear()
+
+    def answer_again(self) -> None:
+        self._answers.set()
+
+    def wait(self) -> None:
+        if not self._answers.is_set():
+            self.stalled.release()
+            self._answers.wait()
+
+
+@contextmanager
+def web_server(directory: Path) -> Iterator[WebServer]:
+    with WebServer(directory) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
         try:
-            source = FsspecSource(f"http://127.0.0.1:{web.server_port}/models/")
-            assert source.files().keys() == {
-                "mlp/1/model.onnx",
-                "external/1/model.onnx",
-                "external/1/model.onnx_data",
-            }
-            source.fetch("mlp/1/model.onnx", tmp_path / "copy")
-            assert (tmp_path / "copy").read_bytes() == (repository / "mlp" / "1" / "model.onnx").read_bytes()
+            yield web
         finally:
+            web.answer_again()
             web.shutdown()
             thread.join()
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
+    server: WebServer
+
+    def send_head(self) -> Any:
+        self.server.wait()
+        return super().send_head()
+
     def log_message(self, format: str, *args: Any) -> None:
         pass

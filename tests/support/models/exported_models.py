@@ -131,6 +131,13 @@ EXPORTS = {
         "ok, no batches: output 'y' has the shape [1, 4] for 2 rows; export the model with a row of each output for "
         "each row of its inputs",
     ),
+    # The rows are no requests, but the words of one text or the points of one cloud.
+    "unnamed_softmax_over_rows": Export(
+        [helper.make_node("Softmax", ["x"], ["y"], axis=0)],
+        [x(None, 4)],
+        [y(None, 4)],
+        "ok, no batches: a row of output 'y' depends on the other rows of its batch; set max_batch_size if it may",
+    ),
     # The rows of the output depend on data.
     "found": Export(
         FOUND,

@@ -4,7 +4,7 @@ import pytest
 
 from sluice.gateway.http.dialect import (
     Dialect,
-    Target,
+    InferenceTarget,
     find_target,
     sagemaker_content_type,
     sagemaker_json_length,
@@ -16,15 +16,15 @@ from sluice.models.errors import RequestError
 @pytest.mark.parametrize(
     ("path", "target"),
     [
-        ("/v2/models/m/infer", Target("m", "", Dialect.V2)),
-        ("/v2/models/m/versions/3/infer", Target("m", "3", Dialect.V2)),
-        ("/v1/models/m:predict", Target("m", "", Dialect.V1)),
-        ("/v1/models/m/versions/3:predict", Target("m", "3", Dialect.V1)),
-        ("/v1/models/a:b:predict", Target("a:b", "", Dialect.V1)),
-        ("/invocations", Target("", "", Dialect.SAGEMAKER)),
+        ("/v2/models/m/infer", InferenceTarget("m", "", Dialect.V2)),
+        ("/v2/models/m/versions/3/infer", InferenceTarget("m", "3", Dialect.V2)),
+        ("/v1/models/m:predict", InferenceTarget("m", "", Dialect.V1)),
+        ("/v1/models/m/versions/3:predict", InferenceTarget("m", "3", Dialect.V1)),
+        ("/v1/models/a:b:predict", InferenceTarget("a:b", "", Dialect.V1)),
+        ("/invocations", InferenceTarget("", "", Dialect.SAGEMAKER)),
     ],
 )
-def test_a_path_names_the_model_and_leads_back_to_itself(path: str, target: Target) -> None:
+def test_a_path_names_the_model_and_leads_back_to_itself(path: str, target: InferenceTarget) -> None:
     assert find_target(path) == target
     quoted = path.replace("a:b", "a%3Ab")
     assert target.path == quoted.encode()
@@ -47,7 +47,9 @@ def test_other_paths_are_not_of_inference(path: str) -> None:
 
 
 def test_a_header_of_sagemaker_names_a_model_or_its_archive() -> None:
-    assert target_model(b"resnet") == target_model(b" resnet.tar.gz ") == Target("resnet", "", Dialect.SAGEMAKER)
+    assert (
+        target_model(b"resnet") == target_model(b" resnet.tar.gz ") == InferenceTarget("resnet", "", Dialect.SAGEMAKER)
+    )
     assert target_model(b"\xff").name == "\ufffd"
 
 

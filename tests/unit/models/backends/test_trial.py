@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import onnx
 import pytest
 from onnx import helper
 
@@ -92,3 +93,20 @@ def test_the_same_files_are_tried_once_and_changed_ones_again(tmp_path: Path, mo
         assert tried(read_tensors(path), path, {"x": (4,)}).batchable
         assert tried(read_tensors(path), path).batchable
     assert len(started) == 3
+
+
+@pytest.mark.parametrize(
+    ("node", "batchable"),
+    [
+        (helper.make_node("Softmax", ["x"], ["y"], axis=0), False),
+        (helper.make_node("Softmax", ["x"], ["y"], axis=1), True),
+        (helper.make_node("RandomNormalLike", ["x"], ["y"]), True),  # random: it shows nothing
+        (helper.make_node("Log", ["x"], ["y"]), True),  # no numbers for some inputs
+    ],
+)
+def test_rows_that_change_each_other_are_not_batched(tmp_path: Path, node: onnx.NodeProto, batchable: bool) -> None:
+    ends = [value("x", DataType.FP32, [None, 4])], [value("y", DataType.FP32, [None, 4])]
+    path = save_model(tmp_path / "m.onnx", [node], *ends)
+    found = tried(read_tensors(path), path)
+    assert found.batchable == batchable
+    assert ("depends on the other rows" in found.no_batches) != batchable

@@ -1,6 +1,6 @@
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,17 +28,20 @@ class Bucket:
             raise SourceError(f"{self.url}: cannot be read: no route to host")
         return {path: RemoteFile(hashlib.md5(data).hexdigest(), len(data)) for path, data in self.contents.items()}
 
-    def fetch(self, path: str, to: Path) -> None:
+    def fetch(self, path: str, to: Path, most_bytes: int) -> None:
         self.fetched.append(path)
         data = self.contents[path]
         to.write_bytes(data[:-1] if path in self.torn else data)
         self.contents.update(self.while_fetching)
 
 
-def wrong(directory: Path) -> dict[str, str]:
+def wrong(directory: Path, loaded: Collection[str] = ()) -> dict[str, str]:
     """Models whose file is not what a model begins with."""
     files = {entry.name: entry / "1" / "model" for entry in directory.iterdir()}
-    return {name: f"{file}: no model" for name, file in files.items() if not file.read_bytes().startswith(b"good")}
+    reasons = {name: f"{file}: no model" for name, file in files.items() if not file.read_bytes().startswith(b"good")}
+    return reasons | {
+        name: f"{files[name]}: cannot be loaded" for name in loaded if files[name].read_bytes() == b"good to read"
+    }
 
 
 @pytest.fixture
@@ -92,6 +95,16 @@ def test_a_broken_upload_does_not_replace_what_is_served(bucket: Bucket, mirror:
     bucket.contents["m/1/model"] = b"good at last"
     assert mirror.refresh() == {}
     assert served(mirror)["m/1/model"] == b"good at last"
+
+
+def test_an_upload_that_reads_well_but_does_not_load_replaces_nothing(bucket: Bucket, mirror: Mirror) -> None:
+    mirror.refresh()
+    bucket.contents["m/1/model"] = b"good to read"
+    assert mirror.refresh() == {"m": "s3://bucket/models/m/1/model: cannot be loaded"}
+    mirror.verify()
+    assert served(mirror)["m/1/model"] == b"good one"
+    assert "m" in mirror.refresh()  # it is tried again after a start
+    assert mirror.refresh() == {}
 
 
 def test_a_new_entry_that_is_broken_is_there_for_the_server_to_say_so(bucket: Bucket, mirror: Mirror) -> None:

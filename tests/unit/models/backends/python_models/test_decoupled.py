@@ -1,4 +1,4 @@
-"""What is said about the batches of decoupled models, whenever their runs begin."""
+"""Messages about the batches of decoupled models, whenever their runs begin."""
 
 import os
 import socket

@@ -1,0 +1,24 @@
+"""Models that are loaded in a process of their own."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from sluice.gateway.deployment import load_alone
+from sluice.gateway.deployment.load_alone import why_not_loadable
+from sluice.models.repository.scan import Repository
+from tests.support.models.onnx_models import save_mlp
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m" / "1" / "model.onnx"
+    save_mlp(path, (3, 3), seed=1)
+    entry = Repository.scan(tmp_path).models["m:1"]
+    assert why_not_loadable(entry) == ""
+    model = onnx.load(str(path))
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, str(path))
+    assert "NoSuchOperator" in why_not_loadable(entry)
+    monkeypatch.setattr(load_alone, "LOAD_ALONE_TIMEOUT_S", 0.0)
+    assert why_not_loadable(entry) == f"{path}: was not loaded within 0 s"
