@@ -13,10 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,14 +60,45 @@ def running_batch() -> int:
     return _running.get()
 
 
-class _Open:
-    """A batch that runs or waits: its thread, and the number of its calls that are under way."""
+def follow_threads() -> None:
+    """From now on, threads that a batch starts work for it, and pools of threads do in what a batch gives them.
 
-    __slots__ = ("calls", "thread")
+    Otherwise a thread that calls a model would be taken for one of another batch, and fail with that one.
+    """
+    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+    def start_for_batch(thread: threading.Thread) -> None:
+        if batch := _running.get():
+            thread.run = partial(_run_for, batch, thread.run)  # type: ignore[method-assign]
+        start(thread)
+
+    def submit_for_batch(
+        pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **named: Any
+    ) -> "Future[Any]":
+        if batch := _running.get():
+            return submit(pool, _run_for, batch, function, *args, **named)
+        return submit(pool, function, *args, **named)
+
+    threading.Thread.start = start_for_batch  # type: ignore[assignment,method-assign]
+    ThreadPoolExecutor.submit = submit_for_batch  # type: ignore[assignment,method-assign]
+
+
+def _run_for(batch: int, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    token = _running.set(batch)
+    try:
+        return function(*args, **named)
+    finally:
+        _running.reset(token)
+
+
+class _Open:
+    """A batch that runs or waits: its thread, and the number of its calls and responses that are under way."""
+
+    __slots__ = ("thread", "waits")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.calls = 0
+        self.waits = 0
 
 
 class _Pending(NamedTuple):
@@ -183,8 +215,7 @@ class Calls:
             if batch not in self._open or self._main_reads:
                 raise BackendFailed("other models can be called only while a batch runs, in execute")
             self.start_reader()
-            self._open[batch].calls += 1
-            self._leave_turn(batch)
+            self._leave(batch)
         call = next(self._numbers)
         future: Future[CallAnswer] = Future()
         self._pending[call] = _Pending(batch, future)
@@ -206,9 +237,10 @@ class Calls:
 
     def _caller(self, made_for: int) -> int:
         """The batch that a call belongs to. A thread of the model's own may not know: the one that runs is likely."""
-        if batch := _running.get():
-            return batch
-        return made_for if made_for in self._open else self._turn or next(reversed(self._open), 0)
+        for batch in (_running.get(), made_for):
+            if batch in self._open:
+                return batch
+        return self._turn or next(reversed(self._open), 0)
 
     def _return(self, batch: int) -> None:
         """Go on with a batch; its own thread does once all its calls have ended and no other batch runs."""
@@ -216,18 +248,32 @@ class Calls:
             opened = self._open.get(batch)
             if opened is None:
                 return
-            opened.calls -= 1
+            opened.waits -= 1
             self._changed.notify_all()
             if opened.thread != threading.get_ident():
                 return
             # Threads of the model's own may call meanwhile.
-            while not opened.calls and self._turn not in (0, batch):
+            while not opened.waits and self._turn not in (0, batch):
                 left_s = self._turn_began_s + TURN_LIMIT_S - time.monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            if not opened.calls:
+            if not opened.waits:
                 self._take_turn(batch)
+
+    @contextmanager
+    def away(self, batch: int) -> Generator[None, None, None]:
+        """Let other batches run while this one waits for its client."""
+        with self._changed:
+            self._leave(batch)
+        try:
+            yield
+        finally:
+            self._return(batch)
+
+    def _leave(self, batch: int) -> None:
+        self._open[batch].waits += 1
+        self._leave_turn(batch)
 
     def _take_turn(self, batch: int) -> None:
         self._turn = batch

@@ -11,10 +11,11 @@ import signal
 import socket
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sluice.models.backends.python_models import model as python_model
-from sluice.models.backends.python_models.calls import Calls
+from sluice.models.backends.python_models.calls import Calls, follow_threads
 from sluice.models.backends.python_models.custom_metrics import take_updates
 from sluice.models.backends.python_models.decoupled import Runs, RunSender
 from sluice.models.backends.python_models.triton_utils import LOGGER
@@ -148,7 +149,7 @@ class ModelServer:
         self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory
     ) -> TensorBatch | ModelFailed:
         """Run a request until its final response; raises EOFError."""
-        run = self._runs.begin(batch.number, outputs)
+        run = self._runs.begin(batch.number, outputs, partial(self._calls.away, batch.number))
         failure = ""
         with self._calls.opened(batch.number):
             try:
@@ -208,6 +209,7 @@ def main() -> None:
     if gone.poll(0):  # it closed before there could be a signal
         return
     _write_logs()
+    follow_threads()
     link = MessageLink(socket.socket(fileno=options.socket), ToModel)
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()

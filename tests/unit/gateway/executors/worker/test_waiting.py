@@ -60,3 +60,34 @@ def test_batches_of_another_model_are_no_progress() -> None:
         assert bench.overdue == ["batch 1 did not go on within 10 s"]
 
     run_virtual(main)
+
+
+def test_the_time_for_which_a_client_does_not_read_does_not_count() -> None:
+    async def main(_: VirtualLoop) -> None:
+        bench = Bench()
+        held, other = bench.waiting(1), bench.waiting(2)
+        held.responded(is_held=True)
+        await asyncio.sleep(100)
+        held.responded(is_held=False)
+        await asyncio.sleep(9)
+        assert bench.overdue == []
+        other.responded(is_held=False)
+        await asyncio.sleep(9)
+        assert bench.overdue == []
+        await asyncio.sleep(2)
+        assert sorted(bench.overdue) == [f"batch {number} did not go on within 10 s" for number in (1, 2)]
+
+    run_virtual(main)
+
+
+def test_a_held_batch_that_ends_holds_nothing_up() -> None:
+    async def main(_: VirtualLoop) -> None:
+        bench = Bench()
+        held = bench.waiting(1)
+        bench.waiting(2)
+        held.responded(is_held=True)
+        held.ended()
+        await asyncio.sleep(11)
+        assert bench.overdue == ["batch 2 did not go on within 10 s"]
+
+    run_virtual(main)

@@ -211,6 +211,16 @@ class TritonPythonModel:
     assert message in broke.message
 
 
+def kill(process: int) -> None:
+    """Kill a process, and return when it has ended."""
+    pidfd = os.pidfd_open(process)
+    os.kill(process, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(TIMEOUT_MS)
+    os.close(pidfd)
+
+
 def test_batches_that_wait_fail_with_their_process_when_another_one_starts(tmp_path: Path) -> None:
     text = f"""
 class TritonPythonModel:
@@ -224,13 +234,7 @@ class TritonPythonModel:
     (made,) = backend.start(1, {"x": X}, PART)
     assert isinstance(made, CallMade)
     os.close(made.fd)
-    process = int((tmp_path / "pid").read_text())
-    pidfd = os.pidfd_open(process)
-    os.kill(process, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(TIMEOUT_MS)
-    os.close(pidfd)
+    kill(int((tmp_path / "pid").read_text()))
     broke, ran = backend.start(2, {"x": X * 0}, PART)
     assert broke == BatchBroke(1, "the process of the model was killed by SIGKILL", process_ended=True)
     assert isinstance(ran, BatchRan)
@@ -289,3 +293,28 @@ class TritonPythonModel:
     (ran,) = backend.start(1, {"x": X}, (RequestPart(1, timeout_us=250_000),))
     assert isinstance(ran, BatchRan)
     assert ran.outputs["y"].item() == 250_001
+
+
+def test_the_end_of_a_process_ends_its_sequences_and_all_batches_that_wait(tmp_path: Path) -> None:
+    config = CONFIG | {"sequence_batching": {}}
+    text = f"""
+class TritonPythonModel:
+    def execute(self, requests):
+        open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+        if x_of(requests[0])[0, 0]:
+            call(requests[0]).exec()
+        return [answer(x_of(request)) for request in requests]
+"""
+    (tmp_path / "model.py").write_text(HEAD + text)
+    backend = python.load(str(tmp_path / "model.py"), 1, json.dumps(config))
+    for batch in (1, 2):
+        (made,) = backend.start(batch, {"x": X}, PART)
+        assert isinstance(made, CallMade)
+        os.close(made.fd)
+    kill(int((tmp_path / "pid").read_text()))
+    reason = "the process of the model was killed by SIGKILL"
+    assert backend.start(3, {"x": X * 0}, PART) == [
+        BatchBroke(batch, reason, process_ended=True) for batch in (1, 2, 3)
+    ]
+    (ran,) = backend.start(4, {"x": X * 0}, PART)
+    assert isinstance(ran, BatchRan)
