@@ -64,10 +64,9 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     @property
     def declared(self) -> DeclaredTensors:
-        """The tensors for a worker, which needs no labels."""
-        return DeclaredTensors(
-            self.inputs, tuple(msgspec.structs.replace(output, labels=()) for output in self.outputs)
-        )
+        """The tensors of a run for a worker, which needs no labels; those of a decoupled model have no outputs."""
+        outputs = () if self.decoupled else self.outputs
+        return DeclaredTensors(self.inputs, tuple(msgspec.structs.replace(output, labels=()) for output in outputs))
 
     @property
     def menu(self) -> tuple[int, ...]:

@@ -55,6 +55,8 @@ _SERVER_PARAMETERS = _RESERVED_PARAMETERS | {
     "sequence_start",
     "sequence_end",
 }
+PARAMETER_BYTES = 64 << 10
+"""The most parameters of a request that go on to its model: they travel in messages, not with the tensors."""
 _RESERVED_PREFIX = "triton_"
 _MOST_ID = (1 << 64) - 1
 _MAX_SEQUENCE_ID_BYTES = 128
@@ -313,7 +315,12 @@ def _objectives(parameters: Parameters) -> tuple[object, int]:
 def _for_models(parameters: Parameters) -> str:
     """The parameters that are not the server's, as a JSON object, for models that look at them."""
     own = {key: value for key, value in parameters.items() if key not in _SERVER_PARAMETERS}
-    return msgspec.json.encode(own).decode() if own else NO_PARAMETERS
+    if not own:
+        return NO_PARAMETERS
+    encoded = msgspec.json.encode(own)
+    if len(encoded) > PARAMETER_BYTES:
+        raise RequestError(f"the parameters have {len(encoded)} bytes of JSON, expected at most {PARAMETER_BYTES}")
+    return encoded.decode()
 
 
 def _max_cost(parameters: Parameters) -> float | None:

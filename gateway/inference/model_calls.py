@@ -1,15 +1,17 @@
 """Calls that models make of other models: requests like those of clients, for requests that are under way."""
 
+import asyncio
 import os
 import stat
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
 from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.executors.worker.waiting import AnswerCall
 from sluice.gateway.inference.dataplane import DataPlane, Submitted, build_response
 from sluice.gateway.protocol.answer import Answer, Tensor
@@ -31,10 +33,12 @@ from sluice.models.errors import (
 )
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import DataType
-from sluice.models.units import NS_PER_US
+from sluice.models.units import INFINITE_NS, NS_PER_S, NS_PER_US
 
 MOST_DEPTH = 8
 """A model may call a model that calls a model, and so on, this many times."""
+LOOK_AGAIN_S = 1.0
+"""Time between two looks at a call whose time has passed while it was in a batch."""
 _ALIGNMENT = 64
 _MAX_MESSAGE = 2000
 _CODES: tuple[tuple[type[Exception], FailureCode], ...] = (
@@ -55,6 +59,21 @@ class OpenRequests(Protocol):
         """The submission of a request without an outcome."""
         ...
 
+    def is_in_batch(self, request: int) -> bool:
+        """Return whether a request is in a batch that has not ended."""
+        ...
+
+
+class _Call(NamedTuple):
+    """A call that was made: its caller, how its outputs are written, and the name of the model."""
+
+    caller: "_Caller"
+    submission: Submitted
+    signature: Signature
+    options: RequestOptions
+    answer: AnswerCall
+    model: str
+
 
 class _Caller:
     """A batch that makes calls: its requests that are still wanted, and the calls that are under way."""
@@ -72,8 +91,9 @@ class ModelCalls:
 
     A call has the time that is left to the requests of the batch that makes it. A request of a decoupled model that
     `has_responded` has met its deadline, so that its further calls have that of the model that they call. A call is
-    cancelled when no request of the batch is wanted any more. `clock` gives the nanoseconds of the clock of all
-    deadlines. The inputs of a call have at most `most_bytes`.
+    cancelled when no request of the batch is wanted any more, and when its time has passed before it is in a batch:
+    what it waits for, such as memory for its model, may be what the caller has. `clock` gives the nanoseconds of the
+    clock of all deadlines. The inputs of a call have at most `most_bytes`.
     """
 
     def __init__(
@@ -91,6 +111,8 @@ class ModelCalls:
         self._has_responded = has_responded
         self._callers: dict[int, _Caller] = {}
         self._depths: dict[int, int] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._given_up: set[int] = set()
 
     def call(self, batch: DispatchBatch, request: CallRequest, fd: int, answer: AnswerCall) -> None:
         """Run a call; an error is its answer."""
@@ -126,11 +148,15 @@ class ModelCalls:
         budget_ns = options.budget_ns if left_ns is None else left_ns
         if call.timeout_us:
             budget_ns = min(budget_ns, call.timeout_us * NS_PER_US)
-        options = options._replace(budget_ns=budget_ns, is_call=True, priority=call.priority)
+        timeout_ns = call.timeout_us * NS_PER_US or options.timeout_ns
+        options = options._replace(budget_ns=budget_ns, is_call=True, timeout_ns=timeout_ns)
         submission = self._dataplane.submit(signature, inputs, options, parents[0].trace.arrival.client)
         self._depths[submission.request] = caller.depth + 1
         caller.calls[submission.request] = submission
-        submission.then(partial(self._answered, caller, submission.request, signature, options, answer))
+        made = _Call(caller, submission, signature, options, answer, call.model)
+        if budget_ns < INFINITE_NS // 2:
+            self._wait(made, budget_ns / NS_PER_S)
+        submission.then(partial(self._answered, made))
 
     def _left_ns(self, call: CallRequest, parents: Sequence[Submission]) -> int | None:
         """The time that the requests of a batch leave to a call; None if they have met their deadlines already."""
@@ -161,16 +187,31 @@ class ModelCalls:
         for submission in list(caller.calls.values()):
             self._dataplane.cancel(submission)
 
-    def _answered(
-        self,
-        caller: _Caller,
-        request: int,
-        signature: Signature,
-        options: RequestOptions,
-        answer: AnswerCall,
-        result: Answer,
-    ) -> None:
-        del caller.calls[request], self._depths[request]
+    def _wait(self, call: _Call, delay_s: float) -> None:
+        """Look at a call after a time."""
+        self._timers[call.submission.request] = asyncio.get_running_loop().call_later(delay_s, self._time_passed, call)
+
+    def _time_passed(self, call: _Call) -> None:
+        """Give up a call that is in no batch. One that is may be back in a queue later."""
+        request = call.submission.request
+        if self._requests.is_in_batch(request):
+            self._wait(call, LOOK_AGAIN_S)
+            return
+        del self._timers[request]
+        self._given_up.add(request)
+        self._dataplane.cancel(call.submission)
+
+    def _answered(self, call: _Call, result: Answer) -> None:
+        caller, submission, signature, options, answer, model = call
+        del caller.calls[submission.request], self._depths[submission.request]
+        if (timer := self._timers.pop(submission.request, None)) is not None:
+            timer.cancel()
+        if submission.request in self._given_up:
+            self._given_up.remove(submission.request)
+            if result.outcome is Outcome.CANCELLED_CLIENT:
+                reason = f"model '{model}' was not run within the time that is left to the request that calls it"
+                answer(CallResult(error=reason, code=FailureCode.UNAVAILABLE), ())
+                return
         try:
             response = build_response(result, options)
         except ServingError as error:

@@ -26,6 +26,10 @@ class BatchLog:
         """Record a batch; `opened` are the requests of its members, in their order."""
         self._batches[batch.batch] = BatchTrace(batch, now_ns), opened, self._price(batch.partition)
 
+    def has(self, request: int) -> bool:
+        """Return whether a request is in a batch that has not ended; O(requests in batches)."""
+        return any(each.request == request for _, opened, _ in self._batches.values() for each in opened)
+
     def ended(self, event: BatchCompleted | BatchFailed | BatchRevoked, now_ns: int) -> None:
         """Count a batch, and add it to the traces of its requests; a revoked batch leaves no trace."""
         run, opened, price = self._batches.pop(event.batch)

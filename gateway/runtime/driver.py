@@ -258,6 +258,10 @@ class Runtime:
         """The submission of a request that has no outcome yet."""
         return self._open.get(request)
 
+    def is_in_batch(self, request: int) -> bool:
+        """Return whether a request is in a batch that has not ended; O(requests in batches)."""
+        return self._runs.has(request)
+
     def _opened(
         self, arrival: RequestArrived, client_id: str, arrived_ns: int, parameters: str = NO_PARAMETERS
     ) -> Submission:

@@ -78,7 +78,8 @@ class CallingBackend(Protocol):
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch; returns when it has ended or waits for another model, or at once if the model is decoupled.
 
-        Batches that were waiting may have gone on meanwhile. The inputs stay as they are until the end of the batch.
+        It may also return when the batch runs on while others wait, as it may depend on them. Batches that were waiting
+        may have gone on meanwhile. The inputs stay as they are until the end of the batch.
         """
         ...
 

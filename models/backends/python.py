@@ -58,6 +58,10 @@ RELOAD_WAIT_S = 2.0
 DROPPED_S = 5.0
 """Time for which a decoupled model may send responses that nobody reads, as when its latency is measured."""
 _MEASURED = "other models cannot be called while the model is loaded and measured"
+BESIDE_S = 0.02
+"""Time that a batch has the worker for itself while others of its model wait; then it counts as one that waits."""
+_RESTARTED = "the process of the model is restarted: {}"
+_ENDED = "the batch that calls it has ended"
 RETRY_S = 1.0
 """Delay before a process that failed to load its model is restarted."""
 
@@ -124,16 +128,21 @@ class PythonBackend:
 
     def start(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> list[Progress]:
         """Start a batch; see `CallingBackend`. An error of the model is among the progress."""
-        waiting = [] if self._process is None else self._process.batches
-        try:
-            self._hand_over(batch, inputs, requests)
-        except ModelProcessEnded as error:
-            return [BatchBroke(each, str(error), process_ended=True) for each in (*waiting, batch)]
-        except BackendFailed as error:
-            return [BatchBroke(batch, str(error))]
         progress: list[Progress] = []
-        while not self.is_decoupled and not any(each.batch == batch for each in progress):
-            progress += self._go_on(None)
+        try:
+            self._hand_over(batch, inputs, requests, progress)
+        except BackendFailed as error:
+            return [*progress, BatchBroke(batch, str(error), isinstance(error, ModelProcessEnded))]
+        if self.is_decoupled:
+            return progress
+        # The batches that wait may have to go on before this one can, as those that share a pool of threads with it.
+        is_alone = self._process is None or len(self._process.batches) < 2
+        until_s = time.monotonic() + BESIDE_S
+        while not any(each.batch == batch for each in progress):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 and not is_alone:
+                break
+            progress += self._go_on(None if is_alone else left_s)
         return progress
 
     def resume(self) -> list[Progress]:
@@ -179,24 +188,26 @@ class PythonBackend:
         if process is None:
             return []
         try:
-            return [process.progress(timeout_s)]
+            progress = process.progress(timeout_s)
         except TimeoutError:
             return []
         except EOFError:
-            return self._restart(process, "the process of the model {}")
+            return self._replace(process)[1]
         except _Misanswered as error:
-            return self._restart(process, f"the process of the model is restarted: {error}")
+            return self._replace(process, _RESTARTED.format(error))[1]
+        return [] if progress is None else [progress]
 
-    def _restart(self, process: "_Process", reason: str) -> list[Progress]:
-        """Replace a process; returns the failures of its batches."""
+    def _replace(self, process: "_Process", reason: str = "") -> tuple[str, list[Progress]]:
+        """Replace a process; returns the reason or how it ended, and the failures of its batches."""
         batches, asked = process.batches, process.asked
-        reason = reason.format(self._end(process))
+        ended = self._end(process)
+        reason = reason or f"the process of the model {ended}"
         try:
             self._begin()
         except BackendFailed as error:  # the next batch tries again
             reason = str(error)
         broken = [BatchBroke(batch, reason, process_ended=True) for batch in batches]
-        return [*broken, *(ReadyAnswer(each, False) for each in asked)]
+        return reason, [*broken, *(ReadyAnswer(each, False) for each in asked)]
 
     def _zeros(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if self.is_decoupled:
@@ -211,36 +222,33 @@ class PythonBackend:
             for output in self.outputs
         }
 
-    def _hand_over(self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]) -> "_Process":
-        """Give a batch to the process. Raises BackendFailed, and ModelProcessEnded if all its batches have failed.
+    def _hand_over(
+        self, batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart], lost: list[Progress]
+    ) -> None:
+        """Give a batch to the process. Raises BackendFailed, and ModelProcessEnded if its sequences are gone.
 
-        One that ended while it was idle is replaced; the first batch of sequences after that fails.
+        A process that has ended meanwhile is replaced, and the failures of batches that it had go to `lost`. The first
+        batch of sequences after that fails.
         """
         if self._retry_at and time.monotonic() < self._retry_at:
             raise BackendFailed("the process of the model could not be restarted; it will be retried soon")
         process = self._process or self._begin()
         try:
             if not self._take(process, batch, inputs, requests):
-                if process.batches:
-                    raise EOFError
-                ended = self._end(process)
-                process = self._begin()
+                reason, broken = self._replace(process)
+                lost += broken
                 if self._keeps_sequences:
-                    raise ModelProcessEnded(f"the process of the model {ended}")
-                self._take(process, batch, inputs, requests)
+                    raise ModelProcessEnded(reason)
+                process = self._process or self._begin()
+                if not self._take(process, batch, inputs, requests):
+                    raise EOFError
         except EOFError:
-            ended = self._end(process)
-            self._begin()
-            raise ModelProcessEnded(f"the process of the model {ended}") from None
+            raise ModelProcessEnded(self._replace(process)[0]) from None
         except _Misanswered as error:
-            self._end(process)
-            self._begin()
-            raise ModelProcessEnded(f"the process of the model is restarted: {error}") from None
+            raise ModelProcessEnded(self._replace(process, _RESTARTED.format(error))[0]) from None
         except _NotLoaded as error:
-            self._end(process)
-            self._begin()
-            raise ModelProcessEnded(f"the model could not be loaded again: {error}") from error
-        return process
+            reason = f"the model could not be loaded again: {error}"
+            raise ModelProcessEnded(self._replace(process, reason)[0]) from error
 
     def _take(
         self, process: "_Process", batch: int, inputs: Mapping[str, Array], requests: Sequence[RequestPart]
@@ -397,8 +405,8 @@ class _Process:
                 with contextlib.suppress(ConnectionError):
                     self._link.send(kind(number))
 
-    def progress(self, timeout_s: float | None) -> Progress:
-        """Return its next message.
+    def progress(self, timeout_s: float | None) -> Progress | None:
+        """Return its next message; None for one that matters no more.
 
         Raises TimeoutError, _Misanswered, and EOFError when the process ends.
         """
@@ -411,6 +419,10 @@ class _Process:
             return ReadyAnswer(message.number, message.is_ready)
         if message.number not in self._open:
             close_all(fds)
+            if isinstance(message, ModelCall) and LOADED < message.number <= self._number:
+                # A thread of the model's own has called when its batch ended.
+                self.answer_call(message.call, CallResult(error=_ENDED, code=FailureCode.CANCELLED), ())
+                return None
             expected = " or ".join(map(str, self._open)) or "none"
             raise self._misanswered(f"it answered batch {message.number}, expected batch {expected}")
         if isinstance(message, ModelCall):

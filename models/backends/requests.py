@@ -24,13 +24,15 @@ class FailureCode(enum.IntEnum):
 class RequestPart(msgspec.Struct, frozen=True, array_like=True):
     """A request of a batch: its rows, the id that its client gave, and its parameters as a JSON object.
 
-    `sequence` is its part in a sequence, None outside of sequences.
+    `sequence` is its part in a sequence, None outside of sequences. `timeout_us` is the time that the client lets it
+    wait (0: no limit).
     """
 
     rows: int
     id: str = ""
     parameters: str = "{}"
     sequence: SequenceStep | None = None
+    timeout_us: int = 0
 
 
 class RequestFailure(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +68,6 @@ class CallRequest(msgspec.Struct, frozen=True, array_like=True):
     id: str = ""
     parameters: str = "{}"
     timeout_us: int = 0
-    priority: int = 0
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True):

@@ -271,12 +271,14 @@ class Runner:
         if calling is not None and calling.ask_ready(question.number):
             self._asked[question.number] = question.model
             return []
-        return [Report(ReadinessReport(question.number, model is not None and calling is None))]
+        # A model that was unloaded here meanwhile says nothing against those that other partitions hold.
+        return [Report(ReadinessReport(question.number, calling is None))]
 
     def start(self, run: RunBatch) -> list[Report]:
         """Run a batch until it ends or waits for another model; returns what is to be sent, in this order.
 
-        That of a decoupled model goes on until it does; see `is_running`.
+        That of a decoupled model goes on until it does; see `is_running`. Beside others of its model, which may have
+        to go on before it can, it counts as one that waits.
         """
         model = self._models[run.model]
         assert model.calling is not None
@@ -286,8 +288,9 @@ class Runner:
             except SequencesLost as error:
                 return [Report(self._refusal(run, error))]
         responses = BatchResponses(run.batch, model.calling, self._tensors) if model.calling.is_decoupled else None
+        is_alone = all(each.run.model != run.model for each in self._waiting.values())
         self._waiting[run.batch] = _Waiting(run, time.monotonic_ns(), responses)
-        if responses is not None:
+        if responses is not None and is_alone:
             self._running = run.batch
         try:
             inputs = {tensor.name: self._tensors.read(tensor) for tensor in run.inputs}
@@ -299,7 +302,7 @@ class Runner:
         except Exception as error:  # as in `run`
             progress = [BatchBroke(run.batch, first_line(error))]
         reports = self._reports(progress)
-        if run.batch in self._waiting and responses is None:
+        if run.batch in self._waiting and run.batch != self._running:
             reports.insert(0, Report(BatchWaits(run.batch)))
         return reports
 

@@ -4,7 +4,7 @@ import http.client
 import json
 import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,6 +182,15 @@ def test_a_model_calls_another_one_of_its_partition(server: GatewayServer) -> No
             assert "'nothing'" in missing
             assert end is None
             assert [reply.said for reply in other.to_end()] == ["2.5", "other", None]
+
+
+def test_a_model_may_hold_a_lock_while_it_calls(server: GatewayServer) -> None:
+    with ExitStack() as opened:
+        streams = [opened.enter_context(stream(server)) for _ in range(2)]
+        for each in streams:
+            each.prompt("locked=echo later=echo")
+        for each in streams:
+            assert [reply.said for reply in each.to_end()] == ["2.5", "2.5", None]
 
 
 def test_a_model_that_has_called_waits_for_a_client_that_does_not_read(server: GatewayServer, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class TritonPythonModel:
             if not inner["depth"]:
                 del inner["model"]
                 inner.update(json.loads(inner.pop("inner", "{{}}")))
-            shape = (1,) if wanted["model"] in ("caller", "waiter") else (1, 1)
+            shape = (1,) if wanted["model"] in ("caller", "waiter", "pooled") else (1, 1)
             given = pb_utils.Tensor("x", x.as_numpy().reshape(shape))
             calls = [
                 pb_utils.InferenceRequest(
@@ -86,6 +86,14 @@ PLAIN = CALLER.format(kind="", wait="", run="responses = [call.exec() for call i
 ASYNC = CALLER.format(
     kind="async ", wait="await ", run="responses = await asyncio.gather(*(call.async_exec() for call in calls))"
 )
+POOLED = CALLER.format(
+    kind="",
+    wait="",
+    run="""from concurrent.futures import ThreadPoolExecutor
+            with ThreadPoolExecutor(2) as threads:
+                responses = list(threads.map(lambda call: call.exec(), calls))""",
+)
+UNBATCHED = ("caller", "waiter", "pooled")
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["no front ends", "front ends"])
@@ -93,7 +101,13 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp("calls")
     repository = directory / "models"
     save_identity(repository / "echo" / "1" / "model.onnx", DataType.FP32, [1])
-    for name, text, rows in (("caller", PLAIN, 0), ("waiter", ASYNC, 0), ("batched", PLAIN, 8), ("other", PLAIN, 8)):
+    for name, text, rows in (
+        ("caller", PLAIN, 0),
+        ("waiter", ASYNC, 0),
+        ("pooled", POOLED, 0),
+        ("batched", PLAIN, 8),
+        ("other", PLAIN, 8),
+    ):
         (repository / name / "1").mkdir(parents=True)
         config = CONFIG.format(rows=rows, delay_us=2_000_000 if name == "batched" else 1000)
         (repository / name / "config.pbtxt").write_text(config if rows else config.partition("dynamic")[0])
@@ -106,7 +120,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def infer(
     server: GatewayServer, name: str, value: float = 0, id: str = "", **parameters: Any
 ) -> tuple[float, list[Any]] | str:
-    shape = [1] if name in ("caller", "waiter") else [1, 1]
+    shape = [1] if name in UNBATCHED else [1, 1]
     tensor = tritonclient.http.InferInput("x", shape, "FP32")
     tensor.set_data_from_numpy(np.full(shape, value, np.float32))
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60) as client:
@@ -138,7 +152,7 @@ def test_an_error_of_a_request_is_that_of_no_other(server: GatewayServer) -> Non
 
 
 @pytest.mark.behaviour("L0_backend_python", "a model calls other models", through="http")
-@pytest.mark.parametrize("caller", ["caller", "waiter"])
+@pytest.mark.parametrize("caller", UNBATCHED)
 def test_a_model_calls_another_one_of_its_partition(server: GatewayServer, caller: str) -> None:
     assert infer(server, caller, 4, model="echo") == (5, ["", {"model": "echo"}, 1])
     answer = infer(server, caller, 5, "me", model="caller", calls=3)
@@ -146,7 +160,7 @@ def test_a_model_calls_another_one_of_its_partition(server: GatewayServer, calle
 
 
 @pytest.mark.behaviour("L0_backend_python", "a model that calls itself", through="http")
-@pytest.mark.parametrize("caller", ["caller", "waiter"])
+@pytest.mark.parametrize("caller", UNBATCHED)
 def test_a_model_calls_itself(server: GatewayServer, caller: str) -> None:
     answer = infer(server, caller, 0, model=caller, depth=7)
     assert isinstance(answer, tuple), answer
@@ -156,7 +170,7 @@ def test_a_model_calls_itself(server: GatewayServer, caller: str) -> None:
     assert answer.endswith("calls of models within calls may be 8 deep; does a model call itself without an end?")
 
 
-@pytest.mark.parametrize("caller", ["caller", "waiter"])
+@pytest.mark.parametrize("caller", UNBATCHED)
 def test_callers_that_all_wait_leave_room_for_what_they_wait_for(server: GatewayServer, caller: str) -> None:
     with ThreadPoolExecutor(32) as threads:
         models = [caller, "other", "waiter", "caller"] * 8

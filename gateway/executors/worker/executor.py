@@ -55,6 +55,7 @@ from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
+from sluice.models.units import NS_PER_US
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
     RESPONSE_WINDOW,
@@ -278,7 +279,10 @@ class WorkerExecutor:
             if submission is None:
                 parts.append(RequestPart(member.rows, sequence=step))
             else:
-                parts.append(RequestPart(member.rows, submission.trace.client_id, submission.parameters, step))
+                arrival = submission.trace.arrival
+                timeout_us = (arrival.expires_ns - arrival.received_ns) // NS_PER_US if arrival.expires_ns else 0
+                client_id, parameters = submission.trace.client_id, submission.parameters
+                parts.append(RequestPart(member.rows, client_id, parameters, step, timeout_us))
         return tuple(parts)
 
     def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:
@@ -452,7 +456,10 @@ class WorkerExecutor:
             worker.hang_detector.restart()
         if isinstance(message, BatchWaits):
             overdue = partial(self.recovery.end_worker, partition, process)
-            worker.waiting[batch.batch] = WaitingBatch(batch, self._batch_timeout_s, overdue)
+            waiting = WaitingBatch(batch, self._batch_timeout_s, overdue, worker.progress)
+            worker.waiting[batch.batch] = waiting
+            if worker.untaken.get(batch.batch) == RESPONSE_WINDOW:
+                waiting.responded(is_held=True)
             self._report(BatchSuspended(batch.batch))
             return
         self._drained(worker)
@@ -467,7 +474,7 @@ class WorkerExecutor:
 
     def _ask_ready(self, number: int, model: str) -> frozenset[str]:
         """Send a question to the workers that hold a model; returns their partitions."""
-        asked = [name for name, each in self._workers.items() if model in each.tables]
+        asked = [name for name, each in self._workers.items() if model in each.tables and not each.lost]
         for name in asked:
             self._workers[name].process.send(AskReady(number, model))
         return frozenset(asked)
@@ -496,7 +503,7 @@ class WorkerExecutor:
 
     def _forget_waiting(self, worker: WorkerRecord, batch: int) -> None:
         if (waiting := worker.waiting.pop(batch, None)) is not None:
-            waiting.stop()
+            waiting.ended()
             self.calls.ended(batch)
 
     @staticmethod
@@ -590,7 +597,7 @@ class WorkerExecutor:
         worker.untaken[batch] = untaken
         is_held = untaken == RESPONSE_WINDOW
         if (waiting := worker.waiting.get(batch)) is not None:
-            waiting.went_on(is_held=is_held)
+            waiting.responded(is_held=is_held)
         else:
             worker.hang_detector.held = is_held
             worker.hang_detector.restart()

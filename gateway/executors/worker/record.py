@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.gateway.executors.hang_detector import HangDetector
-from sluice.gateway.executors.worker.waiting import WaitingBatch
+from sluice.gateway.executors.worker.waiting import ModelProgress, WaitingBatch
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.supervisor.process import WorkerProcess
 
@@ -12,10 +12,10 @@ from sluice.mps.supervisor.process import WorkerProcess
 class WorkerRecord:
     """A worker that is, or was, up: its batches in order of dispatch, and the number of its output slots in use.
 
-    `waiting` are batches that wait for other models, which are not among `batches`. `tables` are of all models that it
-    has held, and `loading` are those that are being loaded, in order. A worker with `on_drained` is retired: it gets
-    nothing more, and `on_drained` is called when it has answered all batches. `overdue` is called for a batch that does
-    not end (see `HangDetector`).
+    `waiting` are batches that wait for other models, which are not among `batches`, and `progress` is theirs (see
+    `WaitingBatch`). `tables` are of all models that it has held, and `loading` are those that are being loaded, in
+    order. A worker with `on_drained` is retired: it gets nothing more, and `on_drained` is called when it has answered
+    all batches. `overdue` is called for a batch that does not end (see `HangDetector`).
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class WorkerRecord:
         self.region = region
         self.batches: dict[int, DispatchBatch] = {}
         self.waiting: dict[int, WaitingBatch] = {}
+        self.progress: dict[str, ModelProgress] = {}
         self.tables = dict(tables)
         self.loading: dict[str, None] = {}
         self.hang_detector = HangDetector(

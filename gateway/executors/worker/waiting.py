@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
+from sluice.batcher.interface.events import RequestArrived
 from sluice.models.backends.requests import CallRequest, CallResult, FailureCode
 
 MOST_WAITING = 256
@@ -20,6 +21,7 @@ class RequestRecord(Protocol):
     """The record of a request (see `Trace`)."""
 
     client_id: str
+    arrival: RequestArrived
 
 
 class CallingSubmission(Protocol):
@@ -58,46 +60,83 @@ class NoCalls:
         """Nothing to do."""
 
 
-class WaitingBatch:
-    """A batch that waits for other models; once it has all answers, it has `timeout_s` to end or to call again.
+class ModelProgress:
+    """When a model went on last, in seconds of the event loop, and how many of its batches wait for their clients."""
 
-    `overdue` is called with a sentence when it has not. A batch of a decoupled model has that time for each response,
-    without the time for which it waits for its client.
+    __slots__ = ("at_s", "held")
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+        self.held = 0
+
+
+class WaitingBatch:
+    """A batch that waits for other models, or for other batches of its own one.
+
+    While it waits for no call, its model has `timeout_s` to go on: to end this batch or another one, to call, or to
+    send a response. `overdue` is called with a sentence when it has not. The time for which batches of a decoupled
+    model wait for their clients does not count. `progress` is of the worker's models.
     """
 
-    __slots__ = ("_is_held", "_overdue", "_timeout_s", "_timer", "batch", "calls")
+    __slots__ = ("_is_held", "_overdue", "_progress", "_timeout_s", "_timer", "batch", "calls")
 
-    def __init__(self, batch: DispatchBatch, timeout_s: float, overdue: Callable[[str], None]) -> None:
+    def __init__(
+        self, batch: DispatchBatch, timeout_s: float, overdue: Callable[[str], None], progress: dict[str, ModelProgress]
+    ) -> None:
         self.batch = batch
         self.calls = 0
         self._is_held = False
         self._timeout_s = timeout_s
         self._overdue = overdue
+        self._progress = progress.setdefault(batch.model, ModelProgress())
         self._timer: asyncio.TimerHandle | None = None
+        self._went_on()
 
     def call_made(self) -> None:
         """Record a call."""
         self.calls += 1
-        self.stop()
+        self._went_on()
 
     def call_answered(self) -> None:
         """Record the answer to a call."""
         self.calls -= 1
-        self._watch()
+        self._went_on()
 
-    def went_on(self, *, is_held: bool) -> None:
+    def responded(self, *, is_held: bool) -> None:
         """Record that a response was sent or taken; one that `is_held` can send no more until another is taken."""
-        self._is_held = is_held
-        self._watch()
+        self._hold(is_held=is_held)
+        self._went_on()
 
-    def _watch(self) -> None:
+    def ended(self) -> None:
+        """Record the end of the batch."""
+        self._hold(is_held=False)
+        self._went_on()
         self.stop()
-        if not self.calls and not self._is_held:
-            reason = f"batch {self.batch.batch} did not end within {self._timeout_s:g} s after its last call"
-            self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._overdue, reason)
 
     def stop(self) -> None:
         """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _hold(self, *, is_held: bool) -> None:
+        self._progress.held += int(is_held) - int(self._is_held)
+        self._is_held = is_held
+
+    def _went_on(self) -> None:
+        self.stop()
+        loop = asyncio.get_running_loop()
+        self._progress.at_s = loop.time()
+        if not self.calls and not self._is_held:
+            self._timer = loop.call_at(self._progress.at_s + self._timeout_s, self._check)
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        # It may wait for a batch that is held, as for a lock that the model holds while it sends.
+        due_s = (now_s if self._progress.held else self._progress.at_s) + self._timeout_s
+        if due_s > now_s:
+            self._timer = loop.call_at(due_s, self._check)
+            return
+        self._timer = None
+        self._overdue(f"batch {self.batch.batch} did not go on within {self._timeout_s:g} s")

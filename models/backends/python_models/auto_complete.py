@@ -6,6 +6,7 @@ The function is the model's code, so it runs in a process of its own, `python -m
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from sluice.models.errors import ConfigError
 from sluice.models.processes import python_path
 
 TIME_LIMIT_S = 60.0
+_GRACE_S = 1
 _FUNCTION = "auto_complete_config"
 _MAX_MESSAGE = 2000
 _MAX_SOURCE_BYTES = 16 << 20
+_MAX_RESULT_BYTES = 16 << 20
 
 
 def completes_config(path: Path) -> bool:
@@ -34,34 +37,41 @@ def completes_config(path: Path) -> bool:
 
 def auto_complete(path: Path, config: str, time_limit_s: float = TIME_LIMIT_S) -> str:
     """Return a configuration, in JSON, as the model of the file `path` completes it; raises ConfigError."""
-    reading, writing = os.pipe()
+    result = os.memfd_create("sluice-auto-complete", os.MFD_CLOEXEC)  # unlike a pipe, it takes an answer of any size
+    try:
+        return _run(path, config, time_limit_s, result)
+    finally:
+        os.close(result)
+
+
+def _run(path: Path, config: str, time_limit_s: float, result: int) -> str:
+    """The same; the process writes its answer to the file `result`."""
+    arguments = ["--path", str(path), "--result", str(result), "--limit", str(math.ceil(time_limit_s))]
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, "--path", str(path), "--result", str(writing)],
+            [sys.executable, "-P", "-m", __name__, *arguments],
             env=os.environ | {"PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
-            pass_fds=(writing,),
+            pass_fds=(result,),
             start_new_session=True,
         )
     except OSError as error:
-        os.close(reading)
         raise ConfigError(f"{path}: {_FUNCTION}: its process cannot be started: {error}") from error
+    try:
+        process.communicate(config.encode(), time_limit_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{path}: {_FUNCTION}: it did not return within {time_limit_s:g} s") from None
     finally:
-        os.close(writing)
-    with open(reading, "rb") as result:
-        try:
-            process.communicate(config.encode(), time_limit_s)
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"{path}: {_FUNCTION}: it did not return within {time_limit_s:g} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # whatever the model has started ends with it
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        os.set_blocking(reading, False)
-        text = result.read() or b""
+        with contextlib.suppress(ProcessLookupError):  # whatever the model has started ends with it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    text = os.pread(result, _MAX_RESULT_BYTES, 0)
     if process.returncode or not text:
         raise ConfigError(f"{path}: {_FUNCTION}: its process exited with status {process.returncode}")
-    answer = json.loads(text)
+    try:
+        answer: dict[str, Any] = json.loads(text)
+    except ValueError:
+        raise ConfigError(f"{path}: {_FUNCTION}: its process wrote no configuration") from None
     if "error" in answer:
         raise ConfigError(f"{path}: {_FUNCTION}: {answer['error']}")
     return json.dumps(answer["config"])
@@ -72,8 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=__name__)
     parser.add_argument("--path", required=True)
     parser.add_argument("--result", type=int, required=True, metavar="FD")
+    parser.add_argument("--limit", type=int, required=True, metavar="SECONDS")
     options = parser.parse_args()
     os.set_inheritable(options.result, False)
+    signal.alarm(options.limit + _GRACE_S)  # if the server that waits for it is killed
     from sluice.models.backends.python_models.model import import_model, last_line
 
     config = json.load(sys.stdin)

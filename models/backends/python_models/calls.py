@@ -1,18 +1,23 @@
 """Calls of other models, from the process of a model in Python.
 
-One thread at a time runs the code of the model, as if there were only one. While a batch waits for the models that it
-has called, another batch may run in another thread: the waiting batch may depend on it.
+One batch at a time runs the code of the model. While a batch waits for the models that it has called, another batch may
+run in another thread: the waiting batch may depend on it. A call from a thread of the model's own gives up the turn of
+the batch, whose thread waits for that one as a rule, and does not take it again: such threads must never wait for it,
+as the batch that has the turn may wait for them.
 """
 
 import asyncio
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,6 +38,9 @@ from sluice.models.backends.requests import CallRequest, CallResult, FailureCode
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array
 
+TURN_LIMIT_S = 5.0
+"""Time after which a batch that has its answers goes on beside the one that has the turn: that one may wait for it, as
+for a lock that the model holds while it calls."""
 _STOPPED = "the server is stopping"
 
 
@@ -44,10 +52,60 @@ class CallAnswer(NamedTuple):
     code: FailureCode = FailureCode.INTERNAL
 
 
-class _Running(threading.local):
-    """The batch that a thread runs; 0 for none."""
+_running: ContextVar[int] = ContextVar("batch", default=0)
 
-    batch = 0
+
+def running_batch() -> int:
+    """The batch that this thread or task works for; 0 if it does not know."""
+    return _running.get()
+
+
+def follow_threads() -> None:
+    """From now on, threads that a batch starts work for it, and pools of threads do in what a batch gives them.
+
+    Otherwise a thread that calls a model would be taken for one of another batch, and fail with that one.
+    """
+    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+    def start_for_batch(thread: threading.Thread) -> None:
+        if batch := _running.get():
+            thread.run = partial(_run_for, batch, thread.run)  # type: ignore[method-assign]
+        start(thread)
+
+    def submit_for_batch(
+        pool: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **named: Any
+    ) -> "Future[Any]":
+        if batch := _running.get():
+            return submit(pool, _run_for, batch, function, *args, **named)
+        return submit(pool, function, *args, **named)
+
+    threading.Thread.start = start_for_batch  # type: ignore[assignment,method-assign]
+    ThreadPoolExecutor.submit = submit_for_batch  # type: ignore[assignment,method-assign]
+
+
+def _run_for(batch: int, function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    token = _running.set(batch)
+    try:
+        return function(*args, **named)
+    finally:
+        _running.reset(token)
+
+
+class _Open:
+    """A batch that runs or waits: its thread, and the number of its calls and responses that are under way."""
+
+    __slots__ = ("thread", "waits")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.waits = 0
+
+
+class _Pending(NamedTuple):
+    """A call that was not answered, and its batch."""
+
+    batch: int
+    future: "Future[CallAnswer]"
 
 
 class Calls:
@@ -63,12 +121,11 @@ class Calls:
         self._runs = runs
         self._run_beside = run_beside
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, Future[CallAnswer]] = {}
-        self._turn = threading.Lock()
-        self._running = _Running()
-        self._open: list[int] = []
-        self._away: dict[int, int] = {}
+        self._pending: dict[int, _Pending] = {}
         self._changed = threading.Condition()
+        self._open: dict[int, _Open] = {}
+        self._turn = 0  # the batch that runs the code of the model; 0 for none
+        self._turn_began_s = 0.0
         self._batches: deque[Received | None] = deque()
         self._reader: threading.Thread | None = None
         self._main_reads = False
@@ -105,80 +162,127 @@ class Calls:
 
     @contextmanager
     def opened(self, batch: int) -> Generator[None, None, None]:
-        """Let threads of the model's own make calls for a batch."""
-        self._open.append(batch)
+        """Let a batch make calls from this thread and from threads of the model's own."""
+        with self._changed:
+            self._open[batch] = _Open()
         try:
             yield
         finally:
-            self._open.remove(batch)
+            with self._changed:
+                del self._open[batch]
+                self._changed.notify_all()
+            # Threads of the model's own may wait for them still; the server answers no call of a batch that has ended.
+            for call in [call for call, pending in list(self._pending.items()) if pending.batch == batch]:
+                self._settle(call, CallAnswer({}, "the batch that calls it has ended", FailureCode.CANCELLED))
 
     @contextmanager
     def running(self, batch: int) -> Generator[None, None, None]:
-        """Run the code of the model for a batch in this thread, as soon as no other thread does."""
-        with self._turn, self.opened(batch):
-            self._running.batch = batch
-            try:
-                yield
-            finally:
-                self._running.batch = 0
+        """Run the code of the model for an open batch in this thread, as soon as no other batch does."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._turn)
+            self._take_turn(batch)
+        token = _running.set(batch)
+        try:
+            yield
+        finally:
+            _running.reset(token)
+            with self._changed:
+                self._leave_turn(batch)
 
-    def call(self, request: CallRequest, inputs: dict[str, Array]) -> CallAnswer:
-        """Call a model and wait for its answer; other batches may run meanwhile. Raises BackendFailed."""
-        future = self._begin(request, inputs)
-        batch = self._running.batch
-        self._leave(batch)
+    def call(self, request: CallRequest, inputs: dict[str, Array], made_for: int = 0) -> CallAnswer:
+        """Call a model and wait for its answer; other batches may run meanwhile. Raises BackendFailed.
+
+        `made_for` is the batch that the request was made for, which counts in a thread that works for no batch.
+        """
+        batch, future = self._begin(request, inputs, made_for)
         try:
             return future.result()
         finally:
             self._return(batch)
 
-    async def call_async(self, request: CallRequest, inputs: dict[str, Array]) -> CallAnswer:
+    async def call_async(self, request: CallRequest, inputs: dict[str, Array], made_for: int = 0) -> CallAnswer:
         """The same without blocking the event loop of the thread."""
-        future = self._begin(request, inputs)
-        batch = self._running.batch
-        self._leave(batch)
+        batch, future = self._begin(request, inputs, made_for)
         try:
             return await asyncio.wrap_future(future)
         finally:
             self._return(batch)
 
-    def _begin(self, request: CallRequest, inputs: dict[str, Array]) -> "Future[CallAnswer]":
+    def _begin(self, request: CallRequest, inputs: dict[str, Array], made_for: int) -> "tuple[int, Future[CallAnswer]]":
+        """Send a call, which other batches may use the time of; returns its batch."""
         with self._changed:
-            # A thread of the model's own has no batch of its own: it works for the one that began last.
-            batch = self._running.batch or (self._open[-1] if self._open else 0)
-            if not batch or self._main_reads:
+            batch = self._caller(made_for)
+            if batch not in self._open or self._main_reads:
                 raise BackendFailed("other models can be called only while a batch runs, in execute")
             self.start_reader()
+            self._leave(batch)
         call = next(self._numbers)
-        future = self._waiting[call] = Future()
-        fd = os.memfd_create("sluice-call", os.MFD_CLOEXEC)
+        future: Future[CallAnswer] = Future()
+        self._pending[call] = _Pending(batch, future)
         try:
-            tensors, nbytes = TensorMemory(fd).write(inputs)
-            placed = msgspec.structs.replace(request, tensors=tensors, nbytes=nbytes)
-            self._link.send(ModelCall(batch, call, placed), [fd])
-        except OSError as error:
-            del self._waiting[call]
-            raise BackendFailed(f"model '{request.model}' could not be called: {error}") from error
-        except BaseException:
-            del self._waiting[call]
+            fd = os.memfd_create("sluice-call", os.MFD_CLOEXEC)
+            try:
+                tensors, nbytes = TensorMemory(fd).write(inputs)
+                placed = msgspec.structs.replace(request, tensors=tensors, nbytes=nbytes)
+                self._link.send(ModelCall(batch, call, placed), [fd])
+            finally:
+                os.close(fd)
+        except BaseException as error:
+            self._pending.pop(call, None)
+            self._return(batch)
+            if isinstance(error, OSError):
+                raise BackendFailed(f"model '{request.model}' could not be called: {error}") from error
             raise
-        finally:
-            os.close(fd)
-        return future
+        return batch, future
 
-    def _leave(self, batch: int) -> None:
-        """Let other threads run while calls of a batch are under way."""
-        if batch:
-            count = self._away[batch] = self._away.get(batch, 0) + 1
-            if count == 1:
-                self._turn.release()
+    def _caller(self, made_for: int) -> int:
+        """The batch that a call belongs to. A thread of the model's own may not know: the one that runs is likely."""
+        for batch in (_running.get(), made_for):
+            if batch in self._open:
+                return batch
+        return self._turn or next(reversed(self._open), 0)
 
     def _return(self, batch: int) -> None:
-        if batch:
-            count = self._away[batch] = self._away[batch] - 1
-            if not count:
-                del self._away[batch]
-                self._turn.acquire()
+        """Go on with a batch; its own thread does once all its calls have ended and no other batch runs."""
+        with self._changed:
+            opened = self._open.get(batch)
+            if opened is None:
+                return
+            opened.waits -= 1
+            self._changed.notify_all()
+            if opened.thread != threading.get_ident():
+                return
+            # Threads of the model's own may call meanwhile.
+            while not opened.waits and self._turn not in (0, batch):
+                left_s = self._turn_began_s + TURN_LIMIT_S - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+            if not opened.waits:
+                self._take_turn(batch)
+
+    @contextmanager
+    def away(self, batch: int) -> Generator[None, None, None]:
+        """Let other batches run while this one waits for its client."""
+        with self._changed:
+            self._leave(batch)
+        try:
+            yield
+        finally:
+            self._return(batch)
+
+    def _leave(self, batch: int) -> None:
+        self._open[batch].waits += 1
+        self._leave_turn(batch)
+
+    def _take_turn(self, batch: int) -> None:
+        self._turn = batch
+        self._turn_began_s = time.monotonic()
+
+    def _leave_turn(self, batch: int) -> None:
+        if self._turn == batch:
+            self._turn = 0
+            self._changed.notify_all()
 
     def _read(self) -> None:
         """Pass on what arrives: answers to those who wait, batches to the main thread or to a new one."""
@@ -194,8 +298,8 @@ class Calls:
                 else:
                     self._runs.expect(received.message.number)
                     self._start(received)
-        for future in list(self._waiting.values()):
-            future.set_result(CallAnswer({}, _STOPPED, FailureCode.UNAVAILABLE))
+        for call in list(self._pending):
+            self._settle(call, CallAnswer({}, _STOPPED, FailureCode.UNAVAILABLE))
         self._runs.lost()
         self._give_main(None)
 
@@ -208,14 +312,22 @@ class Calls:
     def _give_main(self, received: Received | None) -> None:
         with self._changed:
             self._batches.append(received)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _answered(self, message: CallAnswered, fds: tuple[int, ...]) -> None:
-        future = self._waiting.pop(message.call)
         try:
-            future.set_result(_answer(message.result, fds))
+            answer = _answer(message.result, fds)
+        except Exception as error:  # the thread has to go on for the other calls
+            answer = CallAnswer({}, f"the answer cannot be read: {error}")
         finally:
             close_all(fds)
+        self._settle(message.call, answer)
+
+    def _settle(self, call: int, answer: CallAnswer) -> None:
+        """Give an answer to the thread or task that waits; it may have given up, as by `asyncio.wait_for`."""
+        pending = self._pending.pop(call, None)
+        if pending is not None and pending.future.set_running_or_notify_cancel():
+            pending.future.set_result(answer)
 
 
 def _answer(result: CallResult, fds: tuple[int, ...]) -> CallAnswer:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from sluice.models.backends.metric_updates import LABEL, MOST_SERIES, MetricKind, MetricUpdate, check_family
+from sluice.models.backends.python_models.wire import sendable
 
 
 class _Series:
@@ -64,6 +65,7 @@ class Metric:
     def increment(self, value: float) -> None:
         """Add to a counter, to which nothing negative may be added, or to a gauge. Raises ValueError."""
         self._expect("increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        value = float(value)  # it may be one of numpy's, which no message may have
         if value < 0 and self._family.kind is MetricKind.COUNTER:
             raise ValueError(f"metric '{self._family.name}': a counter cannot be decreased, got {value}")
         with _registry.lock:
@@ -80,6 +82,7 @@ class Metric:
     def observe(self, value: float) -> None:
         """Add a value to a histogram; raises ValueError for other kinds."""
         self._expect("observe", MetricKind.HISTOGRAM)
+        value = float(value)
         with _registry.lock:
             self._series.value += value
             self._series.counts[bisect_left(self._series.buckets, value)] += 1
@@ -106,7 +109,7 @@ class MetricFamily:
     HISTOGRAM: ClassVar = MetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        self.name, self.description, self.kind = name, description, MetricKind(kind)
+        self.name, self.description, self.kind = name, sendable(str(description)), MetricKind(kind)
         check_family(name)
         with _registry.lock:
             known = _registry.families.setdefault(name, self)
@@ -117,11 +120,11 @@ class MetricFamily:
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
         """The metric with these labels; a histogram has `buckets`. Raises ValueError."""
-        named = tuple(sorted((str(key), str(value)) for key, value in (labels or {}).items()))
+        named = tuple(sorted((str(key), sendable(str(value))) for key, value in (labels or {}).items()))
         for key, _ in named:
             if not LABEL.fullmatch(key):
                 raise ValueError(f"metric '{self.name}': label '{key:.100}': expected letters, digits and '_'")
-        limits = tuple(float(each) for each in buckets or ())
+        limits = tuple(float(each) for each in (() if buckets is None else buckets))
         if bool(limits) is not (self.kind is MetricKind.HISTOGRAM):
             expected = "buckets" if self.kind is MetricKind.HISTOGRAM else "no buckets"
             raise ValueError(f"metric '{self.name}': expected {expected} for a {self.kind.name}")

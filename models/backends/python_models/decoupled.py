@@ -6,6 +6,7 @@ A run has one request. It ends when the model has sent its final response and `e
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from sluice.models.backends.python_models.wire import (
@@ -18,6 +19,8 @@ from sluice.models.backends.python_models.wire import (
 from sluice.models.backends.requests import FailureCode
 from sluice.models.tensors.arrays import Array
 
+HELD_S = 0.02
+"""Time after which a response that is not read is held: other batches of the model may run meanwhile."""
 _FORGOTTEN = "the model has dropped its response sender without a final response"
 
 
@@ -33,14 +36,18 @@ class SentError(NamedTuple):
 
 
 class Run:
-    """The responses of one run, which any thread may send; `outputs` is the memory for them."""
+    """The responses of one run, which any thread may send; `outputs` is the memory for them.
 
-    def __init__(self, link: MessageLink, number: int, outputs: TensorMemory) -> None:
+    `away` is entered while a client does not read.
+    """
+
+    def __init__(self, link: MessageLink, number: int, outputs: TensorMemory, away: "Away") -> None:
         self.number = number
         self.failure = ""
         """The reason why there is no final response."""
         self._link = link
         self._outputs = outputs
+        self._away = away
         self._turn = threading.Lock()
         """One response is on its way at a time."""
         self._changed = threading.Condition()
@@ -68,10 +75,15 @@ class Run:
             self._link.send(SentResponse(self.number, places, size, message, code, is_final))
         except ConnectionError as lost:
             raise EOFError("the other end is gone") from lost
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_taken or self._is_gone)
+        if not self._wait_taken(HELD_S):
+            with self._away():
+                self._wait_taken(None)
         if not self._is_taken:
             raise EOFError("the other end is gone")
+
+    def _wait_taken(self, timeout_s: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_taken or self._is_gone, timeout_s)
 
     @property
     def is_cancelled(self) -> bool:
@@ -136,9 +148,9 @@ class Runs:
         with self._changes:
             self._expected[number] = None
 
-    def begin(self, number: int, outputs: TensorMemory) -> Run:
-        """Begin the run of a batch."""
-        run = Run(self._link, number, outputs)
+    def begin(self, number: int, outputs: TensorMemory, away: "Away") -> Run:
+        """Begin the run of a batch; see `Run`."""
+        run = Run(self._link, number, outputs, away)
         with self._changes:
             self._runs[number] = run
             if (cancelled := self._expected.pop(number, None)) is not None:
@@ -195,5 +207,7 @@ def _drop(run: Run) -> None:
         threading.Thread(target=run.give_up, args=(_FORGOTTEN,), daemon=True).start()
 
 
+Away = Callable[[], AbstractContextManager[None]]
+"""A context in which a batch waits, so that others of its model may run."""
 Check = Callable[[Mapping[str, Any]], dict[str, Array]]
 """Returns the outputs of a response as arrays; raises BackendFailed for those that the model cannot have."""

@@ -1,6 +1,7 @@
 """The process of one model in Python, started as `python -m sluice.models.backends.python_models.process`."""
 
 import argparse
+import contextlib
 import fcntl
 import io
 import logging
@@ -10,10 +11,11 @@ import signal
 import socket
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sluice.models.backends.python_models import model as python_model
-from sluice.models.backends.python_models.calls import Calls
+from sluice.models.backends.python_models.calls import Calls, follow_threads
 from sluice.models.backends.python_models.custom_metrics import take_updates
 from sluice.models.backends.python_models.decoupled import Runs, RunSender
 from sluice.models.backends.python_models.triton_utils import LOGGER
@@ -126,7 +128,7 @@ class ModelServer:
                 if os.getpid() != self._owner:
                     return
                 self._runs.end(batch.number)
-                self._link.send(answer)
+                self._send(answer)
         except (EOFError, ConnectionError):
             self._model.finish()
 
@@ -134,7 +136,7 @@ class ModelServer:
         if self._model.is_decoupled:
             return self._run_decoupled(batch, inputs, outputs)
         try:
-            with self._calls.running(batch.number):
+            with self._calls.opened(batch.number), self._calls.running(batch.number):
                 ran = self._model.run_requests(inputs.read(batch.places, batch.size), batch.requests)
             if os.getpid() != self._owner:
                 return ModelFailed(batch.number, "")
@@ -147,7 +149,7 @@ class ModelServer:
         self, batch: TensorBatch, inputs: TensorMemory, outputs: TensorMemory
     ) -> TensorBatch | ModelFailed:
         """Run a request until its final response; raises EOFError."""
-        run = self._runs.begin(batch.number, outputs)
+        run = self._runs.begin(batch.number, outputs, partial(self._calls.away, batch.number))
         failure = ""
         with self._calls.opened(batch.number):
             try:
@@ -174,10 +176,17 @@ class ModelServer:
             os._exit(0)
         self._runs.end(received.message.number)
         close_all(received.fds)
+        with contextlib.suppress(ConnectionError):
+            self._send(answer)
+
+    def _send(self, answer: TensorBatch | ModelFailed) -> None:
+        """Send the answer to a batch, or why it cannot be sent, such as too many errors and metrics for a message."""
         try:
             self._link.send(answer)
         except ConnectionError:
-            return
+            raise
+        except Exception as error:
+            self._link.send(ModelFailed(answer.number, f"the answer cannot be sent: {error}"))
 
 
 def main() -> None:
@@ -200,6 +209,7 @@ def main() -> None:
     if gone.poll(0):  # it closed before there could be a signal
         return
     _write_logs()
+    follow_threads()
     link = MessageLink(socket.socket(fileno=options.socket), ToModel)
     os.register_at_fork(after_in_child=link.close)  # a child must not take batches
     ModelServer(link, TensorMemory(options.inputs), TensorMemory(options.outputs)).serve()

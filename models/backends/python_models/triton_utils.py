@@ -4,9 +4,11 @@ Models import this module under that name; its names are therefore Triton's. Mem
 """
 
 import asyncio
+import contextvars
 import inspect
 import json
 import logging
+import operator
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import pairwise
@@ -15,10 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sluice.models.backends.python_models.calls import CallAnswer, Calls
+from sluice.models.backends.python_models.calls import CallAnswer, Calls, running_batch
 from sluice.models.backends.python_models.config_builder import ModelConfig
 from sluice.models.backends.python_models.custom_metrics import Metric, MetricFamily
 from sluice.models.backends.python_models.decoupled import Closed, RunSender, SentError
+from sluice.models.backends.python_models.wire import sendable
 from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.sequence_batching import SequenceStep
@@ -50,6 +53,8 @@ class TritonError:
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = FailureCode
 
     def __init__(self, message: str, code: FailureCode = FailureCode.INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"TritonError: expected a message of type str, got {type(message).__name__}")
         self._message = message
         self._code = FailureCode(code)
 
@@ -85,6 +90,16 @@ class Tensor:
         array: Any = self._array
         return array.__dlpack__()
 
+    def __dlpack__(self, stream: object = None) -> Any:
+        """The same, for their functions `from_dlpack`."""
+        del stream
+        return self.to_dlpack()
+
+    def __dlpack_device__(self) -> Any:
+        """The memory of the CPU."""
+        array: Any = self._array
+        return array.__dlpack_device__()
+
     def name(self) -> str:
         """The name in the model's configuration."""
         return self._name
@@ -114,6 +129,13 @@ class PreferredMemory:
         self.preferred_device_id = preferred_device_id
 
 
+class InferenceTrace:
+    """The trace of a request, for the calls that belong to it."""
+
+    def get_context(self) -> None:
+        """None: requests have no context of OpenTelemetry."""
+
+
 class InferenceRequest:
     """A request of a batch, or one that the model makes of another model.
 
@@ -131,21 +153,24 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
-        trace: object = None,
+        trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         del preferred_memory
         self._inputs = list(inputs)
-        self._requested = [_text(name) for name in requested_output_names]
-        self._request_id = _text(request_id)
+        self._requested = [_text("requested_output_names", name) for name in requested_output_names]
+        self._request_id = _text("request_id", request_id)
         self._correlation_id = correlation_id
-        self._model_name = _text(model_name)
-        self._version = model_version
-        self._flags = flags
-        self._timeout = timeout
-        self._trace = trace
+        self._model_name = _text("model_name", model_name)
+        self._version = operator.index(model_version)
+        self._flags = operator.index(flags)
+        self._timeout = operator.index(timeout)
+        if self._timeout < 0:
+            raise TritonModelException(f"timeout: expected microseconds or 0, got {timeout}")
+        self._trace = trace or InferenceTrace()
         self._sender: RunSender | None = None
-        self._parameters = json.dumps(dict(parameters or {}))
+        self._parameters = _json(parameters)
+        self._made_for = running_batch()
 
     def inputs(self) -> list[Tensor]:
         """Its tensors."""
@@ -176,11 +201,11 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """The time limit of a call in microseconds, 0 for none."""
+        """The time limit of a call, or the time that a client lets its request wait, in microseconds; 0 for none."""
         return self._timeout
 
-    def trace(self) -> object:
-        """The trace that was given."""
+    def trace(self) -> InferenceTrace:
+        """Its trace."""
         return self._trace
 
     def is_cancelled(self) -> bool:
@@ -201,14 +226,14 @@ class InferenceRequest:
         With `decoupled`, the responses are iterated. Raises TritonModelException if the call cannot be made.
         """
         try:
-            return _respond(_calls().call(self._call(), self._arrays()), decoupled)
+            return _respond(_calls().call(self._call(), self._arrays(), self._made_for), decoupled)
         except (BackendFailed, BadTensor) as error:
             raise TritonModelException(str(error)) from error
 
     async def async_exec(self, decoupled: bool = False) -> "InferenceResponse | ResponseIterator":
         """The same without blocking an `async def execute`."""
         try:
-            return _respond(await _calls().call_async(self._call(), self._arrays()), decoupled)
+            return _respond(await _calls().call_async(self._call(), self._arrays(), self._made_for), decoupled)
         except (BackendFailed, BadTensor) as error:
             raise TritonModelException(str(error)) from error
 
@@ -251,7 +276,7 @@ class InferenceResponse:
     ) -> None:
         self._tensors = list(output_tensors)
         self._error = TritonError(error) if isinstance(error, str) else error
-        self._parameters = json.dumps(dict(parameters or {}))
+        self._parameters = _json(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """Its tensors."""
@@ -306,8 +331,21 @@ def _calls() -> Calls:
     return _Connection.calls
 
 
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+def _text(argument: str, text: str | bytes) -> str:
+    text = text.decode() if isinstance(text, bytes) else text
+    if not isinstance(text, str):
+        raise TypeError(f"{argument}: expected str, got {type(text).__name__}")
+    return text
+
+
+def _json(parameters: Mapping[str, Any] | None) -> str:
+    """Parameters as a JSON object; raises TritonModelException for values that a request cannot have."""
+    for name, value in (parameters or {}).items():
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+            raise TritonModelException(
+                f"parameters: '{name}': expected a str, int, float or bool by a name, got {type(value).__name__}"
+            )
+    return json.dumps(dict(parameters or {}))
 
 
 class InferenceResponseSender:
@@ -461,7 +499,7 @@ class TritonModel:
                     "decoupled: true }"
                 )
             if (error := response.error()) is not None:
-                errors.append(RequestFailure(position, error.message(), error.code()))
+                errors.append(RequestFailure(position, sendable(error.message()), error.code()))
         tensors = [None if response is None or response.has_error() else _arrays_of(response) for response in answers]
         if len(given) == 1:
             return Ran(self._blank(None, requests, 0) if errors else tensors[0] or {}, tuple(errors))
@@ -499,7 +537,7 @@ class TritonModel:
     def _request(self, inputs: dict[str, Array], rows: slice | None, part: RequestPart) -> InferenceRequest:
         tensors = [Tensor(name, array if rows is None else array[rows]) for name, array in inputs.items()]
         identity, flags = 0 if part.sequence is None else part.sequence.id, _flags(part.sequence)
-        request = InferenceRequest(part.id, identity, tensors, self._names, flags=flags)
+        request = InferenceRequest(part.id, identity, tensors, self._names, flags=flags, timeout=part.timeout_us)
         request._parameters = part.parameters  # it is JSON already
         return request
 
@@ -510,7 +548,8 @@ class TritonModel:
         async def wait() -> Any:
             return await answers
 
-        return self._loop.runner.run(wait())
+        # The runner would keep the context of its first batch.
+        return self._loop.runner.run(wait(), context=contextvars.copy_context())
 
     def _joined(self, tensors: Sequence[dict[str, Array] | None], requests: Sequence[RequestPart]) -> dict[str, Array]:
         """The outputs of all requests by row; raises BackendFailed if their items have different shapes."""

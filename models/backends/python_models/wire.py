@@ -212,9 +212,9 @@ class MessageLink:
     def send(self, message: FromDecoupledModel | ToModel, fds: Sequence[int] = ()) -> None:
         """Send a message and copies of descriptors; raises ConnectionError when the other end is gone."""
         if isinstance(message, ModelFailed):
-            message = ModelFailed(message.number, _shortened(message.message))
+            message = ModelFailed(message.number, sendable(message.message))
         elif isinstance(message, SentResponse) and message.error is not None:
-            message = msgspec.structs.replace(message, error=_shortened(message.error))
+            message = msgspec.structs.replace(message, error=sendable(message.error))
         if fds:
             socket.send_fds(self._socket, [self._encode(message)], fds)
         else:
@@ -247,8 +247,8 @@ class MessageLink:
         self._socket.close()
 
 
-def _shortened(text: str) -> str:
-    """A message for clients; it may have surrogates."""
+def sendable(text: str) -> str:
+    """A text of a model, shortened and without surrogates, which no message may have."""
     return text[:_MAX_MESSAGE].encode("utf-8", "replace").decode()
 
 

@@ -87,9 +87,9 @@ class TritonPythonModel:
     """Does what the words of PROMPT say, in turn, and ends.
 
     `say=X` sends the text X, `fail=X` the error X, `raise=X` raises it, `exit` ends the process, `kill` the worker,
-    `call=X` calls model X and sends what it answers, and `later=X` does so in a thread of its own; `tell` sends the id
-    and the parameters of the request. `drop` returns without a final response, `flood=N:FILE` sends N texts of 2000
-    digits and counts them in a file, and `until=FILE` sends texts until the client has gone, which the file notes.
+    `call=X` calls model X and sends what it answers, `later=X` in a thread of its own, and `locked=X` under a lock;
+    `tell` sends the id and the parameters of the request. `drop` returns without a final response, `flood=N:FILE` sends
+    N texts of 2000 digits and counts them in a file, `until=FILE` sends texts until the client has gone and notes that.
     """
 
     def execute(self, requests):
@@ -127,6 +127,12 @@ class TritonPythonModel:
         thread = threading.Thread(target=self.do_call, args=(request, sender, model))
         thread.start()
         thread.join()
+
+    lock = threading.Lock()
+
+    def do_locked(self, request, sender, model):
+        with self.lock:
+            self.do_call(request, sender, model)
 
     def do_tell(self, request, sender, text):
         self.do_say(request, sender, request.request_id() + request.parameters())

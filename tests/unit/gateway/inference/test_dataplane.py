@@ -416,3 +416,16 @@ def test_what_is_not_served_any_more_is_forgotten() -> None:
     served.dataplane.signature("v", "")
     assert gone() is None
     assert served.dataplane.signature("two", "1") is kept
+
+
+def test_parameters_that_are_too_long_to_go_on_to_a_model_are_refused() -> None:
+    served = instant_gateway(FIXED)
+    signature = served.dataplane.signature("m", "")
+
+    def parameters(length: int) -> str:
+        given: Parameters = {"known": "a" * length, "slo_ms": 100}
+        return served.dataplane.check(signature, InferRequest([x()], (), "", given))[1].parameters
+
+    assert parameters(60_000) == f'{{"known":"{"a" * 60_000}"}}'
+    with pytest.raises(errors.RequestError, match=r"^the parameters have 70012 bytes of JSON, expected at most 65536$"):
+        parameters(70_000)

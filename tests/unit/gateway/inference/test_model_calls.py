@@ -29,6 +29,7 @@ from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.units import NS_PER_MS
+from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 MS = NS_PER_MS
 X = MemorySpan("x", DataType.FP32, (1, 2), 0, 8)
@@ -85,6 +86,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.plane = Plane()
+        self.in_batch: set[int] = set()
         self.open = {1: submission(1), 2: submission(2, 60 * MS)}
         self.now_ns = 10 * MS
         self.responded: set[int] = set()
@@ -94,6 +96,9 @@ class Bench:
 
     def submission(self, request: int) -> Submission | None:
         return self.open.get(request)
+
+    def is_in_batch(self, request: int) -> bool:
+        return request in self.in_batch
 
     def call(self, batch: int = 7, members: Sequence[int] = (1, 2), **options: Any) -> None:
         fd = os.memfd_create("test")
@@ -126,6 +131,7 @@ def test_a_call_has_the_time_that_is_left_to_the_latest_of_its_requests() -> Non
         bench.call(timeout_us=5000, id="inner", parameters='{"n": 3}')
         (inputs, first, pending), (_, second, _) = bench.plane.submitted
         assert (first.budget_ns, second.budget_ns) == (50 * MS, 5 * MS)
+        assert (first.timeout_ns, second.timeout_ns) == (0, 5 * MS)
         assert (second.id, second.parameters, second.is_call) == ("inner", '{"n":3}', True)
         given = inputs["x"]
         assert isinstance(given, np.ndarray)
@@ -210,6 +216,33 @@ def test_a_call_is_cancelled_when_its_batch_ends() -> None:
         assert bench.plane.cancelled == [100]
 
     run(test)
+
+
+def test_a_call_that_is_in_no_batch_when_its_time_has_passed_is_given_up() -> None:
+    async def main(_: VirtualLoop) -> None:
+        bench = Bench()
+        bench.in_batch.add(101)
+        for batch in (7, 8, 9):
+            bench.call(batch)
+        await asyncio.sleep(0.049)
+        bench.plane.submitted[2][2].settle(Answer(Outcome.COMPLETED, outputs={"y": np.zeros((1, 2), np.float32)}))
+        assert bench.plane.cancelled == []
+        await asyncio.sleep(0.002)
+        assert bench.plane.cancelled == [100]
+        bench.plane.submitted[0][2].settle(Answer(Outcome.CANCELLED_CLIENT))
+        assert bench.answers[1:] == [
+            CallResult(
+                error="model 'm' was not run within the time that is left to the request that calls it",
+                code=FailureCode.UNAVAILABLE,
+            )
+        ]
+        # Its worker was lost: it is in a queue again.
+        await asyncio.sleep(5)
+        bench.in_batch.clear()
+        await asyncio.sleep(2)
+        assert bench.plane.cancelled == [100, 101]
+
+    run_virtual(main)
 
 
 def test_the_depth_of_calls_is_bounded() -> None:

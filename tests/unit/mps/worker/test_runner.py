@@ -11,8 +11,8 @@ from sluice.models.measuring.quick import run_to_end
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import TensorSpec
-from sluice.mps.ipc.messages import BatchFault, BatchRefused, ModelFile, RunBatch
-from sluice.mps.worker.runner import ColdBackend, Runner
+from sluice.mps.ipc.messages import AskReady, BatchFault, BatchRefused, ModelFile, ReadinessReport, RunBatch
+from sluice.mps.worker.runner import ColdBackend, Report, Runner
 from sluice.mps.worker.tensors import WorkerTensors
 
 ILLEGAL = "CUDA failure 700: an illegal memory access was encountered ; GPU=0"
@@ -75,3 +75,8 @@ def test_models_whose_memory_is_known_are_created_beside_each_other(monkeypatch:
 
 def test_on_cores_no_text_ends_a_worker() -> None:
     assert failed(BackendFailed(ILLEGAL)).fault is BatchFault.BATCH
+
+
+def test_a_model_that_is_not_held_any_more_says_nothing_against_the_others() -> None:
+    runner = Runner(WorkerTensors(1, 4096), 1)
+    assert runner.pass_on(AskReady(7, "unloaded:1"), ()) == [Report(ReadinessReport(7, True))]

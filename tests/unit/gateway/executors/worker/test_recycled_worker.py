@@ -95,3 +95,12 @@ async def test_of_the_models_that_a_lost_worker_was_to_load_the_first_has_failed
         "cpu0 did not load big:1: the worker of cpu0 was lost: killed by SIGSEGV",
         "cpu0 lost: killed by SIGSEGV",
     ]
+
+
+@benched
+async def test_a_worker_that_was_lost_is_not_asked_whether_its_models_are_ready(bench: Bench) -> None:
+    bench.executor.model_loaded("cpu0", LoadResult("mlp:1", TABLE, tells_ready=True))
+    bench.executor.worker_lost("cpu0", "killed")
+    asked_at = bench.loop.time()
+    await bench.executor.says_ready("mlp:1")
+    assert bench.loop.time() == asked_at

@@ -1,5 +1,8 @@
 """Configurations that models in Python complete by themselves."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,19 @@ def test_only_models_with_the_function_are_run(tmp_path: Path) -> None:
     assert not module.completes_config(tmp_path / "missing.py")
     (tmp_path / "model.py").write_text("raise SystemExit(1)\n")
     assert not module.completes_config(tmp_path / "model.py")
+
+
+def test_a_completed_configuration_may_be_large(tmp_path: Path) -> None:
+    body = f"""{ADDED}
+        for number in range(2000):
+            config.add_output({{"name": f"y{{number}}", "data_type": "TYPE_FP32", "dims": [4]}})
+"""
+    assert len(scanned(tmp_path, body).models["m:1"].spec.outputs) == 2001
+
+
+def test_the_process_ends_by_itself_when_nothing_waits_for_it_any_more(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL.format(body="while True: pass"))
+    command = [sys.executable, "-m", module.__name__, "--path", str(tmp_path / "model.py"), "--result", "1"]
+    with subprocess.Popen([*command, "--limit", "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.communicate(b'{"name": "m"}', 60)
+    assert process.returncode == -signal.SIGALRM

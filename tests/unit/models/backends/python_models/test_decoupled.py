@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -29,24 +30,24 @@ def test_a_cancellation_that_comes_before_the_run_begins_counts(link: MessageLin
     for number in (1, 2):
         runs.expect(number)
     runs.hear(CancelBatch(1))
-    assert [runs.begin(number, outputs).is_cancelled for number in (1, 2)] == [True, False]
+    assert [runs.begin(number, outputs, nullcontext).is_cancelled for number in (1, 2)] == [True, False]
 
 
 def test_a_cancellation_that_comes_after_the_end_is_of_no_other_run(link: MessageLink, outputs: TensorMemory) -> None:
     runs = Runs(link)
     runs.expect(1)
-    runs.begin(1, outputs)
+    runs.begin(1, outputs, nullcontext)
     runs.end(1)
     runs.hear(CancelBatch(1))
     runs.expect(2)
-    assert not runs.begin(2, outputs).is_cancelled
+    assert not runs.begin(2, outputs, nullcontext).is_cancelled
 
 
 def test_a_run_that_begins_after_the_other_end_has_gone_ends(link: MessageLink, outputs: TensorMemory) -> None:
     runs = Runs(link)
     runs.expect(1)
     runs.lost()
-    run = runs.begin(1, outputs)
+    run = runs.begin(1, outputs, nullcontext)
     assert run.is_cancelled
     with pytest.raises(EOFError):
         run.wait_closed()
