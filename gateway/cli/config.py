@@ -101,6 +101,7 @@ _CHECKS: Mapping[str, Callable[[ServerConfig], None]] = {
 
 
 def _show(options: argparse.Namespace) -> int:
+    serve.model_files(options)
     effective = serve.effective_config(options)
     rows = list(_settings(effective, str(options.config)))
     if options.json:

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _validate(options: argparse.Namespace) -> int:
     from sluice.batcher.planner.registry import path_planners
     from sluice.batcher.policies.registry import batch_policies
+    from sluice.gateway.cli.serve import is_like_url
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.deployment.read import read_models
     from sluice.models.repository.names import SYSTEM_DIRECTORIES
@@ -28,7 +29,8 @@ def _validate(options: argparse.Namespace) -> int:
     paths: list[Path] = options.paths
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{path}: no such file or directory; expected a model repository or model files")
+            hint = "; a URL is read only by `sluice serve --repository`" if is_like_url(path) else ""
+            raise ConfigError(f"{path}: no such file or directory; expected a model repository or model files{hint}")
         if path.is_dir() and len(paths) > 1:
             raise ConfigError(f"{path}: expected one model repository or only model files")
     directories, files = (paths, []) if paths[0].is_dir() else ([], paths)

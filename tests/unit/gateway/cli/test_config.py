@@ -78,6 +78,21 @@ def test_a_model_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Ca
         assert f"{tmp_path / 'modles'}: no such file or directory" in capsys.readouterr().err
 
 
+def test_settings_in_the_place_of_a_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sluice.yaml"
+    path.write_text("http_port: 8080\n")
+    for command in (["serve"], ["config", "check"], ["config", "show"]):
+        assert main([*command, str(path)]) == 2
+        assert f"{path}: expected a model file, or a model repository; a file of settings" in capsys.readouterr().err
+
+
+def test_a_url_in_the_place_of_a_model_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "s3://bucket/models"]) == 2
+    assert "a URL is given with --repository" in capsys.readouterr().err
+    assert main(["validate", "s3://bucket/models"]) == 2
+    assert "a URL is read only by `sluice serve --repository`" in capsys.readouterr().err
+
+
 def test_a_value_of_the_environment_is_refused_by_its_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
