@@ -8,6 +8,8 @@ from typing import BinaryIO
 
 from sluice.models.errors import ConfigError
 
+MAX_LINKS = 40
+"""The links of a chain that are followed, as many as Linux follows."""
 MAX_TEXT_BYTES = 16 << 20
 """The largest file of text that is read: configurations, pipelines, labels and programs."""
 
@@ -82,6 +84,21 @@ def read_text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str:
             f"{path}: cannot be read: expected UTF-8, got the byte {data[error.start]:#04x} in line {line}"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def beside(path: Path, name: str) -> Path:
+    """The file `name` beside `path` or, if it is not there and `path` is a link, where each link of the chain leads.
+
+    Without any, the place beside `path`.
+    """
+    at = path
+    for _ in range(MAX_LINKS):
+        if os.path.exists(found := at.parent / name):  # False where it may not look, unlike the method of a path
+            return found
+        if not at.is_symlink():
+            break
+        at = at.parent / os.readlink(at)
+    return path.parent / name
 
 
 def printable(text: str) -> str:

@@ -256,22 +256,17 @@ def model_files(options: argparse.Namespace) -> list[Path]:
     Raises ConfigError for a missing one, and for settings or a URL in their place.
     """
     from sluice.models.errors import ConfigError
+    from sluice.models.sources.source import was_url
 
     files: list[Path] = [path for path in options.files if not path.is_dir()]
     for path in files:
         expected = "expected a model file, or a model repository"
         if not path.exists():
-            hint = "; a URL is given with --repository" if is_like_url(path) else ""
+            hint = "; a URL is given with --repository" if was_url(path) else ""
             raise ConfigError(f"{path}: no such file or directory; {expected}{hint}")
         if path.suffix in {".yaml", ".yml"}:
             raise ConfigError(f"{path}: {expected}; a file of settings is given with --config")
     return files
-
-
-def is_like_url(path: Path) -> bool:
-    """True for what is left of a URL once it has become a path, such as `s3:/bucket`."""
-    scheme, colon, _ = path.parts[0].partition(":") if path.parts else ("", "", "")
-    return colon == ":" and scheme.isalnum()
 
 
 def effective_config(options: argparse.Namespace) -> EffectiveConfig:

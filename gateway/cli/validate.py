@@ -19,17 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _validate(options: argparse.Namespace) -> int:
     from sluice.batcher.planner.registry import path_planners
     from sluice.batcher.policies.registry import batch_policies
-    from sluice.gateway.cli.serve import is_like_url
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.deployment.read import read_models
     from sluice.models.repository.names import SYSTEM_DIRECTORIES
+    from sluice.models.sources.source import was_url
 
     batch_policies()
     path_planners()
     paths: list[Path] = options.paths
     for path in paths:
         if not path.exists():
-            hint = "; a URL is read only by `sluice serve --repository`" if is_like_url(path) else ""
+            hint = "; a URL is read only by `sluice serve --repository`" if was_url(path) else ""
             raise ConfigError(f"{path}: no such file or directory; expected a model repository or model files{hint}")
         if path.is_dir() and len(paths) > 1:
             raise ConfigError(f"{path}: expected one model repository or only model files")

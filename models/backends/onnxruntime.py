@@ -14,7 +14,7 @@ import numpy as np
 from sluice.models.backends.base import GpuOptions
 from sluice.models.errors import BackendFailed, ConfigError, PartitionError, first_line
 from sluice.models.processes import TELEMETRY_OFF
-from sluice.models.regular_file import open_regular
+from sluice.models.regular_file import beside, open_regular
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec, element_count
 from sluice.models.triton_config.accelerators import Provider, providers
@@ -201,15 +201,16 @@ def _linked_weights(path: Path, options: ort.SessionOptions) -> Iterator[None]:
             raise
         outline = OnnxOutline()  # ONNX Runtime has a reason of its own
     check_external(path, outline)
-    inside = filter(is_inside, outline.external)
-    places = {location: os.path.realpath(path.parent / location) for location in inside}
+    files = {location: beside(path, location) for location in outline.external if is_inside(location)}
+    places = {location: os.path.realpath(file) for location, file in files.items()}
     homes = {os.path.realpath(path.parent)}
     if _RELEASE >= (1, 25):  # that of the model itself, if it is a link, counts as well
         homes.add(os.path.dirname(os.path.realpath(path)))
     linked = {
         location: place
         for location, place in sorted(places.items())
-        if not any(os.path.commonpath((home, place)) == home for home in homes)
+        if files[location] != path.parent / location
+        or not any(os.path.commonpath((home, place)) == home for home in homes)
     }
     with ExitStack() as opened:
         # Releases without this method follow the links themselves.

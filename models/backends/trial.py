@@ -18,6 +18,7 @@ from sluice.models.backends.base import Backend
 from sluice.models.backends.first_runs import FIRST_FILLING, Filling, Shapes, blank_batch, fillings
 from sluice.models.errors import ServingError, first_line
 from sluice.models.processes import TELEMETRY_OFF, python_path
+from sluice.models.regular_file import beside
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors, without_batch
@@ -134,7 +135,7 @@ _remembered: dict[bytes, Sequence[TrialRun]] = {}
 def _key(order: TrialOrder) -> bytes:
     """All that runs depend on: the order, and which files the model and its weights are."""
     path = Path(order.path)
-    places = [path, *(path.parent / each for each in sorted(read_outline(path).external) if is_inside(each))]
+    places = [path, *(beside(path, each) for each in sorted(read_outline(path).external) if is_inside(each))]
     files = [
         (each.st_dev, each.st_ino, each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in map(os.stat, places)
     ]

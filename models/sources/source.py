@@ -55,6 +55,11 @@ def is_url(text: str) -> bool:
     return _URL.fullmatch(text) is not None
 
 
+def was_url(path: Path) -> bool:
+    """True for what is left of a URL that was made a path, such as `s3:/bucket`."""
+    return is_url(str(path).replace(":/", "://", 1))
+
+
 def check_url(url: str) -> None:
     """Raise ValueError for a URL that no source can have."""
     match = _URL.fullmatch(url)

@@ -10,7 +10,7 @@ import msgspec
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.model_reference import expected_one_of
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.regular_file import read_text
+from sluice.models.regular_file import beside, read_text
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE, DataType, TensorSpec
 from sluice.models.triton_config.check import PLATFORMS, check_batching, check_options, check_warm_up
@@ -135,6 +135,7 @@ def read_labels(path: Path, filename: str) -> tuple[str, ...]:
         raise ConfigError(f"{at}: expected a file in the directory of the model")
     file = path.parent / filename
     try:
+        file = beside(path, filename)
         text = read_text(file)
     except (ConfigError, ValueError) as error:  # ValueError: a name that no file can have
         raise ConfigError(f"{at}: {str(error).removeprefix(f'{file}: ')}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from sluice.models.errors import ConfigError
-from sluice.models.regular_file import check_regular, open_regular
+from sluice.models.regular_file import beside, check_regular, open_regular
 
 MAX_FIELDS = 1_000_000
 """The number of fields that are looked at: the largest published graphs have some 100 000 nodes."""
@@ -52,13 +52,13 @@ def read_outline(path: Path) -> OnnxOutline:
 
 
 def check_external(path: Path, outline: OnnxOutline) -> None:
-    """Raise ConfigError unless every file with weights of the model `path` is a regular file beside it.
+    """Raise ConfigError unless every file with weights of the model `path` is a regular file `beside` it.
 
     A place outside of the directory is left to ONNX Runtime, which refuses it.
     """
     for location in sorted(outline.external):
         if is_inside(location):
-            file = path.parent / location
+            file = beside(path, location)
             try:
                 check_regular(file)
             except ConfigError as error:

@@ -7,6 +7,7 @@ are read-only: other stages may read the same memory.
 
 import contextlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,7 +133,9 @@ def load(path: str, threads: int, config: str, calls: Calls | None = None) -> Py
 
 
 def import_model(path: str, name: str) -> ModuleType:
-    """Run a file as a module; meanwhile it can import modules beside it, and beside its version directory.
+    """Run a file as a module; meanwhile it can import modules beside it and beside its version directory.
+
+    If the file is a link, it can also import those beside the file that it leads to.
 
     The compiled file is not kept: it would be reused for a text of the same size that is saved in the same second.
     """
@@ -141,6 +144,8 @@ def import_model(path: str, name: str) -> ModuleType:
     # Triton's name for what its models import.
     sys.modules["triton_python_backend_utils"] = triton_utils
     beside = [str(Path(path).parent), str(Path(path).parent.parent)]
+    if os.path.islink(path):
+        beside.append(os.path.dirname(os.path.realpath(path)))
     sys.path[:0] = beside
     try:
         exec(compile(read_regular(Path(path)), path, "exec", dont_inherit=True), module.__dict__)

@@ -10,6 +10,7 @@ from onnx import helper
 from sluice.models.backends import onnxruntime, timed
 from sluice.models.backends.base import GpuOptions
 from sluice.models.errors import BackendFailed, ConfigError, PartitionError
+from sluice.models.repository.scan import Repository
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.timed_file import read_tensors
@@ -243,9 +244,26 @@ def test_weights_behind_links_are_loaded_wherever_they_are(tmp_path: Path) -> No
             shutil.copy(tmp_path / "made" / name, file)
             if place:
                 (links / name).symlink_to(file)
-        backend = onnxruntime.load(str(links / "model.onnx"), 1)
-        x = np.arange(8, dtype=np.float32).reshape(2, 4)
-        np.testing.assert_array_equal(backend.run({"x": x})["y"], x)
+        _check_external_model(links / "model.onnx")
+
+
+def test_weights_are_found_where_any_link_of_the_model_leads(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "main", tmp_path / "blobs"
+    save_external(blobs / "model.onnx")
+    snapshot.mkdir(parents=True)
+    for name, blob in (("model.onnx", "1" * 40), ("model.onnx_data", "2" * 40)):
+        (blobs / name).rename(blobs / blob)
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", blob))
+    link = tmp_path / "models" / "m" / "1" / "model.onnx"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(snapshot / "model.onnx")
+    assert Repository.scan(tmp_path / "models").broken == ()
+    _check_external_model(link)
+
+
+def _check_external_model(path: Path) -> None:
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(onnxruntime.load(str(path), 1).run({"x": x})["y"], x)
 
 
 def test_weights_outside_of_the_directory_of_a_model_are_refused(tmp_path: Path) -> None:

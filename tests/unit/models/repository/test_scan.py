@@ -238,6 +238,17 @@ def test_files_that_are_links_are_read_where_the_links_are(tmp_path: Path) -> No
     assert model.spec.outputs[0].labels == ("cat", "dog", "fox", "owl")
 
 
+def test_labels_are_found_where_the_link_of_a_configuration_leads(tmp_path: Path) -> None:
+    entry, elsewhere = tmp_path / "models" / "m", tmp_path / "elsewhere"
+    save_external(entry / "1" / "model.onnx")
+    elsewhere.mkdir()
+    (elsewhere / "labels.txt").write_text("cat\ndog\nfox\nowl\n")
+    (elsewhere / "config.pbtxt").write_text('output [{name: "y" label_filename: "labels.txt"}]')
+    (entry / "config.pbtxt").symlink_to(Path("..", "..", "elsewhere", "config.pbtxt"))
+    model = Repository.scan(tmp_path / "models").models["m:1"]
+    assert model.spec.outputs[0].labels == ("cat", "dog", "fox", "owl")
+
+
 def test_a_model_that_is_no_file_is_refused_by_its_kind(tmp_path: Path) -> None:
     for name, kind in {"a": "model.onnx", "b": "model.py", "c": "../config.pbtxt", "d": "../pipeline.yaml"}.items():
         (tmp_path / name / "1").mkdir(parents=True)
