@@ -125,7 +125,10 @@ class AccessControl:
         """Serve a request, or refuse it."""
         access, method, path = self._access, scope["method"], scope["path"]
         head = dict(scope["headers"])
-        if refused := access.refusal(method, path, head, scope["server"]):
+        refused = access.refusal(method, path, head, scope["server"])
+        if refused and refused[0] == 415 and not self._serves(scope, method):
+            refused = None  # the application says that there is no such route
+        if refused:
             await _send(send, refused[0], [], refused[1])
             return
         if method == "OPTIONS":

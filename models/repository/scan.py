@@ -395,7 +395,7 @@ def _find_file(directory: Path, config: TritonModelConfig | None) -> tuple[_Form
         if is_there(path):
             check_regular(path)
             return form, path
-    raise ConfigError(f"{directory}: expected a file {named or _default_files(backend)}")
+    raise ConfigError(f"{directory}: expected a file {named or _default_files(backend)}{_other_files(directory)}")
 
 
 def _read_ensemble(
@@ -446,6 +446,16 @@ def _instead(entry: Path) -> str:
     """The directories that are there in place of versions, for an error."""
     others = sorted(child.name for child in entry.iterdir() if child.name[0] != "." and child.is_dir())[:3]
     return f"; got {', '.join(others)}" if others else ""
+
+
+def _other_files(version: Path) -> str:
+    """The files that are there in place of a model's, for an error."""
+    others = sorted(child.name for child in version.iterdir() if child.name[0] != ".")[:3]
+    hint = "; default_model_filename in config.pbtxt names another one"
+    if not others:
+        return ""
+    is_model = any(each.endswith(MODEL_SUFFIXES) for each in others)
+    return f", got {', '.join(others)}{hint if is_model else ''}"
 
 
 def _default_files(backend: str) -> str:

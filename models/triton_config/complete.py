@@ -96,7 +96,7 @@ def configured_spec(
         replicas=replicas(config.instance_group),
         response_cache=config.response_cache is not None and config.response_cache.enable,
         config=encode_config(full),
-        batching_note=_batching_note(given_rows, rows, file),
+        batching_note="the model is decoupled" if config.is_decoupled else _batching_note(given_rows, rows, file),
         decoupled=config.is_decoupled,
         notes=config.unused,
     )

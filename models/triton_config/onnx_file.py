@@ -48,7 +48,8 @@ def read_tensors(path: Path, wanted: Collection[str] = ()) -> FileTensors:
         raise ConfigError(f"{path}: not an ONNX model: {error}") from error
     inputs = [value for value in values if value.name not in outline.weights]
     if not outputs:
-        raise ConfigError(f"{path}: not an ONNX model: the graph has no outputs")
+        reason = "the graph has no outputs" if path.stat().st_size else "the file is empty"
+        raise ConfigError(f"{path}: not an ONNX model: {reason}")
     check_external(path, outline)
     if {value.name for value in outputs}.issuperset(wanted):
         outputs = [value for value in outputs if not wanted or value.name in wanted]

@@ -25,6 +25,15 @@ _NAME, _EXTERNAL = 8, 13
 _KEY, _VALUE = 1, 2
 _VARINT, _I64, _BYTES, _I32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
+_HEAD_BYTES = 64
+_OTHER_KINDS = {
+    b"version https://git-lfs": "it is a pointer of Git LFS; get the file itself with git lfs pull",
+    b"<": "it is a page of HTML or XML, not the file behind it",
+    b"PK\x03\x04": "it is a ZIP archive, such as torch.save writes; export the model to ONNX",
+    b"\x89HDF": "it is a file of HDF5, such as Keras writes; convert the model to ONNX",
+    b"\x80": "it is a pickle; export the model to ONNX",
+}
+"""What users take for an ONNX model, by how it begins."""
 
 
 @dataclass(slots=True)
@@ -48,7 +57,14 @@ def read_outline(path: Path) -> OnnxOutline:
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         except _Malformed as error:
-            raise ConfigError(f"{path}: not an ONNX model: {error}") from error
+            file.seek(0)
+            reason = _other_kind(file.read(_HEAD_BYTES)) or error
+            raise ConfigError(f"{path}: not an ONNX model: {reason}") from error
+
+
+def _other_kind(head: bytes) -> str:
+    """What a file is that users take for a model, by its first bytes; empty for another one."""
+    return next((kind for mark, kind in _OTHER_KINDS.items() if head.lstrip().startswith(mark)), "")
 
 
 def check_external(path: Path, outline: OnnxOutline) -> None:

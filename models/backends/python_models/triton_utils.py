@@ -490,7 +490,8 @@ class TritonModel:
                 if len(given) > 1
                 else ("a list of one response for one request")
             )
-            raise BackendFailed(f"execute: expected {expected}")
+            got = f"{len(answers)} of them" if isinstance(answers, Sequence) else type(answers).__name__
+            raise BackendFailed(f"execute: expected {expected}, got {got}")
         errors: list[RequestFailure] = []
         for position, response in enumerate(answers):
             if response is None:

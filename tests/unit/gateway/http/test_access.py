@@ -164,6 +164,7 @@ def test_what_changes_the_server_is_no_form(kind: str) -> None:
             assert (reply.status, "expected application/json" in reply.json["error"]) == (415, True)
     assert ask("POST", INFER, BODY, Content_Type=kind).status == 200
     assert ask("POST", "/v2/repository/index", b"", Content_Type=kind).status == 200
+    assert ask("POST", "/v2/modles/m/infer", BODY, Content_Type=kind).status == 404
 
 
 @pytest.mark.parametrize("kind", [None, "application/json", "Application/JSON ; charset=utf-8", OCTETS])

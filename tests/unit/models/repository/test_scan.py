@@ -249,6 +249,17 @@ def test_labels_are_found_where_the_link_of_a_configuration_leads(tmp_path: Path
     assert model.spec.outputs[0].labels == ("cat", "dog", "fox", "owl")
 
 
+def test_the_files_in_place_of_a_model_are_named(tmp_path: Path) -> None:
+    for name, file in {"a": "net.onnx", "b": "model.pt"}.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / file).touch()
+    expected = "expected a file model.onnx or model.timed.json or model.py"
+    assert [each.reason for each in Repository.scan(tmp_path).broken] == [
+        f"{tmp_path}/a/1: {expected}, got net.onnx; default_model_filename in config.pbtxt names another one",
+        f"{tmp_path}/b/1: {expected}, got model.pt",
+    ]
+
+
 def test_a_model_that_is_no_file_is_refused_by_its_kind(tmp_path: Path) -> None:
     for name, kind in {"a": "model.onnx", "b": "model.py", "c": "../config.pbtxt", "d": "../pipeline.yaml"}.items():
         (tmp_path / name / "1").mkdir(parents=True)

@@ -90,6 +90,21 @@ def test_what_is_no_model_or_a_part_of_one_is_refused(tmp_path: Path) -> None:
         refused(path, "not an ONNX model: ")
 
 
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n", "it is a pointer of Git LFS"),
+        (b"\n<!DOCTYPE html>", "it is a page of HTML"),
+        (b"PK\x03\x04" + bytes(60), "it is a ZIP archive, such as torch.save writes"),
+    ],
+)
+def test_what_users_take_for_a_model_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    refused(path, f"not an ONNX model: {reason}")
+
+
 def test_a_damaged_file_has_an_outline_or_a_reason(tmp_path: Path) -> None:
     path, chance = tmp_path / "m.onnx", random.Random(7)
     save_mlp(path, [4, 3])
