@@ -207,6 +207,10 @@ def _serve_with(
     repository = read_models(config.repositories, files, config, triton)
     if not repository.models and config.control is ModelControlMode.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
+        if not reasons:
+            reasons = "".join(
+                f"\n  {each}: no models; expected NAME/VERSION/model.onnx" for each in config.repositories
+            )
         raise ConfigError(f"no model can be served{reasons}")
 
     def read_again() -> "ServerConfig":

@@ -42,6 +42,8 @@ def _validate(options: argparse.Namespace) -> int:
         print(f"{name}: cannot be served without {', '.join(needed)}" if needed else f"{name}: ok, pipeline")
     for broken in repository.broken:
         print(broken.reason)
+    if not (repository.models or repository.pipelines or repository.broken):
+        raise ConfigError(f"{paths[0]}: no models; expected NAME/VERSION/model.onnx")
     meant = [each for each in repository.broken if each.name not in SYSTEM_DIRECTORIES]
     return 1 if meant or unloadable else 0
 

@@ -33,7 +33,7 @@ _OTHER_KINDS = {
     b"\x89HDF": "it is a file of HDF5, such as Keras writes; convert the model to ONNX",
     b"\x80": "it is a pickle; export the model to ONNX",
 }
-"""What users take for an ONNX model, by how it begins."""
+"""Descriptions of files that users take for an ONNX model, by the first bytes."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def read_outline(path: Path) -> OnnxOutline:
 
 
 def _other_kind(head: bytes) -> str:
-    """What a file is that users take for a model, by its first bytes; empty for another one."""
+    """The description of a file that users take for a model, by its first bytes; empty for another one."""
     return next((kind for mark, kind in _OTHER_KINDS.items() if head.lstrip().startswith(mark)), "")
 
 

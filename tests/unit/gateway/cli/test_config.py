@@ -86,6 +86,12 @@ def test_settings_in_the_place_of_a_model_are_refused(tmp_path: Path, capsys: py
         assert f"{path}: expected a model file, or a model repository; a file of settings" in capsys.readouterr().err
 
 
+def test_a_repository_without_models_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["serve", "--repository"], ["validate"]):
+        assert main([*command, str(tmp_path)]) == 2
+        assert f"{tmp_path}: no models; expected NAME/VERSION/model.onnx" in capsys.readouterr().err
+
+
 def test_a_url_in_the_place_of_a_model_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", "s3://bucket/models"]) == 2
     assert "a URL is given with --repository" in capsys.readouterr().err
