@@ -85,6 +85,11 @@ def _check_tls(config: ServerConfig) -> None:
         config.tls.ssl_context()
 
 
+def _check_ports(config: ServerConfig) -> None:
+    if config.http_port == config.grpc_port != 0:
+        raise ConfigError(f"grpc_port: expected another port than http_port, got {config.grpc_port} for both")
+
+
 def _check_repositories(config: ServerConfig) -> None:
     for each in config.repositories:
         if not each.is_dir():
@@ -95,6 +100,7 @@ _CHECKS: Mapping[str, Callable[[ServerConfig], None]] = {
     "partitions": lambda config: check_partitions(configured_partitions(config)),
     "limits": lambda config: check_arenas(config.limits),
     "tls": _check_tls,
+    "grpc_port": _check_ports,
     "repository": _check_repositories,
 }
 """The checks of a server that starts, by the key that each is about."""

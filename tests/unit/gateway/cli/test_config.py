@@ -86,6 +86,11 @@ def test_settings_in_the_place_of_a_model_are_refused(tmp_path: Path, capsys: py
         assert f"{path}: expected a model file, or a model repository; a file of settings" in capsys.readouterr().err
 
 
+def test_one_port_for_both_protocols_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "--http-port", "8001"]) == 2
+    assert "grpc_port: expected another port than http_port, got 8001 for both" in capsys.readouterr().err
+
+
 def test_a_repository_without_models_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["serve", "--repository"], ["validate"]):
         assert main([*command, str(tmp_path)]) == 2
