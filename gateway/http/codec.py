@@ -165,15 +165,6 @@ def decode_large_request(
             gc.enable()
 
 
-def json_tensor_bytes(response: InferResponse, binary_flags: tuple[bool, ...]) -> int:
-    """The bytes of the tensors that a response will have as JSON."""
-    size = 0
-    for (_, values), binary in zip(response.outputs, binary_flags, strict=True):
-        if not binary and not isinstance(values, SharedMemoryOutput):
-            size += values.nbytes
-    return size
-
-
 def encode_response(
     response: InferResponse,
     binary_flags: tuple[bool, ...],
