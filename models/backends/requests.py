@@ -54,7 +54,7 @@ class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallKind(enum.IntEnum):
-    """What a model asks for: a run of another one, that it is loaded or unloaded, or whether it is ready."""
+    """The kind of a call: to run another model, to load or unload it, or to ask whether it is ready."""
 
     INFER = 0
     LOAD = 1

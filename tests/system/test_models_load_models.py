@@ -76,7 +76,7 @@ def server(request: pytest.FixtureRequest, repository: Path) -> Iterator[Gateway
 
 
 def do(server: GatewayServer, *deeds: list[Any]) -> list[Any]:
-    """What the model says of each deed: the answer, or the error."""
+    """The answer of the model to each deed, or its error."""
     tensor = tritonclient.http.InferInput("x", [1], "FP32")
     tensor.set_data_from_numpy(np.zeros(1, np.float32))
     with tritonclient.http.InferenceServerClient(server.http_url, network_timeout=60) as client:
