@@ -22,6 +22,7 @@ from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, ServerLimits
+from sluice.gateway.deployment.file_threads import FileThreads
 from sluice.gateway.deployment.read import read_models
 from sluice.gateway.server.wiring import Gateway, Surroundings, build_gateway
 from sluice.models.errors import ServingError
@@ -74,6 +75,13 @@ class SimulatedLoop(VirtualLoop):
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+class SimulatedFiles(FileThreads):
+    """Reads files at once, without threads."""
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        return work()
 
 
 class Journal(io.BytesIO):
@@ -154,6 +162,7 @@ class WholeGateway:
         repository = read_models(config.repositories, (), config)
         assert not repository.broken, repository.broken
         self.gateway = build_gateway(config, repository, self.journal.write, surroundings=surroundings)
+        self.gateway.deployer.files = SimulatedFiles()
         self.journal.scheduler = self.gateway.scheduler
         self.users = Users(self.gateway, self.machine, self.repository, FAULTY_S)
 
