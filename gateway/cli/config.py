@@ -86,7 +86,7 @@ def _check_tls(config: ServerConfig) -> None:
 
 
 def _check_repositories(config: ServerConfig) -> None:
-    for each in config.repositories:
+    for each in config.directories:
         if not each.is_dir():
             raise ConfigError(f"repository: {each}: expected a directory, the model repository")
 
