@@ -70,7 +70,7 @@ def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], t
     parser.set_defaults(command=run)
     add = parser.add_argument
     add("models", nargs="*", metavar="MODEL", help="a model file, or with --repository NAME or NAME:VERSION")
-    add("--repository", type=local_path, metavar="DIR", help="a model repository; without MODEL, all its models are used")
+    add("--repository", type=local_path, metavar="DIR", help="a repository; without MODEL, all its models are used")
     add("--config", type=Path, metavar="FILE", help="settings of the server: partitions and batch sizes")
     return parser
 

@@ -263,7 +263,7 @@ def model_files(options: argparse.Namespace) -> list[Path]:
 
 
 def _is_repository(place: str) -> bool:
-    """True for a directory or a URL; they are told apart before they are paths, in which `//` is `/`."""
+    """True for a directory or a URL, which is no path: a path has `/` for `//`."""
     from sluice.models.sources.source import is_url
 
     return is_url(place) or Path(place).is_dir()
