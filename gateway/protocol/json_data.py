@@ -61,11 +61,16 @@ def parse_message(text: Buffer, decode: Callable[[Buffer], T], lenient: type[T],
             raise RequestError(f"the body is not {what} in JSON: {error}") from error
     try:
         document = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        check_text(text, document)
         return msgspec.convert(document, lenient)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not {what} in JSON: {error}") from error
+
+
+def check_text(text: Buffer, document: object) -> None:
+    """Raise ValueError if a document in JSON has half a surrogate pair, which no text may have."""
+    if _SURROGATE.search(text):
+        json.dumps(document, ensure_ascii=False).encode()
 
 
 def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
