@@ -80,6 +80,19 @@ class FsspecSource:
         self._opened: tuple[Any, str] | None = None
         self._attempt: threading.Thread | None = None
 
+    def check_packages(self) -> None:
+        """Raise SourceError if packages are missing that read such a source; nothing is asked of it."""
+        extra = EXTRAS[self._scheme]
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(self._scheme)
+        except ImportError as error:
+            raise SourceError(
+                f"{self.url}: cannot be read without more packages ({error}); expected the extra '{extra}': "
+                f"pip install 'sluice-gateway[{extra}]'"
+            ) from error
+
     def files(self) -> Mapping[str, RemoteFile]:
         """All files; see `Source`."""
         looked_at = 0
@@ -171,16 +184,10 @@ class FsspecSource:
 
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
-            extra = EXTRAS[self._scheme]
-            try:
-                import fsspec
+            self.check_packages()
+            import fsspec
 
-                system, root = fsspec.url_to_fs(self.url, skip_instance_cache=True)
-            except ImportError as error:
-                raise SourceError(
-                    f"{self.url}: cannot be read without more packages ({error}); expected the extra '{extra}': "
-                    f"pip install 'sluice-gateway[{extra}]'"
-                ) from error
+            system, root = fsspec.url_to_fs(self.url, skip_instance_cache=True)
             self._opened = system, root.rstrip("/")
         return self._opened
 
