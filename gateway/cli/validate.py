@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.gateway.cli.local_path import local_path
 from sluice.models.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.set_defaults(command=_validate)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+    parser.add_argument("paths", nargs="+", type=local_path, metavar="PATH", help="a model repository, or model files")
 
 
 def _validate(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import jsonschema_rs
@@ -78,6 +79,14 @@ def test_a_model_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Ca
         assert f"{tmp_path / 'modles'}: no such file or directory" in capsys.readouterr().err
 
 
+def test_a_source_that_lacks_its_packages_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    assert main(["config", "check", "s3://bucket/models"]) == 2
+    assert capsys.readouterr().err.startswith("sluice: settings: s3://bucket/models: cannot be read without more pack")
+
+
 def test_a_value_of_the_environment_is_refused_by_its_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +125,7 @@ def test_a_mistyped_argument_is_answered_with_what_was_meant(
         ("limits: {memory_mb: 1}", "limits.memory_mb"),
         ("limits: {input_arena_mb: 1}", "limits.input_arena_mb"),
         ("poll_s: 3", "poll_s"),
+        ("{source_cache: /cache, repository: /models}", "source_cache"),
     ],
 )
 def test_settings_that_cannot_work_together_are_found(text: str, place: str) -> None:
