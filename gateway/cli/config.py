@@ -15,6 +15,7 @@ from sluice.gateway.config.contradictions import contradictions
 from sluice.gateway.config.schemas import SCHEMAS
 from sluice.gateway.config.server_config import ServerConfig, check_arenas
 from sluice.models.errors import ConfigError, ServingError
+from sluice.models.sources.source import FsspecSource
 from sluice.mps.partitions.cpu import check_partitions
 
 UNUSABLE = 2
@@ -91,9 +92,11 @@ def _check_ports(config: ServerConfig) -> None:
 
 
 def _check_repositories(config: ServerConfig) -> None:
-    for each in config.repositories:
+    for each in config.directories:
         if not each.is_dir():
             raise ConfigError(f"repository: {each}: expected a directory, the model repository")
+    for url in config.sources:
+        FsspecSource(url).check_packages()
 
 
 _CHECKS: Mapping[str, Callable[[ServerConfig], None]] = {

@@ -9,6 +9,7 @@ import msgspec
 
 from sluice.batcher.planner.registry import DEFAULT, path_planners, planner_named
 from sluice.batcher.settings.spec_builder import pipeline_key
+from sluice.gateway.cli.local_path import local_path
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_plan)
     add = parser.add_argument
     add("pipeline", metavar="PIPELINE", help="a pipeline, family or model (NAME or NAME:VERSION), or a model file")
-    add("--repository", type=Path, metavar="DIR", help="the model repository; without it, PIPELINE is a model file")
+    add("--repository", type=local_path, metavar="DIR", help="the repository; without it, PIPELINE is a model file")
     add("--config", type=Path, metavar="FILE", help="settings of the server: partitions, prices, policies, limits")
     add("--partitions", metavar="N|KIND,KIND", help="a number of equal core sets, or kinds such as cpu1,mig-1g,mps-20")
     add(

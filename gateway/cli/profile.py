@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sluice.gateway.cli.local_path import local_path
 from sluice.gateway.cli.text.partition_report import partition_lines
 from sluice.gateway.cli.text.profile_report import report, summary
 from sluice.gateway.config.server_config import ServerConfig, read_config
@@ -69,7 +70,7 @@ def _action(actions: Any, name: str, run: Callable[[argparse.Namespace], int], t
     parser.set_defaults(command=run)
     add = parser.add_argument
     add("models", nargs="*", metavar="MODEL", help="a model file, or with --repository NAME or NAME:VERSION")
-    add("--repository", type=Path, metavar="DIR", help="a model repository; without MODEL, all its models are used")
+    add("--repository", type=local_path, metavar="DIR", help="a repository; without MODEL, all its models are used")
     add("--config", type=Path, metavar="FILE", help="settings of the server: partitions and batch sizes")
     return parser
 

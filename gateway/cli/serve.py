@@ -49,9 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "files",
         nargs="*",
-        type=Path,
         metavar="MODEL|DIR",
-        help="a model file, such as mlp.onnx, or a directory, which is a --repository",
+        help="a model file, such as mlp.onnx, or a directory or URL, which is a --repository",
     )
     add(
         "--repository",
@@ -207,10 +206,8 @@ def _serve_with(
     repository = read_models(config.repositories, files, config, triton)
     if not repository.models and config.control is ModelControlMode.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
-        if not reasons:
-            reasons = "".join(
-                f"\n  {each}: no models; expected NAME/VERSION/model.onnx" for each in config.repositories
-            )
+        if config.repositories and not reasons:
+            reasons = f": nothing is in {', '.join(map(str, (*config.directories, *config.sources)))}"
         raise ConfigError(f"no model can be served{reasons}")
 
     def read_again() -> "ServerConfig":
@@ -255,22 +252,27 @@ class EffectiveConfig(NamedTuple):
 
 
 def model_files(options: argparse.Namespace) -> list[Path]:
-    """The model files that the command names; directories are repositories.
+    """The model files that the command names, without repositories.
 
-    Raises ConfigError for a missing one, and for settings or a URL in their place.
+    Raises ConfigError for a missing one, and for a file of settings in their place.
     """
     from sluice.models.errors import ConfigError
-    from sluice.models.sources.source import was_url
 
-    files: list[Path] = [path for path in options.files if not path.is_dir()]
+    files = [Path(place) for place in options.files if not _is_repository(place)]
     for path in files:
         expected = "expected a model file, or a model repository"
         if not path.exists():
-            hint = "; a URL is given with --repository" if was_url(path) else ""
-            raise ConfigError(f"{path}: no such file or directory; {expected}{hint}")
+            raise ConfigError(f"{path}: no such file or directory; {expected}")
         if path.suffix in {".yaml", ".yml"}:
             raise ConfigError(f"{path}: {expected}; a file of settings is given with --config")
     return files
+
+
+def _is_repository(place: str) -> bool:
+    """True for a directory or a URL, which is no path: a path has `/` for `//`."""
+    from sluice.models.sources.source import is_url
+
+    return is_url(place) or Path(place).is_dir()
 
 
 def effective_config(options: argparse.Namespace) -> EffectiveConfig:
@@ -301,12 +303,12 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
     override(options.cors_origin, "cors_origin", "cors", "origins")
     for name in _SAME_NAME:
         override(getattr(options, name), name, name)
-    if directories := [str(path) for path in options.files if path.is_dir()]:
+    if repositories := [place for place in options.files if _is_repository(place)]:
         if options.repository is not None and "repository" not in options.environment:
             raise ConfigError(
-                f"expected the repository as {directories[0]} or as --repository {options.repository[0]}, got both"
+                f"expected the repository as {repositories[0]} or as --repository {options.repository[0]}, got both"
             )
-        settings["repository"], given["repository"] = directories, _DIRECTORY
+        settings["repository"], given["repository"] = repositories, _DIRECTORY
     override(None if options.policy is None else {"name": options.policy}, "policy", "policy")
     override(options.objective, "objective", "policy", "objective")
     override(options.max_delay_ms, "max_delay_ms", "policy", "max_delay_ms")

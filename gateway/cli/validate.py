@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.gateway.cli.local_path import local_path
 from sluice.models.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.set_defaults(command=_validate)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a model repository, or model files")
+    parser.add_argument("paths", nargs="+", type=local_path, metavar="PATH", help="a model repository, or model files")
 
 
 def _validate(options: argparse.Namespace) -> int:
@@ -22,15 +23,13 @@ def _validate(options: argparse.Namespace) -> int:
     from sluice.gateway.config.server_config import ServerConfig
     from sluice.gateway.deployment.read import read_models
     from sluice.models.repository.names import SYSTEM_DIRECTORIES
-    from sluice.models.sources.source import was_url
 
     batch_policies()
     path_planners()
     paths: list[Path] = options.paths
     for path in paths:
         if not path.exists():
-            hint = "; a URL is read only by `sluice serve --repository`" if was_url(path) else ""
-            raise ConfigError(f"{path}: no such file or directory; expected a model repository or model files{hint}")
+            raise ConfigError(f"{path}: no such file or directory; expected a model repository or model files")
         if path.is_dir() and len(paths) > 1:
             raise ConfigError(f"{path}: expected one model repository or only model files")
     directories, files = (paths, []) if paths[0].is_dir() else ([], paths)

@@ -76,6 +76,8 @@ def _memory(config: ServerConfig) -> Iterator[Contradiction]:
 def _without_effect(config: ServerConfig) -> Iterator[Contradiction]:
     if config.poll_s != ServerConfig().poll_s and config.control is not ModelControlMode.POLL:
         yield Contradiction("poll_s", f"poll_s has no effect with control {config.control}: expected control poll")
+    if config.source_cache is not None and not config.sources:
+        yield Contradiction("source_cache", "source_cache has no effect without a repository by URL")
     if config.open_groups and is_loopback(config.host):
         yield Contradiction("open_groups", f"open_groups has no effect while host is '{config.host}', the loopback")
     if config.client_shm_prefix is not None and not config.allow_client_shm:

@@ -178,6 +178,11 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
+    def directories(self) -> tuple[Path, ...]:
+        """The repositories that are directories of their own."""
+        return tuple(Path(place) for place in self._places if not is_url(place))
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The repositories that are URLs."""
         return tuple(filter(is_url, self._places))

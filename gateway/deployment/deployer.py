@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.file_threads import FileThreads
 from sluice.gateway.deployment.load_waiter import LoadWaiter
+from sluice.gateway.deployment.model_notes import log_batching
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
 from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision

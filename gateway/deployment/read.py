@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, source_directory
-from sluice.gateway.deployment.configuration_notes import log_notes
 from sluice.gateway.deployment.load_alone import why_not_loadable
+from sluice.gateway.deployment.model_notes import log_notes
 from sluice.gateway.deployment.revision import RevisionSource
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery, discover
 from sluice.gateway.executors.triton.process import TritonProcess

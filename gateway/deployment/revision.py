@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sluice.gateway.deployment.configuration_notes import log_notes
+from sluice.gateway.deployment.model_notes import log_notes
 from sluice.gateway.deployment.override import Override
 from sluice.gateway.observability.logs import log
 from sluice.models.pipelines.check import single_model

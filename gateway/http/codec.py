@@ -165,15 +165,6 @@ def decode_large_request(
             gc.enable()
 
 
-def json_tensor_bytes(response: InferResponse, binary_flags: tuple[bool, ...]) -> int:
-    """The bytes of the tensors that a response will have as JSON."""
-    size = 0
-    for (_, values), binary in zip(response.outputs, binary_flags, strict=True):
-        if not binary and not isinstance(values, SharedMemoryOutput):
-            size += values.nbytes
-    return size
-
-
 def encode_response(
     response: InferResponse,
     binary_flags: tuple[bool, ...],
@@ -230,7 +221,7 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
 
     Exactly one of the three must be given.
     """
-    given = _isgiven_parameters(tensor.data)
+    given = _is_given(tensor.data)
     size = ref = None
     parameters = tensor.parameters
     if parameters is not None:
@@ -247,7 +238,7 @@ def _blob_size(tensor: _Input) -> int | SharedMemoryRef | None:
     return size
 
 
-def _isgiven_parameters(data: object) -> bool:
+def _is_given(data: object) -> bool:
     """True if `data` is neither absent nor null."""
     if isinstance(data, msgspec.Raw):
         return len(data) > 0 and (len(data) != len(_NULL) or memoryview(data) != _NULL)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 from urllib.parse import unquote
 
 import httptools
@@ -22,7 +22,6 @@ from sluice.gateway.http.codec import (
     decode_large_request,
     decode_request,
     encode_response,
-    json_tensor_bytes,
 )
 from sluice.gateway.http.compression import (
     ENCODINGS,
@@ -39,7 +38,7 @@ from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, Submit
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import RelayNeeded
-from sluice.gateway.protocol.request import InferRequest, InferResponse
+from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import error_message, http_status, retry_after_s
 from sluice.models.errors import RequestError
@@ -65,7 +64,10 @@ _ENCODING_LINE = b"content-encoding: %s\r\n"
 
 
 # Most requests are of V2, and need no look-up.
+_V1: Final = Dialect.V1
+_SAGEMAKER: Final = Dialect.SAGEMAKER
 _DECODERS: dict[Dialect, Decode] = {
+    Dialect.V2: decode_request,
     Dialect.V1: decode_predict,
     Dialect.SAGEMAKER: decode_invocation,
 }
@@ -166,7 +168,7 @@ class InferRoute:
     def signature(self, target: InferenceTarget) -> Signature:
         """The signature of the model of a request. Raises ServingError, or RelayNeeded in a front end."""
         dataplane = self.dataplane
-        if target.dialect is Dialect.SAGEMAKER and not target.name:
+        if target.dialect is _SAGEMAKER and not target.name:
             return dataplane.signature(self.default_model or dataplane.only_name(), "")
         return dataplane.signature(target.name, target.version)
 
@@ -341,20 +343,20 @@ class Exchange:
                 raise self._error
             dialect = head.target.dialect
             signature = self._route.signature(head.target)
-            decode = decode_request if dialect is Dialect.V2 else _DECODERS[dialect]
             json_length = len(body) if head.json_length is None else min(head.json_length, len(body))
             if json_length > LARGE_JSON_BYTES:
                 self._check_json(json_length)
+                decode = _DECODERS[dialect]
                 parsing = asyncio.get_running_loop().run_in_executor(
                     self._route.threads, decode_large_request, decode, body, head.json_length, signature, blobs
                 )
                 parsing.add_done_callback(partial(self._parsed, body, blobs, signature))
                 return
-            template, inputs = None if dialect is Dialect.V1 else self._client.template, None
+            template, inputs = None if dialect is _V1 else self._client.template, None
             if template is not None and template.matches(body, head.json_length, signature, blobs):
                 inputs = template.tensors(body, blobs)
             if template is None or inputs is None:
-                decoded = decode(body, head.json_length, signature, blobs)
+                decoded = _DECODERS[dialect](body, head.json_length, signature, blobs)
                 template, inputs = self._check(body, blobs, signature, *decoded)
                 self._client.template = template if template.repeatable and self._columnar is None else None
             self._submit(signature, template, inputs)
@@ -470,11 +472,14 @@ class Exchange:
             return
         try:
             response = build_response(answer, self._template.options, self._route.dataplane.statuses)
-            if json_tensor_bytes(response, self._template.binary_flags) > LARGE_JSON_BYTES:
-                encoding = asyncio.get_running_loop().run_in_executor(self._route.threads, self._encode, response)
-                encoding.add_done_callback(partial(self._encoded, answer))
-                return
-            encoded = self._encode(response)
+            known: KnownResponse | None = self._template.response
+            encoded = None if known is None else known.encode(response)
+            if encoded is None:
+                if json_tensor_bytes(response, self._template.binary_flags) > LARGE_JSON_BYTES:
+                    encoding = asyncio.get_running_loop().run_in_executor(self._route.threads, self._encode, response)
+                    encoding.add_done_callback(partial(self._encoded, answer))
+                    return
+                encoded = self._encode(response)
         except Exception as error:
             answer.release()
             self._fail(error)
@@ -517,18 +522,15 @@ class Exchange:
         columnar = self._columnar
         if columnar is not None:
             return encode_predictions(response, template.signature, self._route.json, columnar=columnar)
-        known: KnownResponse | None = template.response
-        encoded = None if known is None else known.encode(response)
-        if encoded is None:
-            encoded = encode_response(response, template.binary_flags, template.signature, self._route.json)
-            if template.repeatable:
-                template.response = known_response(response, encoded)
+        encoded = encode_response(response, template.binary_flags, template.signature, self._route.json)
+        if template.repeatable:
+            template.response = known_response(response, encoded)
         return encoded
 
     def _response_head(self, json_length: int, length: int, is_binary: bool) -> bytes:
         if not is_binary:
             return _JSON_HEAD % length
-        if self.head.target.dialect is Dialect.SAGEMAKER:
+        if self.head.target.dialect is _SAGEMAKER:
             return _SAGEMAKER_HEAD % (sagemaker_content_type(json_length), length)
         return _BINARY_HEAD % (json_length, length)
 
@@ -584,6 +586,15 @@ class Exchange:
         if not self.keep_alive:
             client.transport.close()
         client.on_response_complete()
+
+
+def json_tensor_bytes(response: InferResponse, binary_flags: tuple[bool, ...]) -> int:
+    """The bytes of the tensors that a response will have as JSON."""
+    size = 0
+    for position, (_, values) in enumerate(response.outputs):
+        if not binary_flags[position] and not isinstance(values, SharedMemoryOutput):
+            size += values.nbytes
+    return size
 
 
 @cache

@@ -10,8 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
-from sluice.gateway.http.codec import json_tensor_bytes
-from sluice.gateway.http.exchange import LARGE_JSON_BYTES, error_response
+from sluice.gateway.http.exchange import LARGE_JSON_BYTES, error_response, json_tensor_bytes
 from sluice.gateway.http.routes import Version, body_schema, read_body, router
 from sluice.gateway.inference.dataplane import (
     REQUEST_HEADER,

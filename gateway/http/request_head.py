@@ -1,6 +1,6 @@
 """The heads of inference requests: what they say, and the latest one of a connection, which its client repeats."""
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
@@ -15,6 +15,8 @@ MAX_KNOWN_BYTES = 2048
 
 _HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
+_V2: Final = Dialect.V2
+_SAGEMAKER: Final = Dialect.SAGEMAKER
 
 
 class RequestHead:
@@ -66,7 +68,7 @@ class RequestHead:
                 if name == b"content-length":
                     self.length = int(value)
                 elif name == b"inference-header-content-length":
-                    if dialect is Dialect.V2:
+                    if dialect is _V2:
                         self.json_length = _parse_json_length(value)
                 elif name == _EXPLAIN:
                     self.explain = asks_for_explanation(value.decode("latin-1"))
@@ -74,7 +76,7 @@ class RequestHead:
                     self.encoded = is_encoded(value) or self.encoded
                 elif name == b"accept-encoding":
                     self.accepted = accepted_encoding(value)
-                elif dialect is Dialect.SAGEMAKER:
+                elif dialect is _SAGEMAKER:
                     if name == b"content-type":
                         self.json_length = sagemaker_json_length(value)
                     elif name == TARGET_MODEL:

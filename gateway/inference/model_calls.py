@@ -3,7 +3,7 @@
 import asyncio
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from sluice.gateway.protocol.request import InferRequest, Parameters, SharedMemo
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
-from sluice.models.backends.requests import CallRequest, CallResult, FailureCode, MemorySpan
+from sluice.models.backends.requests import CallKind, CallRequest, CallResult, FailureCode, MemorySpan
 from sluice.models.errors import (
     BackendUnavailable,
     CancelledError,
@@ -64,6 +64,22 @@ class OpenRequests(Protocol):
         ...
 
 
+class ModelRepository(Protocol):
+    """The repository of models (see `RepositoryApi`)."""
+
+    async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        """Load a model; raises ServingError."""
+        ...
+
+    async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        """Unload a model; raises ServingError."""
+        ...
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Return whether a model is ready."""
+        ...
+
+
 class _Call(NamedTuple):
     """A call that was made: its caller, how its outputs are written, and the name of the model."""
 
@@ -93,7 +109,8 @@ class ModelCalls:
     `has_responded` has met its deadline, so that its further calls have that of the model that they call. A call is
     cancelled when no request of the batch is wanted any more, and when its time has passed before it is in a batch:
     what it waits for, such as memory for its model, may be what the caller has. `clock` gives the nanoseconds of the
-    clock of all deadlines. The inputs of a call have at most `most_bytes`.
+    clock of all deadlines. The inputs of a call have at most `most_bytes`. Models may also load and unload others in
+    the `repository`, which goes on if the caller ends meanwhile.
     """
 
     def __init__(
@@ -103,12 +120,15 @@ class ModelCalls:
         clock: Callable[[], int],
         most_bytes: int,
         has_responded: Callable[[int], bool],
+        repository: ModelRepository,
     ) -> None:
         self._dataplane = dataplane
         self._requests = requests
         self._clock = clock
         self._most_bytes = most_bytes
         self._has_responded = has_responded
+        self._repository = repository
+        self._tasks: set[asyncio.Task[None]] = set()
         self._callers: dict[int, _Caller] = {}
         self._depths: dict[int, int] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -135,6 +155,11 @@ class ModelCalls:
         parents = [each for member in batch.members if (each := self._requests.submission(member.request)) is not None]
         if not parents:
             raise CancelledError(f"model '{call.model}' is not called: the request that calls it was cancelled")
+        if call.kind is not CallKind.INFER:
+            task = asyncio.get_running_loop().create_task(self._change(call, self._read(call, fd), answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
         caller = self._callers.get(batch.batch) or self._new_caller(batch, parents)
         if caller.depth >= MOST_DEPTH:
             raise RequestError(
@@ -157,6 +182,24 @@ class ModelCalls:
         if budget_ns < INFINITE_NS // 2:
             self._wait(made, budget_ns / NS_PER_S)
         submission.then(partial(self._answered, made))
+
+    async def _change(self, call: CallRequest, request: InferRequest, answer: AnswerCall) -> None:
+        """Load or unload a model, or say whether it is ready."""
+        parameters = request.parameters
+        is_ready = False
+        try:
+            if call.kind is CallKind.LOAD:
+                await self._repository.load("", call.model, {**parameters, **_files(request)})
+            elif call.kind is CallKind.UNLOAD:
+                await self._repository.unload("", call.model, parameters)
+            else:
+                is_ready = await self._repository.is_ready(call.model, call.version)
+        except ServingError as error:
+            answer(_failed(error), ())
+        except Exception as error:  # the model waits for an answer
+            answer(CallResult(error=first_line(error)), ())
+        else:
+            answer(CallResult(is_ready=is_ready), ())
 
     def _left_ns(self, call: CallRequest, parents: Sequence[Submission]) -> int | None:
         """The time that the requests of a batch leave to a call; None if they have met their deadlines already."""
@@ -240,6 +283,15 @@ class ModelCalls:
         tensors = [_input(span, data) for span in call.tensors]
         parameters: Parameters = _decode_parameters(call.parameters)
         return InferRequest(tensors, call.outputs, call.id, parameters)
+
+
+def _files(request: InferRequest) -> dict[str, bytes]:
+    """The files of a model, which come as inputs."""
+    files: dict[str, bytes] = {}
+    for each in request.inputs:
+        assert isinstance(each.data, memoryview), "inputs of calls are views"
+        files[each.name] = bytes(each.data)
+    return files
 
 
 def _input(span: MemorySpan, data: memoryview) -> WireTensor:

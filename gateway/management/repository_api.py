@@ -9,7 +9,7 @@ from sluice.gateway.config.server_config import ModelControlMode
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.override import read_override
 from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
-from sluice.models.errors import RejectedError, RequestError, UnsupportedRequest
+from sluice.models.errors import RejectedError, RequestError, ServingError, UnsupportedRequest
 from sluice.models.regular_file import printable
 from sluice.models.repository.names import is_foreign, why_foreign
 
@@ -90,6 +90,13 @@ class RepositoryApi:
                 raise RequestError(f"parameter '{each}' must be true or false, got {value!r:.80}")
         with_dependencies, recycle = (bool(parameters.get(each)) for each in _UNLOAD_PARAMETERS)
         await self._deployer.unload(name, with_dependencies=with_dependencies, recycle=recycle)
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        """Return whether a model or pipeline is ready; False for one that is not known."""
+        try:
+            return await self._registry.says_ready(name, version)
+        except ServingError:
+            return False
 
 
 _UNLOAD_PARAMETERS = ("unload_dependents", "recycle")

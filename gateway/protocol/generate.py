@@ -1,21 +1,19 @@
 """Triton's generate extension: the fields of a JSON object are inputs and parameters, and outputs are fields again."""
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from sluice.gateway.config.json_rules import JsonRules
-from sluice.gateway.protocol.json_data import DataTooLarge, decode_data, encode_data
+from sluice.gateway.protocol.json_data import DataTooLarge, check_text, decode_data, encode_data
 from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.signature import Signature
 from sluice.models.errors import BadTensor, RequestError
 from sluice.models.tensors.spec import VARIABLE, TensorSpec, element_count
 
 _PARAMETERS = "parameters"
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ID = "id"
 
 
@@ -86,8 +84,7 @@ def _refuse_constant(name: str) -> None:
 def _fields(body: bytes | bytearray) -> _Object:
     try:
         document = _parse(body) if body.strip() else _Object()
-        if _SURROGATE.search(body):
-            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        check_text(body, document)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"failed to parse the request JSON buffer: {error}") from error
     if not isinstance(document, _Object):

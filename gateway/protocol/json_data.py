@@ -61,11 +61,16 @@ def parse_message(text: Buffer, decode: Callable[[Buffer], T], lenient: type[T],
             raise RequestError(f"the body is not {what} in JSON: {error}") from error
     try:
         document = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(document, ensure_ascii=False).encode()  # fails for half a pair, which no text may have
+        check_text(text, document)
         return msgspec.convert(document, lenient)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not {what} in JSON: {error}") from error
+
+
+def check_text(text: Buffer, document: object) -> None:
+    """Raise ValueError if a document in JSON has half a surrogate pair, which no text may have."""
+    if _SURROGATE.search(text):
+        json.dumps(document, ensure_ascii=False).encode()
 
 
 def decode_data(tensor: str, datatype: str, data: object) -> Array | list[str]:
@@ -108,18 +113,19 @@ def encode_data(tensor: str, values: Tensor, most_bytes: int, nan: JsonNan = Jso
     Raises BadTensor, and DataTooLarge for more than `most_bytes`: as soon as that is known, so that the work has a
     bound.
     """
-    count = element_count(values.shape)
     elements: Sequence[bytes] | Array
     if isinstance(values, WireBytes):
+        count = element_count(values.shape)
         if values.nbytes - 4 * count + 3 * count > most_bytes:  # lengths become quotes and commas
             raise DataTooLarge
         begin, end = int(values.row_offsets[0]), int(values.row_offsets[-1])
         elements = decode_bytes(memoryview(values.buffer)[begin:end], values.shape).ravel().tolist()
     else:
+        count = values.size
         if 2 * count > most_bytes:
             raise DataTooLarge
         elements = values.reshape(-1)
-    text = _encode_piece(tensor, elements[:PIECE], nan)
+    text = _encode_piece(tensor, elements if count <= PIECE else elements[:PIECE], nan)
     size = len(text)
     if count > PIECE:
         pieces = [text[:-1]]

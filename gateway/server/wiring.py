@@ -18,11 +18,11 @@ from sluice.batcher.settings.initial_residency import InitialResidency, initial_
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
-from sluice.gateway.deployment.batching_notes import log_batching
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
+from sluice.gateway.deployment.model_notes import log_batching
 from sluice.gateway.deployment.placement_notes import note_initial
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
@@ -110,6 +110,7 @@ class Gateway:
     metrics: ServerMetrics
     trace_settings: TraceSettings
     dataplane: LocalDataPlane
+    repository: RepositoryApi
     deployer: Deployer
     resizing: Resizing
     auto_resize: AutoResize | None
@@ -133,7 +134,7 @@ def build_server(
     gateway = build_gateway(config, repository, journal, triton, processes, mps)
     control = ControlPlane(
         gateway.registry,
-        RepositoryApi(gateway.registry, gateway.deployer, config.control, allow_upload=config.allow_upload),
+        gateway.repository,
         gateway.metrics.meters.statistics,
         gateway.dataplane.shared_memory,
         LogSettings(),
@@ -198,12 +199,14 @@ def build_gateway(
         execution.executor.bodies,
         execution.executor.responses,
     )
+    models = RepositoryApi(state.registry, changes.deployer, config.control, allow_upload=config.allow_upload)
     calls = ModelCalls(
         dataplane,
         execution.runtime,
         surroundings.clock,
         core.begin.spec.limits.memory_bytes,
         execution.executor.responses.has_responded,
+        models,
     )
     state.registry.ask_model = execution.executor.says_ready
     execution.executor.answer_calls(calls, execution.runtime.submission)
@@ -216,6 +219,7 @@ def build_gateway(
         execution.metrics,
         execution.trace_settings,
         dataplane,
+        models,
         changes.deployer,
         changes.resizing,
         changes.auto_resize,

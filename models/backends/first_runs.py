@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sluice.models.backends.base import Backend
+from sluice.models.backends.configured import calling_backend
 from sluice.models.backends.device_errors import is_out_of_memory
 from sluice.models.errors import BackendFailed
 from sluice.models.tensors.arrays import Array, datatype_of, numpy_dtype
@@ -52,7 +53,7 @@ class FirstRuns:
     """The first run of a backend at each batch size, with made-up inputs; the outputs are checked.
 
     `shapes` are the sizes of variable dimensions; without them, one is found that the model takes. `declared` are the
-    model's tensors (None: those of the backend).
+    model's tensors (None: those of the backend). A decoupled model has no outputs to check: it sends responses.
     """
 
     def __init__(
@@ -62,12 +63,15 @@ class FirstRuns:
         self._batchable = batchable
         self._shapes = shapes
         self._tensors = declared or declared_by(backend, batchable)
+        calling = calling_backend(backend)
+        self._has_outputs = calling is None or not calling.is_decoupled
         self._filling: Filling | None = None
 
     def run(self, rows: int) -> FirstRun:
         """Run a batch; raises BackendFailed, also for outputs that are not as declared."""
         outputs, run = self._filled(rows, self._filling) if self._filling else self._searched(rows)
-        check_outputs(outputs, self._tensors.outputs, rows if self._batchable else None)
+        if self._has_outputs:
+            check_outputs(outputs, self._tensors.outputs, rows if self._batchable else None)
         return run
 
     def _searched(self, rows: int) -> tuple[dict[str, Array], FirstRun]:

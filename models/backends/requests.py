@@ -53,11 +53,21 @@ class MemorySpan(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
+class CallKind(enum.IntEnum):
+    """The kind of a call: to run another model, to load or unload it, or to ask whether it is ready."""
+
+    INFER = 0
+    LOAD = 1
+    UNLOAD = 2
+    IS_READY = 3
+
+
 class CallRequest(msgspec.Struct, frozen=True, array_like=True):
     """A call of another model; its inputs lie in a file of memory of `nbytes` bytes, whose descriptor comes along.
 
     `version` "" is the latest, and empty `outputs` ask for all. `timeout_us` bounds the time of the call (0: only by
-    the time that is left to the caller). `parameters` is a JSON object.
+    the time that is left to the caller). `parameters` is a JSON object. The inputs of a model that is to be loaded are
+    its files.
     """
 
     model: str
@@ -68,12 +78,17 @@ class CallRequest(msgspec.Struct, frozen=True, array_like=True):
     id: str = ""
     parameters: str = "{}"
     timeout_us: int = 0
+    kind: CallKind = CallKind.INFER
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a call: outputs in a file of memory, whose descriptor comes along, or an `error`."""
+    """The answer to a call: outputs in a file of memory, whose descriptor comes along, or an `error`.
+
+    `is_ready` answers whether a model is ready.
+    """
 
     tensors: tuple[MemorySpan, ...] = ()
     nbytes: int = 0
     error: str = ""
     code: FailureCode = FailureCode.INTERNAL
+    is_ready: bool = False

@@ -11,7 +11,8 @@ from sluice.models.backends.base import Backend
 from sluice.models.backends.calling import CallingBackend
 from sluice.models.backends.configured import calling_backend
 from sluice.models.backends.requests import RequestFailure, RequestPart
-from sluice.models.errors import BackendFailed, SequencesLost
+from sluice.models.errors import BackendFailed, ConfigError, SequencesLost
+from sluice.models.regular_file import MAX_TEXT_BYTES, open_regular
 from sluice.models.sequence_batching import (
     Control,
     ControlKind,
@@ -22,10 +23,9 @@ from sluice.models.sequence_batching import (
 )
 from sluice.models.tensors.arrays import Array, decode_bytes, numpy_dtype
 from sluice.models.tensors.spec import VARIABLE, DataType, element_count
-from sluice.models.triton_config.model_config import DATA_TYPE, decode_config
+from sluice.models.triton_config.model_config import DATATYPE, decode_config
 from sluice.models.triton_config.sequences import STATE_DIRECTORY
 
-_DATATYPE = {name: datatype for datatype, name in DATA_TYPE.items()}
 States = dict[str, Array]
 """The states of one sequence, without a batch dimension, by the name of the input that reads them."""
 
@@ -237,9 +237,9 @@ def sequence_states(config: str, path: str) -> SequenceStates | None:
 
 def _control_tensor(name: str, control: Control) -> _ControlTensor:
     if control.kind is ControlKind.ID:
-        return _ControlTensor(name, _DATATYPE[control.data_type], (), None)
+        return _ControlTensor(name, DATATYPE[control.data_type], (), None)
     data_type, values = control.values
-    return _ControlTensor(name, _DATATYPE[data_type], values, _SIGNALS[control.kind])
+    return _ControlTensor(name, DATATYPE[data_type], values, _SIGNALS[control.kind])
 
 
 def _starts(row: SequenceRow) -> bool:
@@ -274,19 +274,21 @@ def _identity(identity: int | str, datatype: DataType) -> object:
 
 def _initial(state: SequenceState, directory: Path) -> Array:
     """The state of a sequence that starts; variable dimensions are 1 unless its initial state has others."""
-    datatype = _DATATYPE[state.data_type]
+    datatype = DATATYPE[state.data_type]
     initial = state.initial_state[0] if state.initial_state else None
     dims = initial.dims if initial is not None else tuple(1 if dim == VARIABLE else dim for dim in state.dims)
     if initial is None or not initial.data_file:
         return np.full(dims, b"" if datatype is DataType.BYTES else 0, numpy_dtype(datatype))
     file = directory / initial.data_file
+    is_text = datatype is DataType.BYTES
+    wanted = MAX_TEXT_BYTES if is_text else element_count(dims) * datatype.itemsize
     try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise BackendFailed(f"{file}: the initial state cannot be read: {error.strerror}") from error
-    if datatype is DataType.BYTES:
+        with open_regular(file) as opened:
+            data = opened.read(wanted)
+    except (ConfigError, OSError) as error:
+        raise BackendFailed(f"the initial state cannot be read: {error}") from error
+    if is_text:
         return decode_bytes(data, dims, f"{file}: initial state")
-    wanted = element_count(dims) * datatype.itemsize
     if len(data) < wanted:
         raise BackendFailed(f"{file}: the initial state takes {wanted} bytes, but the file has only {len(data)}")
-    return np.frombuffer(data[:wanted], numpy_dtype(datatype)).reshape(dims)
+    return np.frombuffer(data, numpy_dtype(datatype)).reshape(dims)

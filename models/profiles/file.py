@@ -15,6 +15,7 @@ from sluice.models.errors import ConfigError
 from sluice.models.profiles.hardware import SIMULATED
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import Measurement
+from sluice.models.regular_file import is_there, read_regular
 
 FORMAT = 1
 
@@ -141,11 +142,11 @@ _decode_profile = msgspec.json.Decoder(ModelProfile).decode
 def read_profile(path: Path) -> ModelProfile:
     """Read a profile; raises ProfileMissing if there is none, ConfigError (`path: where: what`) if it is wrong."""
     try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ProfileMissing(f"{path}: there is no profile; `sluice profile` makes one") from error
+        if not is_there(path):
+            raise ProfileMissing(f"{path}: there is no profile; `sluice profile` makes one")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    data = read_regular(path)
     try:
         form = _decode_version(data).format
         if form != FORMAT:

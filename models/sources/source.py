@@ -5,7 +5,7 @@ import posixpath
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -13,6 +13,9 @@ from sluice.models.errors import ConfigError
 
 EXTRAS = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az", "http": "http", "https": "http", "hf": "hf"}
 """The extra of this package that brings what a scheme needs, by scheme."""
+
+_BY_FOLDER = frozenset(("http", "https"))
+"""Schemes whose folders are listed one by one: fsspec's `find` passes over those that cannot be reached."""
 
 STALL_TIMEOUT_S = 60.0
 """Time for a list of files, and time without another byte of a file, after which a source cannot be read."""
@@ -55,11 +58,6 @@ def is_url(text: str) -> bool:
     return _URL.fullmatch(text) is not None
 
 
-def was_url(path: Path) -> bool:
-    """True for what is left of a URL that was made a path, such as `s3:/bucket`."""
-    return is_url(str(path).replace(":/", "://", 1))
-
-
 def check_url(url: str) -> None:
     """Raise ValueError for a URL that no source can have."""
     match = _URL.fullmatch(url)
@@ -82,6 +80,19 @@ class FsspecSource:
         self._opened: tuple[Any, str] | None = None
         self._attempt: threading.Thread | None = None
 
+    def check_packages(self) -> None:
+        """Raise SourceError if packages are missing that read such a source; nothing is asked of it."""
+        extra = EXTRAS[self._scheme]
+        try:
+            import fsspec
+
+            fsspec.get_filesystem_class(self._scheme)
+        except ImportError as error:
+            raise SourceError(
+                f"{self.url}: cannot be read without more packages ({error}); expected the extra '{extra}': "
+                f"pip install 'sluice-gateway[{extra}]'"
+            ) from error
+
     def files(self) -> Mapping[str, RemoteFile]:
         """All files; see `Source`."""
         looked_at = 0
@@ -91,7 +102,7 @@ class FsspecSource:
             system, root = self._open()
             system.invalidate_cache()
             files: dict[str, RemoteFile] = {}
-            for name, info in system.find(root, detail=True).items():
+            for name, info in self._found(system, root):
                 looked_at += 1
                 if info.get("type") == "file" and not name.endswith("/"):
                     files[posixpath.relpath(name, root)] = self._remote_file(system, name, info)
@@ -149,6 +160,20 @@ class FsspecSource:
         self._attempt.join()
         return result.result()
 
+    def _found(self, system: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The files below a folder, with their properties; raises whatever the file system does."""
+        if self._scheme not in _BY_FOLDER:
+            yield from system.find(root, detail=True).items()
+            return
+        folders = [root]
+        while folders:
+            for info in system.ls(folders.pop(), detail=True):
+                name = info["name"].rstrip("/")
+                if info["type"] == "directory":
+                    folders.append(name)
+                elif "?" not in name:  # else it is a link that sorts the list
+                    yield name, info
+
     def _remote_file(self, system: Any, name: str, info: Mapping[str, Any]) -> RemoteFile:
         if not any(info.get(key) for key in _TAGS):
             info = {**info, **system.info(name)}  # listings of web servers have names only
@@ -159,16 +184,10 @@ class FsspecSource:
 
     def _open(self) -> tuple[Any, str]:
         if self._opened is None:
-            extra = EXTRAS[self._scheme]
-            try:
-                import fsspec
+            self.check_packages()
+            import fsspec
 
-                system, root = fsspec.url_to_fs(self.url, skip_instance_cache=True)
-            except ImportError as error:
-                raise SourceError(
-                    f"{self.url}: cannot be read without more packages ({error}); expected the extra '{extra}': "
-                    f"pip install 'sluice-gateway[{extra}]'"
-                ) from error
+            system, root = fsspec.url_to_fs(self.url, skip_instance_cache=True)
             self._opened = system, root.rstrip("/")
         return self._opened
 

@@ -17,7 +17,8 @@ DATA_TYPE = {DataType.BYTES: "TYPE_STRING"} | {
 }
 """The names of the protocol's datatypes in configurations."""
 UNTYPED = "TYPE_INVALID"
-_DATATYPE = {name: datatype for datatype, name in DATA_TYPE.items()}
+DATATYPE = {name: datatype for datatype, name in DATA_TYPE.items()}
+"""The same the other way round."""
 
 
 class Reshape(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -37,7 +38,7 @@ class TensorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     @property
     def datatype(self) -> DataType | None:
         """The protocol's name of the datatype; None if it is missing or not supported."""
-        return _DATATYPE.get(self.data_type)
+        return DATATYPE.get(self.data_type)
 
     @property
     def model_shape(self) -> tuple[int, ...]:

@@ -501,10 +501,11 @@ that has nearly the name of one of these is reported."""
 
 _CHECKS = """`sluice config check` takes the options of `sluice serve` and checks what that would do with them, without
 starting anything. It tries what a server checks of its machine when it starts: the partitions, the memory for tensors,
-the certificate, and that repositories exist. It also warns of settings that are valid but cannot work together, such
-as a queue that is shorter than a batch; so do `sluice serve`, in its log, and `sluice doctor`. `sluice config show`
-prints every setting with its origin: a line of the file, an environment variable, an option, or the default. `sluice
-config schema` prints the JSON Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU
+the certificate, that repositories exist, and that the packages for [URLs](../operate/loading.md#repositories-by-url)
+are installed. It also warns of settings that are valid but cannot work together, such as a queue that is shorter than
+a batch; so do `sluice serve`, in its log, and `sluice doctor`. `sluice config show` prints every setting with its
+origin: a line of the file, an environment variable, an option, or the default. `sluice config schema` prints the JSON
+Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU
 layouts (`partitions`), for editors."""
 
 _PARTITIONS = """A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1`

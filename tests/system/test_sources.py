@@ -127,6 +127,17 @@ def test_a_web_server_that_lists_its_folders_is_a_source(repository: Path, tmp_p
         assert (tmp_path / "copy").read_bytes() == (repository / "mlp" / "1" / "model.onnx").read_bytes()
 
 
+def test_a_web_server_that_is_away_or_lacks_a_folder_is_no_empty_source(repository: Path, tmp_path: Path) -> None:
+    del repository
+    with web_server(tmp_path) as web:
+        source = FsspecSource(f"{web.url}/models")
+        assert source.files()
+        with pytest.raises(SourceError, match=f"{web.url}/modles: cannot be read: "):
+            FsspecSource(f"{web.url}/modles").files()
+    with pytest.raises(SourceError, match=f"{web.url}/models: cannot be read: "):
+        source.files()
+
+
 def test_more_bytes_than_announced_are_not_copied(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "file").write_bytes(b"x" * 1_000)

@@ -45,11 +45,12 @@ _STOPPED = "the server is stopping"
 
 
 class CallAnswer(NamedTuple):
-    """The outputs of a called model by name, or an `error`."""
+    """The outputs of a called model by name, or an `error`; `is_ready` if it was asked for that and is."""
 
     outputs: dict[str, Array]
     error: str = ""
     code: FailureCode = FailureCode.INTERNAL
+    is_ready: bool = False
 
 
 _running: ContextVar[int] = ContextVar("batch", default=0)
@@ -333,4 +334,5 @@ class Calls:
 def _answer(result: CallResult, fds: tuple[int, ...]) -> CallAnswer:
     if result.error:
         return CallAnswer({}, result.error, result.code)
-    return CallAnswer(TensorMemory(fds[0]).read(result.tensors, result.nbytes) if fds else {})
+    outputs = TensorMemory(fds[0]).read(result.tensors, result.nbytes) if fds else {}
+    return CallAnswer(outputs, is_ready=result.is_ready)

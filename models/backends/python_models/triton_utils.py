@@ -22,7 +22,7 @@ from sluice.models.backends.python_models.config_builder import ModelConfig
 from sluice.models.backends.python_models.custom_metrics import Metric, MetricFamily
 from sluice.models.backends.python_models.decoupled import Closed, RunSender, SentError
 from sluice.models.backends.python_models.wire import sendable
-from sluice.models.backends.requests import CallRequest, FailureCode, RequestFailure, RequestPart
+from sluice.models.backends.requests import CallKind, CallRequest, FailureCode, RequestFailure, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor
 from sluice.models.sequence_batching import SequenceStep
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -327,7 +327,7 @@ class _Connection:
 
 def _calls() -> Calls:
     if _Connection.calls is None:
-        raise TritonModelException("other models can be called only in execute")
+        raise TritonModelException("other models can be called, loaded and unloaded only in execute")
     return _Connection.calls
 
 
@@ -346,6 +346,38 @@ def _json(parameters: Mapping[str, Any] | None) -> str:
                 f"parameters: '{name}': expected a str, int, float or bool by a name, got {type(value).__name__}"
             )
     return json.dumps(dict(parameters or {}))
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load a model, again if it is loaded already, and return when it is ready; raises TritonModelException.
+
+    `config` is a configuration in JSON in place of that of the repository. `files` are contents by names such as
+    `file:1/model.onnx`, in place of the files of the repository.
+    """
+    contents: dict[str, Array] = {name: np.frombuffer(each, np.uint8) for name, each in (files or {}).items()}
+    _ask(CallKind.LOAD, model_name, "", {"config": config} if config else {}, contents)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model, and with `unload_dependents` the models that only it needs; raises TritonModelException."""
+    _ask(CallKind.UNLOAD, model_name, "", {"unload_dependents": bool(unload_dependents)}, {})
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Return whether a model is ready, its latest version without one; raises TritonModelException."""
+    return _ask(CallKind.IS_READY, model_name, model_version, {}, {})
+
+
+def _ask(kind: CallKind, model: str, version: str, parameters: dict[str, Any], files: dict[str, Array]) -> bool:
+    name, number = _text("model_name", model), _text("model_version", version)
+    request = CallRequest(name, number, (), (), 0, parameters=json.dumps(parameters), kind=kind)
+    try:
+        answer = _calls().call(request, files)
+    except (BackendFailed, BadTensor) as error:
+        raise TritonModelException(str(error)) from error
+    if answer.error:
+        raise TritonModelException(answer.error)
+    return answer.is_ready
 
 
 class InferenceResponseSender:

@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import jsonschema_rs
@@ -92,16 +93,16 @@ def test_one_port_for_both_protocols_is_refused(capsys: pytest.CaptureFixture[st
 
 
 def test_a_repository_without_models_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["serve", "--repository"], ["validate"]):
-        assert main([*command, str(tmp_path)]) == 2
-        assert f"{tmp_path}: no models; expected NAME/VERSION/model.onnx" in capsys.readouterr().err
+    assert main(["validate", str(tmp_path)]) == 2
+    assert f"{tmp_path}: no models; expected NAME/VERSION/model.onnx" in capsys.readouterr().err
 
 
-def test_a_url_in_the_place_of_a_model_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_source_that_lacks_its_packages_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     assert main(["config", "check", "s3://bucket/models"]) == 2
-    assert "a URL is given with --repository" in capsys.readouterr().err
-    assert main(["validate", "s3://bucket/models"]) == 2
-    assert "a URL is read only by `sluice serve --repository`" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("sluice: settings: s3://bucket/models: cannot be read without more pack")
 
 
 def test_a_value_of_the_environment_is_refused_by_its_variable(
@@ -142,6 +143,7 @@ def test_a_mistyped_argument_is_answered_with_what_was_meant(
         ("limits: {memory_mb: 1}", "limits.memory_mb"),
         ("limits: {input_arena_mb: 1}", "limits.input_arena_mb"),
         ("poll_s: 3", "poll_s"),
+        ("{source_cache: /cache, repository: /models}", "source_cache"),
     ],
 )
 def test_settings_that_cannot_work_together_are_found(text: str, place: str) -> None:

@@ -36,6 +36,23 @@ def test_a_directory_is_a_repository(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "sluice: expected either --repository DIR or model files\n"
 
 
+def test_an_empty_repository_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(f"sluice: no model can be served: nothing is in {tmp_path}\n")
+
+
+def test_a_url_is_a_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    found = shown(["s3://bucket/models"], capsys)
+    assert found["repository"] == {"value": ["s3://bucket/models"], "origin": "DIR"}
+    assert main(["config", "check", "s3://bucket/models"]) == 0
+    assert main(["serve", "ftp://host/models"]) == 2
+    assert "repository: expected a directory or a URL with s3, gs, " in capsys.readouterr().err
+    for command in (["validate"], ["profile", "--repository"], ["plan", "m", "--repository"]):
+        with pytest.raises(SystemExit):
+            main([*command, "s3://bucket/models"])
+        assert "expected a path on this machine, got 's3://bucket/models'" in capsys.readouterr().err
+
+
 def test_a_directory_replaces_the_repository_of_the_environment_and_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,8 @@ from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.runtime.submission import Submission
-from sluice.models.backends.requests import CallRequest, CallResult, FailureCode, MemorySpan
-from sluice.models.errors import ModelNotFound
+from sluice.models.backends.requests import CallKind, CallRequest, CallResult, FailureCode, MemorySpan
+from sluice.models.errors import ModelNotFound, NotFoundError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import ModelSpec
@@ -90,9 +90,21 @@ class Bench:
         self.open = {1: submission(1), 2: submission(2, 60 * MS)}
         self.now_ns = 10 * MS
         self.responded: set[int] = set()
-        self.calls = ModelCalls(self.plane, self, lambda: self.now_ns, 1 << 20, self.responded.__contains__)
+        self.loaded: list[tuple[str, Mapping[str, object]]] = []
+        self.calls = ModelCalls(self.plane, self, lambda: self.now_ns, 1 << 20, self.responded.__contains__, self)
         self.answers: list[CallResult] = []
         self.outputs: list[bytes] = []
+
+    async def load(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        if name == "missing":
+            raise NotFoundError("no such model")
+        self.loaded.append((name, parameters))
+
+    async def unload(self, repository: str, name: str, parameters: Mapping[str, object]) -> None:
+        self.loaded.remove((name, {}))
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        return any(name == each for each, _ in self.loaded)
 
     def submission(self, request: int) -> Submission | None:
         return self.open.get(request)
@@ -259,3 +271,22 @@ def test_the_depth_of_calls_is_bounded() -> None:
         assert answer.error.startswith("model 'm' is not called: calls of models within calls may be 8 deep")
 
     run(test)
+
+
+def test_models_are_loaded_and_unloaded_by_models() -> None:
+    async def main() -> None:
+        bench = Bench()
+        nothing: dict[str, Any] = {"outputs": (), "tensors": (), "nbytes": 0}
+        for kind in (CallKind.LOAD, CallKind.IS_READY, CallKind.UNLOAD, CallKind.IS_READY):
+            bench.call(kind=kind, **nothing)
+        bench.call(model="missing", kind=CallKind.LOAD, **nothing)
+        await asyncio.sleep(0)
+        missing = CallResult(error="no such model", code=FailureCode.NOT_FOUND)
+        assert bench.answers == [CallResult(is_ready=is_ready) for is_ready in (False, True, False, False)] + [missing]
+        file = MemorySpan("file:1/model.onnx", DataType.UINT8, (4,), 0, 4)
+        bench.call(kind=CallKind.LOAD, tensors=(file,), parameters='{"config":"{}"}')
+        await asyncio.sleep(0)
+        content = np.array([1], np.float32).tobytes()
+        assert bench.loaded == [("m", {"config": "{}", "file:1/model.onnx": content})]
+
+    asyncio.run(main())

@@ -13,6 +13,7 @@ from sluice.models.backends import python
 from sluice.models.backends.calling import BatchBroke, BatchRan, Progress, ResponseMade
 from sluice.models.backends.requests import FailureCode, RequestPart
 from sluice.models.errors import BackendFailed
+from sluice.models.measuring.quick import measure_table
 
 CONFIG: dict[str, Any] = {
     "name": "m",
@@ -226,6 +227,7 @@ def test_a_model_hears_of_a_cancellation_and_its_responses_are_dropped(load: Loa
 def test_a_run_for_its_time_alone_drops_its_responses(load: Load) -> None:
     backend = load("sender.send(y(x))", "sender.send(pb_utils.InferenceResponse(error='no'))")
     assert backend.backend.run({"x": np.array([1], np.int32)}) == {}
+    assert measure_table(backend.backend, False, (1,), repeats=1).latency_ns(1) > 0
 
 
 def test_a_function_cannot_send_responses(tmp_path: Path) -> None:

@@ -199,7 +199,11 @@ def test_a_triton_model(tmp_path: Path) -> None:
             "return [None]",
             "execute: expected a response, got None; a decoupled model has",
         ),
-        ("requests[0].exec()", "TritonModelException: other models can be called only in execute"),
+        ("requests[0].exec()", "TritonModelException: other models can be called, loaded and unloaded only in execute"),
+        (
+            "import triton_python_backend_utils as u; u.load_model('other')",
+            "other models can be called, loaded and unloaded only in execute",
+        ),
     ],
 )
 def test_a_triton_model_that_does_more_than_answer(tmp_path: Path, body: str, message: str) -> None:

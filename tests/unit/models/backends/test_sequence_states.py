@@ -1,5 +1,7 @@
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +132,17 @@ def test_sequences_begin_with_the_initial_state(tmp_path: Path) -> None:
     (tmp_path / "m" / "initial_state" / "begin").write_bytes(np.int32(100).tobytes())
     kept = states(SUM % initial, tmp_path)
     assert kept.run(Recorded(), x(1), [row(0, start=True)])["y"].tolist() == [[101]]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(os.mkfifo, "expected a file, got a FIFO"), (os.path.exists, "No such file")]
+)
+def test_an_initial_state_that_is_no_file_is_named(tmp_path: Path, make: Callable[[Path], Any], reason: str) -> None:
+    initial = "initial_state { name: 'i' data_type: TYPE_INT32 dims: 1 data_file: 'begin' }"
+    (tmp_path / "m" / "initial_state").mkdir(parents=True)
+    make(tmp_path / "m" / "initial_state" / "begin")
+    with pytest.raises(BackendFailed, match=f"the initial state cannot be read: .*/begin: .*{reason}"):
+        states(SUM % initial, tmp_path)
 
 
 def test_a_file_that_is_too_short_for_an_initial_state_is_named(tmp_path: Path) -> None:

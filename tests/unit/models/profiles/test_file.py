@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,12 @@ def test_measuring_again_replaces_the_entry_and_keeps_those_of_other_hardware() 
 
 def test_a_file_that_is_not_there_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ProfileMissing, match=r"profile\.json: there is no profile; `sluice profile` makes one"):
+        read_profile(tmp_path / "profile.json")
+
+
+def test_a_profile_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "profile.json")
+    with pytest.raises(ConfigError, match=r"profile\.json: expected a file, got a FIFO"):
         read_profile(tmp_path / "profile.json")
 
 
