@@ -159,6 +159,7 @@ def _serve(options: argparse.Namespace) -> int:
     from sluice.gateway.partitions.mps_daemons import mps_daemons
     from sluice.models.errors import ConfigError
     from sluice.mps.partitions.cpu import check_partitions
+    from sluice.mps.partitions.partition import MpsPartition
 
     config = effective_config(options).config
     files = model_files(options)
@@ -174,6 +175,9 @@ def _serve(options: argparse.Namespace) -> int:
     check_partitions(partitions)
     for warning in contradictions(config):
         logger.warning(warning.text, extra={"fields": {"place": warning.place}})
+
+    if config.triton or any(isinstance(each, MpsPartition) for each in partitions):
+        options.signals.unwind()
     try:
         with mps_daemons(partitions) as mps, launched(config.triton) as processes:
             return _serve_with(mps, processes, config, files, options)
@@ -215,6 +219,8 @@ def _serve_with(
 
     async def serve() -> int:
         with ExitStack() as stack:
+            if options.journal is not None:
+                options.signals.unwind()
             journal = None if options.journal is None else JournalFile(options.journal)
             try:
                 write = None if journal is None else journal.write

@@ -32,14 +32,16 @@ class ServerSignals:
     """Handles all signals while its context is open, in the main thread; the handlers of before return at its end.
 
     The kernel drops signals to process 1 of a container that have no handler, so the context is opened at once. Until
-    `attach`, and after `detach`, the first signal to stop ends the program as `sys.exit(0)` does, and the second one
-    ends the process at once. SIGHUP means that the terminal was closed if the process had one which has gone.
+    `unwind`, a signal to stop ends the process at once. Then, until `attach` and after `detach`, the first one ends the
+    program as `sys.exit(0)` does, and the second one the process. SIGHUP means that the terminal was closed if the
+    process had one which has gone.
     """
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
         self._terminal: int | None = None
         self._stops = 0
+        self._unwinds = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._actions: SignalActions | None = None
 
@@ -62,9 +64,17 @@ class ServerSignals:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
+    def unwind(self) -> None:
+        """From now on, the program has something to undo when it ends.
+
+        Otherwise nothing is raised: the import of a library in C++ would abort the process for an exception.
+        """
+        self._unwinds = True
+
     def attach(self, loop: "asyncio.AbstractEventLoop", actions: SignalActions) -> None:
         """Hand signals to the server that runs on the loop, at once if one has come already."""
         self._loop, self._actions = loop, actions
+        self.unwind()
         if self._stops:
             actions.stop()
 
@@ -75,6 +85,8 @@ class ServerSignals:
     def _stop(self, number: int, _: FrameType | None) -> None:
         self._stops += 1
         actions = self._actions
+        if actions is None and not self._unwinds:
+            os._exit(0)
         if actions is None and self._stops > 1:
             os._exit(1)
         if actions is None:

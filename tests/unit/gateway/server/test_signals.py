@@ -44,13 +44,28 @@ def called(signals: ServerSignals, *numbers: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_to_stop_ends_a_process_that_has_done_nothing_yet(
+    signals: ServerSignals, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(status: int) -> None:
+        raise KeyboardInterrupt(status)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        signal.raise_signal(number)
+    assert caught.value.args == (0,)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_to_stop_ends_a_program_that_still_starts(signals: ServerSignals, number: int) -> None:
+    signals.unwind()
     with pytest.raises(SystemExit) as caught:
         signal.raise_signal(number)
     assert caught.value.code == 0
 
 
 def test_the_second_one_ends_its_process_at_once(signals: ServerSignals, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals.unwind()
     ends: list[int] = []
 
     def end(status: int) -> None:
@@ -66,6 +81,7 @@ def test_the_second_one_ends_its_process_at_once(signals: ServerSignals, monkeyp
 
 
 def test_a_signal_that_code_has_swallowed_stops_the_server_when_it_runs(signals: ServerSignals) -> None:
+    signals.unwind()
     with pytest.raises(SystemExit):
         signal.raise_signal(signal.SIGTERM)
     assert called(signals) == ["stop"]
