@@ -217,9 +217,9 @@ class Calls:
                 raise BackendFailed("other models can be called only while a batch runs, in execute")
             self.start_reader()
             self._leave(batch)
-        call = next(self._numbers)
-        future: Future[CallAnswer] = Future()
-        self._pending[call] = _Pending(batch, future)
+            call = next(self._numbers)
+            future: Future[CallAnswer] = Future()
+            self._pending[call] = _Pending(batch, future)  # before the batch can end, which settles its calls
         try:
             fd = os.memfd_create("sluice-call", os.MFD_CLOEXEC)
             try:
