@@ -138,8 +138,9 @@ class TritonPythonModel:
     backend = load(tmp_path, text)
     pids = set()
     for _ in range(20):
-        # Calls that come in time are never answered.
-        ran = run(backend, 1, lambda made: None)[1]
+        # Calls that come with the end of the batch are never answered. Later ones may be taken for calls of the next
+        # batch, which waits for them.
+        ran = run(backend, 1)[1]
         assert isinstance(ran, BatchRan)
         pids.add(ran.outputs["y"].item())
     assert len(pids) == 1
