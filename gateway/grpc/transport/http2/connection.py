@@ -186,7 +186,7 @@ class Http2Connection(Outgoing, Generic[T]):
 
     def ping(self) -> None:
         """Ask whether the client is still there."""
-        self._greet()
+        self.greet()
         self.awaits_ping = True
         self._put(frame(PING, 0, 0, _PING_ID))
 
@@ -194,7 +194,7 @@ class Http2Connection(Outgoing, Generic[T]):
         """Ask the client to open no more streams. Those that it has sent until it knows are still taken."""
         if not self._draining:
             self._draining = True
-            self._greet()
+            self.greet()
             self._put(go_away(MAX_STREAM_ID, ErrorCode.NO_ERROR, "graceful_stop"))
             self.ping()
 
@@ -202,13 +202,13 @@ class Http2Connection(Outgoing, Generic[T]):
         """Ignore streams that the client opens from now on; it knows which ones."""
         if not self._drained and not self.over:
             self._draining = self._drained = True
-            self._greet()
+            self.greet()
             self._put(go_away(self.last_id, ErrorCode.NO_ERROR, "graceful_stop"))
 
     def end_with(self, code: ErrorCode, reason: str) -> None:
         """End the connection and cancel what is open."""
         if not self.over:
-            self._greet()
+            self.greet()
             self._put(go_away(self.last_id, code, reason))
             self.lose()
 
@@ -219,10 +219,11 @@ class Http2Connection(Outgoing, Generic[T]):
             self.forget(stream)
             stream.cancel()
 
-    def _greet(self) -> None:
+    def greet(self) -> None:
         """Send the settings, which come before all else.
 
-        They wait for the client's preface, which a client sends at once, so that one of HTTP/1 can read its answer.
+        They wait for the client's preface, so that a client of HTTP/1 can read its answer. One that waits for them
+        before it says anything gets them at a sweep.
         """
         if not self._greeted:
             self._greeted = True
@@ -322,7 +323,7 @@ class Http2Connection(Outgoing, Generic[T]):
             self._rest = data
             return len(data)
         self._has_preface = True
-        self._greet()
+        self.greet()
         return len(PREFACE)
 
     def _check_order(self, kind: int) -> None:

@@ -333,6 +333,8 @@ class GrpcConnection:
                 self.transport.abort()
             return
         self._sweep_calls(now_s)
+        if not self._reads and waited_s:
+            http2.greet()
         if http2.waits_for and waited_s >= settings.head_timeout_s:
             self._front_door.faults.counts["too_slow"] += 1
             http2.end_with(ErrorCode.ENHANCE_YOUR_CALM, f"no complete frame within {settings.head_timeout_s:g} s")

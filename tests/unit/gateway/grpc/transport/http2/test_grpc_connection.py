@@ -27,6 +27,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     PING,
     PREFACE,
     RST_STREAM,
+    SETTINGS,
     WINDOW_UPDATE,
     ErrorCode,
     frame,
@@ -521,6 +522,19 @@ def test_a_client_that_sends_no_whole_frame_is_asked_to_go(sent: bytes) -> None:
         assert server.front_door.faults.counts["too_slow"] == 1
         sweep(server, 12, 15)
         assert client.transport.closed
+
+    serve(ECHO, talk)
+
+
+def test_a_client_that_waits_for_the_server_to_begin_gets_its_settings() -> None:
+    async def talk(server: Http2Server) -> None:
+        client = Client(server, greets=False)
+        sweep(server, 0)
+        assert not client.received()
+        sweep(server, 1)
+        assert [each.kind for each in client.received()] == [SETTINGS, WINDOW_UPDATE]
+        client.send(PREFACE, settings_frame({}), client.call(1, b"late"))
+        assert [each.kind for each in client.received()] == [SETTINGS, HEADERS, DATA, HEADERS]
 
     serve(ECHO, talk)
 
