@@ -7,7 +7,13 @@ import sys
 from collections.abc import Collection
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+
+FILE_BYTES = 100 << 20
+"""The most bytes of a log file."""
+MOST_FILES = 10
+"""The number of log files that are kept, with the one that is written."""
 
 
 class LogFormat(enum.StrEnum):
@@ -67,12 +73,17 @@ def log(logger: logging.Logger, level: int, event: str, **fields: object) -> Non
     logger.log(level, event, extra={"fields": fields}, stacklevel=2)
 
 
-class _LogFile(logging.FileHandler):
-    """A log file. Lines that cannot be written, as on a full disk, are lost, which standard error says once."""
+class _LogFile(RotatingFileHandler):
+    """A log file. Lines that cannot be written, as on a full disk, are lost, which standard error says once.
+
+    A file that would have more than `FILE_BYTES` gets a number, and a new one begins; there are at most `MOST_FILES`.
+    """
 
     def __init__(self, file: Path) -> None:
         # Like standard error, it takes names that are not text.
-        super().__init__(file, encoding="utf-8", errors="backslashreplace")
+        super().__init__(
+            file, maxBytes=FILE_BYTES, backupCount=MOST_FILES - 1, encoding="utf-8", errors="backslashreplace"
+        )
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.gateway.observability import logs
 from sluice.gateway.observability.logs import LogFormat, configure, log, reopen
 
 logger = logging.getLogger("gateway.test")
@@ -82,3 +83,18 @@ def test_lines_for_a_full_disk_are_lost_with_one_sentence_until_the_file_is_open
     log(logger, logging.INFO, "there is room again")
     assert "there is room again" in log_file.read_text()
     assert capfd.readouterr().err == ""
+
+
+def test_log_files_have_a_bound_in_bytes_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FILE_BYTES", 1000)
+    monkeypatch.setattr(logs, "MOST_FILES", 3)
+    configure(LogFormat.JSON, "info", tmp_path / "sluice.log")
+    for number in range(100):
+        log(logger, logging.INFO, "an event", number=number)
+    (handler,) = logging.getLogger().handlers
+    handler.close()
+    files = [tmp_path / name for name in ("sluice.log.2", "sluice.log.1", "sluice.log")]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert all(file.stat().st_size <= 1000 for file in files)
+    numbers = [json.loads(line)["number"] for file in files for line in file.read_text().splitlines()]
+    assert numbers == list(range(numbers[0], 100))
