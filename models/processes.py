@@ -33,6 +33,11 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, (IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
 
 
+def module_environment() -> dict[str, str]:
+    """The environment of a process that runs a module of Sluice, and in it perhaps a model."""
+    return os.environ | TELEMETRY_OFF | {"PYTHONPATH": python_path()}
+
+
 def leave_signals_to_gateway() -> None:
     """Have this process outlive the signals to a service: the gateway has it end when its batches are done.
 

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from sluice.models.backends.configured import load_backend
-from sluice.models.processes import TELEMETRY_OFF, python_path
+from sluice.models.processes import module_environment
 from sluice.models.repository.scan import ModelEntry
 
 LOAD_ALONE_TIMEOUT_S = 120.0
@@ -31,7 +31,7 @@ def why_not_loadable(entry: ModelEntry) -> str:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.gateway.deployment.load_alone"],
             input=msgspec.json.encode(order),
-            env=os.environ | TELEMETRY_OFF | {"PYTHONPATH": python_path()},
+            env=module_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=LOAD_ALONE_TIMEOUT_S,

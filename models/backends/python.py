@@ -44,7 +44,7 @@ from sluice.models.backends.python_models.wire import (
 )
 from sluice.models.backends.requests import CallResult, FailureCode, RequestPart
 from sluice.models.errors import BackendFailed, BadTensor, ModelProcessEnded
-from sluice.models.processes import TELEMETRY_OFF, python_path
+from sluice.models.processes import module_environment
 from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType
 from sluice.models.triton_config.model_config import decode_config
@@ -504,7 +504,7 @@ def _spawn(fds: Mapping[str, int]) -> "subprocess.Popen[bytes]":
             *(part for name, fd in fds.items() for part in (f"--{name}", str(fd))),
         ],
         pass_fds=tuple(fds.values()),
-        env=os.environ | TELEMETRY_OFF | {"PYTHONPATH": python_path()},
+        env=module_environment(),
         stdin=subprocess.DEVNULL,
     )
 

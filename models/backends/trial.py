@@ -17,7 +17,7 @@ import numpy as np
 from sluice.models.backends.base import Backend
 from sluice.models.backends.first_runs import FIRST_FILLING, Filling, Shapes, blank_batch, fillings
 from sluice.models.errors import ServingError, first_line
-from sluice.models.processes import TELEMETRY_OFF, python_path
+from sluice.models.processes import module_environment
 from sluice.models.regular_file import beside
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import VARIABLE, TensorSpec
@@ -147,7 +147,7 @@ def _run(order: TrialOrder) -> Sequence[TrialRun]:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.models.backends.trial"],
             input=msgspec.json.encode(order),
-            env=os.environ | TELEMETRY_OFF | {"PYTHONPATH": python_path()},
+            env=module_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=TRIAL_TIMEOUT_S,

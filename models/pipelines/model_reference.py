@@ -8,6 +8,10 @@ from sluice.models.spec import ModelSpec
 from sluice.models.spelling import did_you_mean
 from sluice.models.yaml_file import Lines
 
+_NAME_CHARACTERS = 100
+_MOST_NAMED = 50
+"""Bounds of messages: tensors of a model's file may have any names, and any number."""
+
 
 def find_model(
     models: Mapping[str, ModelSpec], name: str, version: int | None, path: str, at: str, lines: Lines = NO_LINES
@@ -37,6 +41,8 @@ def find_model(
 def expected_one_of(names: Iterable[str], given: str = "") -> str:
     """The possible names, as the end of a message, with the one that is similar to the name that was `given`."""
     listed = list(names)
+    named = [f"{name:.{_NAME_CHARACTERS}}" for name in listed[:_MOST_NAMED]]
     if len(listed) < 2:
-        return f"expected {listed[0]}" if listed else "there are none"
-    return f"expected one of {', '.join(listed)}{did_you_mean(given, listed)}"
+        return f"expected {named[0]}" if named else "there are none"
+    more = f" and {len(listed) - len(named)} more" if len(listed) > len(named) else ""
+    return f"expected one of {', '.join(named)}{more}{did_you_mean(given, listed)}"

@@ -16,7 +16,7 @@ from typing import Any
 
 from sluice.models.backends.python_models.config_builder import ModelConfig
 from sluice.models.errors import ConfigError
-from sluice.models.processes import python_path
+from sluice.models.processes import module_environment
 
 TIME_LIMIT_S = 60.0
 _GRACE_S = 1
@@ -50,7 +50,7 @@ def _run(path: Path, config: str, time_limit_s: float, result: int) -> str:
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, *arguments],
-            env=os.environ | {"PYTHONPATH": python_path()},
+            env=module_environment(),
             stdin=subprocess.PIPE,
             pass_fds=(result,),
             start_new_session=True,

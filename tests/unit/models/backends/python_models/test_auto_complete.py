@@ -51,6 +51,12 @@ def test_a_configuration_is_completed(tmp_path: Path) -> None:
     assert (spec.max_batch_size, [tensor.name for tensor in spec.inputs]) == (4, ["z", "x"])
 
 
+def test_onnx_runtime_reports_to_nobody_from_the_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    body = ADDED + "        assert __import__('os').environ['ORT_DISABLE_TELEMETRY'] == '1'"
+    assert not scanned(tmp_path, body).broken
+
+
 @pytest.mark.parametrize(
     ("body", "config", "reason"),
     [
