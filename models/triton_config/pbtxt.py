@@ -36,6 +36,10 @@ def decode_config(text: str, path: str) -> TritonModelConfig:
         what = str(error).removeprefix(f"{line}:{column} : ")
         hint = _hint(what)
         raise ConfigError(f"{place}: not a model configuration: {' '.join(what.split()):.500}{hint}") from error
+    except ValueError as error:  # the number of an enumeration that has more than 64 bits; the parser lets it through
+        before, found, _ = text.partition(str(error).rpartition(" ")[2])
+        place = f"{path}:{before.count(chr(10)) + 1}" if found else path
+        raise ConfigError(f"{place}: not a model configuration: {error!s:.500}") from error
     return _typed(message, path)
 
 

@@ -190,3 +190,17 @@ def _fields(descriptor: Any, prefix: str, known: frozenset[str] | set[str]) -> I
             yield name
         else:
             yield from _fields(inner, f"{name}.", known)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('name: "m"\ninput {\n  data_type: 9223372036854775808\n}', "c:3: "),
+        ("optimization { priority: -9223372036854775809 }", "c:1: "),
+        ("input { format: 0x8000000000000000 }", "c: "),
+    ],
+)
+def test_a_number_that_no_enumeration_can_have_is_refused(text: str, place: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{place}not a model configuration: Value out of range: ") as caught:
+        decode_config(text, "c")
+    assert "\n" not in str(caught.value)
