@@ -26,8 +26,6 @@ _ENUM = re.compile(r"Invalid enum value '(?P<given>.*?)'", re.DOTALL)
 _NUMBER_EXPECTED = re.compile(r"Expected `(int|float)[^`]*`, got `str`")
 _TRUTH = ("true", "false")
 _MOST_DEEP = 6
-_MOST_CHARACTERS = 2000
-"""Of an error, which may quote a long text."""
 
 
 def _no_structs(form: type) -> Collection[type[msgspec.Struct]]:
@@ -224,7 +222,7 @@ class _Conversion(Generic[_T]):
         return where
 
     def _error(self, at: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._lines.place(self._path, at, what)} {what:.{_MOST_CHARACTERS}}")
+        return self._lines.error(self._path, at, what)
 
 
 def _located(message: str) -> tuple[str, str, bool]:

@@ -13,6 +13,8 @@ MAX_ALIASED = 100_000
 
 _MOST_DIGITS = 100
 
+_ERROR_CHARACTERS = 2000
+"""The bound of an error, which may quote a long text."""
 _ELEMENT = re.compile(r"\[?(\d{1,9})\]?(?:\.|$|(?=\[))")
 _WORD = re.compile(r"\w+")
 _BYTE_ORDER_MARK = "\ufeff"
@@ -38,6 +40,10 @@ class Lines:
         The line is that of the key that `what`, the text of the error, names first, if there is such a key.
         """
         return self.prefix(path, at, what) + (f" {at}:" if at else "")
+
+    def error(self, path: str, at: str, what: str) -> ConfigError:
+        """The error `what` about the value at a place; a long one is cut."""
+        return ConfigError(f"{self.place(path, at, what)} {what:.{_ERROR_CHARACTERS}}")
 
     def prefix(self, path: str, at: str, what: str = "") -> str:
         """The file and the line of an error, with a colon; otherwise as `place`."""

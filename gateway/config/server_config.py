@@ -249,7 +249,7 @@ def _partition(document: Any, path: str, at: str, lines: Lines) -> Any:
     kind = document.get("kind", "cpu")
     if not isinstance(kind, str) or kind not in PARTITION_KINDS:
         what = f"kind: expected one of {', '.join(PARTITION_KINDS)}, got '{kind}'"
-        raise ConfigError(f"{lines.place(path, at, what)} {what}{did_you_mean(str(kind), PARTITION_KINDS)}")
+        raise lines.error(path, at, f"{what}{did_you_mean(str(kind), PARTITION_KINDS)}")
     return convert_settings(document, PARTITION_KINDS[kind], path, at=at, lines=lines)
 
 

@@ -371,7 +371,7 @@ class _Check:
         return _model_stage(name, dict(stage.inputs), self._specs[name], stage.when)
 
     def _error(self, where: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._file.lines.place(self._path, where, what)} {what}")
+        return self._file.lines.error(self._path, where, what)
 
 
 def _model_stage(

@@ -39,7 +39,7 @@ def read_family(text: str, models: Mapping[str, ModelSpec], *, name: str, path: 
     value, lines = load_yaml(text, path)
 
     def error(at: str, what: str) -> ConfigError:
-        return ConfigError(f"{lines.place(path, at, what)} {what}")
+        return lines.error(path, at, what)
 
     written = convert(value, FamilyKeys, path, lines=lines).variants
     if not written:

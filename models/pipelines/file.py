@@ -159,7 +159,7 @@ class _Reader:
         return convert(value, form, self._path, at, lines=self._lines)
 
     def _error(self, at: str, what: str) -> ConfigError:
-        return ConfigError(f"{self._lines.place(self._path, at, what)} {what}")
+        return self._lines.error(self._path, at, what)
 
 
 def _no_kind(stage: dict[Any, Any]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 
 from sluice.models.conversion import NO_LINES
-from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
 from sluice.models.spelling import did_you_mean
 from sluice.models.yaml_file import Lines
@@ -23,18 +22,17 @@ def find_model(
     versions = {spec.version: spec for spec in models.values() if spec.name == name}
     if not versions:
         known = sorted({spec.name for spec in models.values()})
-        place = lines.place(path, f"{at}.model")
-        raise ConfigError(f"{place} no model '{name}'; {expected_one_of(known, name)}")
+        raise lines.error(path, f"{at}.model", f"no model '{name}'; {expected_one_of(known, name)}")
     wanted = max(versions) if version is None else version
     if wanted not in versions:
         known = [str(each) for each in sorted(versions)]
-        place = lines.place(path, f"{at}.version")
-        raise ConfigError(f"{place} model '{name}' has no version {wanted}; {expected_one_of(known)}")
+        what = f"model '{name}' has no version {wanted}; {expected_one_of(known)}"
+        raise lines.error(path, f"{at}.version", what)
     if versions[wanted].decoupled:
-        raise ConfigError(
-            f"{lines.place(path, f'{at}.model')} '{name}' is decoupled: it sends any number of responses to a request; "
-            "expected a model with one response"
+        what = (
+            f"'{name}' is decoupled: it sends any number of responses to a request; expected a model with one response"
         )
+        raise lines.error(path, f"{at}.model", what)
     return versions[wanted]
 
 

@@ -106,7 +106,7 @@ class LayoutFile(msgspec.Struct, frozen=True):
         return {each: users.get(each, ()) for each in there}
 
     def _error(self, at: str, what: str) -> ConfigError:
-        return ConfigError(f"{self.lines.place(self.path, at, what)} {what}")
+        return self.lines.error(self.path, at, what)
 
 
 def decode_layouts(text: str, path: str) -> LayoutFile:

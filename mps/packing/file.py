@@ -86,7 +86,7 @@ def decode_packing(text: str, path: str, measure: MeasureMemory) -> PackingFile:
     value, lines = load_yaml(text, path)
 
     def error(at: str, what: str) -> ConfigError:
-        return ConfigError(f"{lines.place(path, at, what)} {what}")
+        return lines.error(path, at, what)
 
     top = convert(value, PackingKeys, path, lines=lines)
     forms = {name: convert(each, PackedModel, path, f"models.{name}", lines=lines) for name, each in top.models.items()}

@@ -50,6 +50,8 @@ class RefusedTypo(NamedTuple):
 
 def _swap(word: str, chance: random.Random) -> str:
     places = [place for place in range(len(word) - 1) if word[place] != word[place + 1]]
+    if not places:  # one letter again and again
+        return word
     place = chance.choice(places)
     return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
 
@@ -66,6 +68,8 @@ def _double(word: str, chance: random.Random) -> str:
 
 def _neighbour(word: str, chance: random.Random) -> str:
     places = [place for place, letter in enumerate(word) if any(letter.lower() in row for row in _ROWS)]
+    if not places:
+        return word
     place = chance.choice(places)
     letter = word[place]
     row = next(row for row in _ROWS if letter.lower() in row)
@@ -105,6 +109,8 @@ def _in_word(file: ConfigurationFile, kind: str, line: str, chance: random.Rando
         return None
     match = chance.choice(matches)
     wrong = _IN_WORDS[kind](match[0], chance)
+    if wrong == match[0]:
+        return None
     return [line[: match.start()] + wrong + line[match.end() :]], match[0]
 
 

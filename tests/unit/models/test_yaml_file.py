@@ -82,3 +82,9 @@ def test_an_alias_and_a_merge_key_may_be_used() -> None:
         "base": {"cores": [0], "slowdown": 2},
         "other": {"cores": [0], "slowdown": 3},
     }
+
+
+def test_an_error_that_quotes_a_long_text_is_cut() -> None:
+    lines = load_yaml("a:\n  b: 1\n", "f").lines
+    assert str(lines.error("f", "a.b", "expected 2")) == "f:2: a.b: expected 2"
+    assert str(lines.error("f", "a.b", "x" * 5000)) == f"f:2: a.b: {'x' * 2000}"
