@@ -37,6 +37,8 @@ def why_not_loadable(entry: ModelEntry) -> str:
             timeout=LOAD_ALONE_TIMEOUT_S,
             check=False,
         )
+    except OSError as error:
+        return f"{entry.path}: the process that loads it cannot be started: {error.strerror}"
     except subprocess.TimeoutExpired:
         return f"{entry.path}: was not loaded within {LOAD_ALONE_TIMEOUT_S:g} s"
     _, found, reason = done.stdout.rpartition(_OUTCOME)  # a model may print

@@ -1,5 +1,6 @@
 """Models that are loaded in a process of their own."""
 
+import sys
 from pathlib import Path
 
 import onnx
@@ -22,3 +23,11 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pyt
     assert "NoSuchOperator" in why_not_loadable(entry)
     monkeypatch.setattr(load_alone, "LOAD_ALONE_TIMEOUT_S", 0.0)
     assert why_not_loadable(entry) == f"{path}: was not loaded within 0 s"
+
+
+def test_a_process_that_cannot_be_started_is_a_reason_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m" / "1" / "model.onnx"
+    save_mlp(path, (3, 3), seed=1)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    found = why_not_loadable(Repository.scan(tmp_path).models["m:1"])
+    assert found == f"{path}: the process that loads it cannot be started: No such file or directory"
