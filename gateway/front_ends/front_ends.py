@@ -303,8 +303,12 @@ class FrontEnds(MetricsSource):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        yield GaugeMetricFamily("sluice_front_ends", "Front ends that accept connections.", self.ready)
-        yield CounterMetricFamily("sluice_front_end_losses", "Front ends whose process has ended.", self._losses)
+        yield GaugeMetricFamily("sluice_front_ends", "Front-end processes that accept connections.", self.ready)
+        yield CounterMetricFamily(
+            "sluice_front_end_losses",
+            "Front-end processes that have ended unexpectedly and were replaced.",
+            self._losses,
+        )
 
 
 def front_end_count(setting: int | str) -> int:

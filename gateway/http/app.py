@@ -16,11 +16,13 @@ from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
+from sluice.gateway.http.pieces import PiecesResponse
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
+from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
 from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
@@ -89,7 +91,7 @@ def build_app(
 
     @exposition.get("/metrics")
     async def metrics_exposition() -> Response:
-        return Response(await metrics.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PiecesResponse(await metrics.scrape(), CONTENT_TYPE)
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import orjson
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessRules
+from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 
 MAX_CONNECTIONS = 64
@@ -61,13 +63,15 @@ class MetricsServer:
             # A client that is too slow, sends too much or disconnects gets no answer.
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(HEAD_TIMEOUT_S):
-                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n"), writer))
-                    await writer.drain()
+                    for piece in await self._answer(await reader.readuntil(b"\r\n\r\n"), writer):
+                        writer.write(piece)
+                        await writer.drain()
         finally:
             self._open.pop(writer, None)
             writer.close()
 
-    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> bytes:
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> Sequence[bytes]:
+        """The answer to a request in pieces."""
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         lines = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
@@ -82,14 +86,15 @@ class MetricsServer:
         if method not in (b"GET", b"HEAD"):
             return _error("405 Method Not Allowed", "Method Not Allowed")
         body = await self._metrics.scrape()
-        answer = _response("200 OK", b"text/plain; version=0.0.4; charset=utf-8", body)
-        return answer if method == b"GET" else answer[: len(answer) - len(body)]
+        head = _head("200 OK", CONTENT_TYPE, sum(map(len, body)))
+        return [head, *body] if method == b"GET" else [head]
 
 
-def _error(status: str, reason: str) -> bytes:
-    return _response(status, b"application/json", orjson.dumps({"error": reason}))
+def _error(status: str, reason: str) -> Sequence[bytes]:
+    body = orjson.dumps({"error": reason})
+    return _head(status, "application/json", len(body)), body
 
 
-def _response(status: str, content: bytes, body: bytes) -> bytes:
-    lines = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return lines % (status.encode(), content, len(body)) + body
+def _head(status: str, content: str, length: int) -> bytes:
+    lines = f"HTTP/1.1 {status}\r\ncontent-type: {content}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    return lines.encode()

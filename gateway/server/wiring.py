@@ -1,7 +1,7 @@
 """The composition root: builds a server out of its parts."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns, time_ns
 from typing import NamedTuple, TypeAlias
@@ -370,17 +370,17 @@ def _build_execution(
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
-        queue_depths=scheduler.queue_depths,
+        queues=lambda: _queues(scheduler),
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
         statistics=statistics,
     )
-    metrics.include_text(workers.metrics.exposition)
+    metrics.include_models(workers.metrics.groups)
     metrics.include(PartitionMetrics(inventory))
     metrics.include(ResidencyMetrics(scheduler))
-    failures, recovery = metrics.meters.failures, workers.recovery
-    metrics.include(FaultMetrics(scheduler, failures, inventory.names, lambda: recovery.quarantined))
+    recovery = workers.recovery
+    metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
     if config.triton:
         metrics.include(executor.statistics)
     trace_settings = TraceSettings(config.trace, state.registry)
@@ -463,13 +463,17 @@ def _response_cache(
     return None
 
 
-def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
-    """The factors by which batches take longer than their tables say, by model and kind of partition."""
-    return {
-        (key, kind): estimate.correction
-        for key, model in scheduler.dispatcher.models.items()
-        for kind, estimate in model.estimates.items()
-    }
+def _queues(scheduler: Scheduler) -> Iterator[tuple[str, int, int]]:
+    """The waiting requests and rows of each model, one by one; models may come and go meanwhile."""
+    for key in list(scheduler.dispatcher.models):
+        yield key, *scheduler.queued(key)
+
+
+def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
+    """The factors by which batches take longer than their tables say, by model and kind of partition, one by one."""
+    for key, model in list(scheduler.dispatcher.models.items()):
+        for kind in list(model.estimates):
+            yield key, kind, model.estimates[kind].correction
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:

@@ -130,7 +130,7 @@ class Bench:
         self.steps = steps()
         self.executor = executor(TableService(), loop.clock, [READY])
         stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
-        self.metrics = ServerMetrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.metrics = ServerMetrics(stages, ["cpu0"], queues=tuple, arena_bytes=int)
         self.inventory = PlayedInventory("cpu0")
         self.runtime = Runtime(
             Scheduler(SPEC),

@@ -133,8 +133,8 @@ class InstantRuntime:
 
 
 class Exposition:
-    async def scrape(self) -> bytes:
-        return b"sluice_requests_total 3\n"
+    async def scrape(self) -> list[bytes]:
+        return [b"sluice_requests_total", b" 3\n"]
 
 
 class InstantGateway(NamedTuple):

@@ -14,8 +14,8 @@ TIMEOUT_S = 30
 
 
 class Exposition:
-    async def scrape(self) -> bytes:
-        return b"sluice_requests_total 3\n"
+    async def scrape(self) -> list[bytes]:
+        return [b"sluice_requests_total", b" 3\n"]
 
 
 def answered(*sent: bytes) -> list[bytes]:

@@ -19,7 +19,7 @@ def samples(metrics: ServerMetrics) -> dict[tuple[str, frozenset[str]], float]:
 
 
 def new_metrics() -> ServerMetrics:
-    return ServerMetrics({"cascade:1": ["small", "large"]}, ["cpu0"], lambda: {"mlp:1": 3}, lambda: 4096)
+    return ServerMetrics({"cascade:1": ["small", "large"]}, ["cpu0"], lambda: [("mlp:1", 3, 7)], lambda: 4096)
 
 
 def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
@@ -88,11 +88,12 @@ def test_stages_queues_workers_and_memory_are_shown() -> None:
     assert got[key("stage_rows_total", "cascade:1", "small")] == 10
     assert got[key("stage_rows_total", "cascade:1", "large")] == 2
     assert got[key("queue_requests", "mlp:1")] == 3
+    assert got[key("queue_rows", "mlp:1")] == 7
     assert got[key("arena_used_bytes")] == 4096
 
 
 def test_corrections_tell_how_far_profiles_are_off() -> None:
-    metrics = ServerMetrics({}, [], queue_depths=dict, arena_bytes=int, corrections=lambda: {("mlp:1", "cpu1"): 1.25})
+    metrics = ServerMetrics({}, [], queues=tuple, arena_bytes=int, corrections=lambda: [("mlp:1", "cpu1", 1.25)])
     assert samples(metrics)[key("latency_correction", "mlp:1", "cpu1")] == 1.25
 
 

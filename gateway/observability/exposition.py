@@ -1,0 +1,134 @@
+"""The text format of Prometheus, written in small steps, so that a scrape never keeps the event loop for long."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, islice
+from time import perf_counter_ns
+from typing import Literal, NamedTuple
+
+from prometheus_client.core import Metric
+
+SLICE_NS = 200_000
+"""A scrape gives the loop to others after about this time."""
+CHUNK_TEXTS = 64
+"""The texts that are put together in one step."""
+KEPT_LABELS = 1 << 14
+"""The labels that are kept as text from one scrape to the next."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+
+
+class Family(NamedTuple):
+    """A metric: the name is that of its samples, without the `_bucket`, `_sum` and `_count` of those with several."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        """The lines before the samples."""
+        return f"# HELP {self.name} {escaped(self.help)}\n# TYPE {self.name} {self.kind}\n"
+
+    def sample(self, values: tuple[str, ...], value: float) -> str:
+        """The line of one sample, with a value for each label."""
+        return f"{self.name}{labelled(self.labels, values)} {float(value)!r}\n"
+
+
+class Group(NamedTuple):
+    """Families that are written together.
+
+    Each item of `texts` has the lines of each family about one thing, all of the same instant. An empty item is only a
+    step, at which the scrape may pause. A family without lines is left out with its header.
+    """
+
+    families: tuple[Family, ...]
+    texts: Iterable[tuple[str, ...]]
+
+
+class HistogramText:
+    """Writes histograms of one family. `bounds` are divided by `unit`, as are the sums."""
+
+    def __init__(self, family: Family, bounds: Sequence[int], unit: int = 1) -> None:
+        name = family.name
+        limits = [*(f"{bound / unit:g}" for bound in bounds), "+Inf"]
+        lines = [f'{name}_bucket{{\0,le="{limit}"}} %d.0\n' for limit in limits]
+        self._lines = "".join([*lines, f"{name}_count{{\0}} %d.0\n", f"{name}_sum{{\0}} %r\n"])
+        self._unit = unit
+
+    def text(self, labels: str, counts: Sequence[int], total: int) -> str:
+        """The lines of one histogram; `labels` are as in `pairs`, `counts` are by bucket and not accumulated."""
+        ascending = tuple(accumulate(counts))
+        return (self._lines % (*ascending, ascending[-1], total / self._unit)).replace("\0", labels)
+
+
+def escaped(text: str, *, quotes: bool = False) -> str:
+    """Text of a header or, with `quotes`, of a label's value, as the format wants it."""
+    text = text.replace("\\", "\\\\").replace("\n", "\\n")
+    return text.replace('"', '\\"') if quotes else text
+
+
+@lru_cache(KEPT_LABELS)
+def pairs(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Labels without their braces: `model="mlp:1",partition="cpu0"`."""
+    return ",".join([f'{name}="{escaped(value, quotes=True)}"' for name, value in zip(names, values, strict=True)])
+
+
+def labelled(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Labels within their braces; nothing without labels."""
+    return f"{{{pairs(names, values)}}}" if names else ""
+
+
+def of_metrics(metrics: Iterable[Metric]) -> Iterator[Group]:
+    """The groups of families that were made for prometheus_client."""
+    for metric in metrics:
+        suffix = "_total" if metric.type == "counter" else ""
+        kind: Kind = "counter" if metric.type == "counter" else "gauge"
+        family = Family(metric.name + suffix, kind, metric.documentation)
+        lines = (
+            (f"{each.name}{labelled(tuple(each.labels), tuple(each.labels.values()))} {float(each.value)!r}\n",)
+            for each in metric.samples
+        )
+        yield Group((family,), lines)
+
+
+def steps(groups: Iterable[Group]) -> Iterator[bytes | None]:
+    """The exposition in pieces; None is a step without a piece."""
+    for families, texts in groups:
+        columns: list[list[str]] = [[] for _ in families]
+        for item in texts:
+            for column, text in zip(columns, item, strict=False):
+                if text:
+                    column.append(text)
+            yield None
+        for family, column in zip(families, columns, strict=True):
+            if not column:
+                continue
+            rest = iter(column)
+            header = family.header
+            while chunk := list(islice(rest, CHUNK_TEXTS)):
+                yield (header + "".join(chunk)).encode()
+                header = ""
+
+
+def exposition(groups: Iterable[Group]) -> bytes:
+    """The exposition in one step."""
+    return b"".join(piece for piece in steps(groups) if piece is not None)
+
+
+async def exposition_in_slices(
+    groups: Iterable[Group], clock_ns: Callable[[], int] = perf_counter_ns, slice_ns: int = SLICE_NS
+) -> list[bytes]:
+    """The exposition in pieces; the loop gets its turn after each `slice_ns`."""
+    pieces = []
+    until_ns = clock_ns() + slice_ns
+    for piece in steps(groups):
+        if piece is not None:
+            pieces.append(piece)
+        if clock_ns() >= until_ns:
+            await asyncio.sleep(0)
+            until_ns = clock_ns() + slice_ns
+    return pieces
