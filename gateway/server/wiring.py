@@ -41,6 +41,7 @@ from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
+from sluice.gateway.observability.load_metrics import LoadMetrics
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -69,6 +70,7 @@ from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import REMOTE, Repository
 from sluice.models.spec import ModelSpec
+from sluice.models.units import ms_to_ns
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
@@ -396,6 +398,8 @@ def _build_execution(
         build_plan=build_plan,
         on_ended=trace_settings.ended if trace_settings.available else None,
     )
+    default_slo_ns = ms_to_ns(config.default_slo_ms)
+    metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, lambda: runtime.headrooms))
     return _Execution(executor, runtime, metrics, trace_settings, cache)
 
 
