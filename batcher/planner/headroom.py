@@ -1,4 +1,4 @@
-"""How much more traffic the partitions could take: the factor by which all rates may grow."""
+"""The headroom of pipelines: the factor by which all traffic may grow until one misses its objective."""
 
 import math
 from collections.abc import Mapping

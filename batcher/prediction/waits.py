@@ -6,9 +6,9 @@ from sluice.models.units import INFINITE_NS
 
 
 def predicted_wait_ns(pipeline: PipelineState, now_ns: int) -> int | None:
-    """How much longer a request that arrived now would take than on idle partitions, behind all that is planned.
+    """The time that a request which arrived now would take beyond that on idle partitions, behind all that is planned.
 
-    That is the longest wait for those stages at which requests have to wait; joining an open batch can be quicker. None
+    That is the longest wait of the stages at which requests have to wait; to join an open batch can be quicker. None
     while a model of these stages is on no partition. O(stages * partitions).
     """
     steps = pipeline.steps

@@ -22,6 +22,8 @@ _SAME_NAME = (
     "host",
     "http_port",
     "grpc_port",
+    "metrics_port",
+    "metrics_interval_ms",
     "partitions",
     "max_batch_size",
     "default_slo_ms",
@@ -69,6 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address to listen on (default 127.0.0.1)")
     add("--http-port", type=int, metavar="PORT", help="port for HTTP; 0 takes a free one (default 8000)")
     add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
+    add(
+        "--metrics-port", type=int, metavar="PORT", help="a further port for metrics; 0 takes a free one (default none)"
+    )
+    add(
+        "--metrics-interval-ms",
+        type=quantity("_ms"),
+        metavar="MS",
+        help="least time between two readings of the machine for metrics (default 2000)",
+    )
     add(
         "--partitions",
         type=int,

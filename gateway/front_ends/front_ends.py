@@ -116,6 +116,11 @@ class FrontEnds(MetricsSource):
         """The number of front ends that accept connections."""
         return sum(slot.port is not None and slot.port.is_ready for slot in self._slots)
 
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """The process of each front end that has one, by name."""
+        return {slot.name: slot.port.process.pid for slot in self._slots if slot.port is not None}
+
     def start(self) -> None:
         """Start all front ends."""
         for slot in self._slots:

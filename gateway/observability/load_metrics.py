@@ -92,9 +92,7 @@ class LoadMetrics(MetricsSource):
         for key, states in revisions.items():
             yield self._pipeline_text(key, states, headrooms)
 
-    def _pipeline_text(
-        self, key: str, states: list[PipelineState], headrooms: Mapping[str, float]
-    ) -> tuple[str, ...]:
+    def _pipeline_text(self, key: str, states: list[PipelineState], headrooms: Mapping[str, float]) -> tuple[str, ...]:
         latest = states[-1]
         config = latest.config
         labels = f"{{{pairs(('pipeline',), (key,))}}}"

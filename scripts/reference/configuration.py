@@ -50,6 +50,8 @@ SERVER = Section(
         "grpc_port": "Port for gRPC; `0` takes a free one.",
         "grpc_server": "`sluice`, the server of its own, or `grpcio`, a slower one on the core of grpcio.",
         "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
+        "metrics_interval_ms": "The least time between two readings of processors, memory and GPUs for the metrics "
+        "`nv_cpu_*`, `nv_gpu_*` and `nv_energy_consumption`, which a scrape takes.",
         "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
         "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
@@ -533,6 +535,7 @@ http_port: 8000
 grpc_port: 8001
 grpc_server: sluice           # or grpcio
 metrics_port: 8002            # Triton's port for metrics
+metrics_interval_ms: 1000     # read processors and GPUs at most once a second
 front_ends: auto
 partitions:                   # or a number of equal ones: `partitions: 2`
   - {name: small, cores: [0]}

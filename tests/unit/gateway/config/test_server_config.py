@@ -147,7 +147,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, source_cache, "
-            "poll_s, recycle, host, http_port, grpc_port, grpc_server, metrics_port, front_ends, partitions, strict, "
+            "poll_s, recycle, host, http_port, grpc_port, grpc_server, metrics_port, metrics_interval_ms, front_ends, "
+            "partitions, strict, "
             "strict_readiness, resize, batch_timeout_s, quarantine, spare_worker, model_loading, triton, "
             "max_body_bytes, front_door, "
             "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
