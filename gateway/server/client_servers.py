@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -135,8 +136,7 @@ def client_servers(
             every_fault,
         )
 
-    metrics.include(FrontDoorMetrics(counts))
-    _add_machine_metrics(metrics, config, control.inventory, ends)
+    _add_metrics(metrics, counts, config, control.inventory, ends)
     if grpc is None:
         grpc, grpc_port = grpc_server(
             dataplane,
@@ -155,10 +155,15 @@ def client_servers(
     return ClientServers(http, grpc, metrics_server, ends, (config.host, http_port, grpc_port))
 
 
-def _add_machine_metrics(
-    metrics: ServerMetrics, config: ServerConfig, inventory: Inventory, ends: FrontEnds | None
+def _add_metrics(
+    metrics: ServerMetrics,
+    counts: Callable[[], FrontDoorCounts],
+    config: ServerConfig,
+    inventory: Inventory,
+    ends: FrontEnds | None,
 ) -> None:
-    """Add the metrics of the server's processes and of the machine."""
+    """Add the metrics of the front door, of the server's processes and of the machine."""
+    metrics.include(FrontDoorMetrics(counts))
     interval_s = config.metrics_interval_ms * NS_PER_MS / NS_PER_S
     metrics.include(ProcessMetrics(lambda: _process_ids(inventory, ends)))
     metrics.include(MachineMetrics(interval_s, lambda: _devices(inventory)))

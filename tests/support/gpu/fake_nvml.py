@@ -224,7 +224,8 @@ class FakeNvml:
             raise _Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         profile = found.instance.placement.profile if isinstance(found, FakeCompute) else gpu.geometry.profiles[0]
         memory._obj.total = (profile.memory_mib or 0) << 20
-        memory._obj.free = memory._obj.total - (found.used_mib << 20)
+        memory._obj.used = found.used_mib << 20
+        memory._obj.free = memory._obj.total - memory._obj.used
 
     def _nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> None:
         rates._obj.gpu, rates._obj.memory = self._meter(device, "gpu"), self._meter(device, "memory")
