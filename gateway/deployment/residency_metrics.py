@@ -8,10 +8,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sluice.batcher.interface.config import ScheduledModel
 from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.observability.exposition import Family, Group
+from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
 
-MODEL_MEMORY = Family(
+MODEL_MEMORY = ExposedMetric(
     "sluice_model_memory_bytes",
     "gauge",
     "Memory that the model takes on a partition of the kind; source says where the number comes from: a profile, the "

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import cast
 
-from sluice.gateway.observability.exposition import Family, Group, Kind, labelled
+from sluice.gateway.observability.exposition import ExposedMetric, Group, Kind, labelled
 from sluice.gateway.observability.logs import log
 from sluice.models.backends.metric_updates import LABEL, MOST_SERIES, MetricKind, MetricUpdate, check_family
 
@@ -101,7 +101,7 @@ class CustomMetrics:
 
 def _group(name: str, family: _Family) -> Group:
     kind = {MetricKind.COUNTER: "counter", MetricKind.GAUGE: "gauge", MetricKind.HISTOGRAM: "histogram"}
-    described = Family(name, cast(Kind, kind[family.kind]), family.description)
+    described = ExposedMetric(name, cast(Kind, kind[family.kind]), family.description)
     return Group((described,), ((_text(name, family, *each),) for each in list(family.series.items())))
 
 

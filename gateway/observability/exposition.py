@@ -20,7 +20,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
 
-class Family(NamedTuple):
+class ExposedMetric(NamedTuple):
     """A metric: the name is that of its samples, without the `_bucket`, `_sum` and `_count` of those with several."""
 
     name: str
@@ -45,14 +45,14 @@ class Group(NamedTuple):
     step, at which the scrape may pause. A family without lines is left out with its header.
     """
 
-    families: tuple[Family, ...]
+    families: tuple[ExposedMetric, ...]
     texts: Iterable[tuple[str, ...]]
 
 
 class HistogramText:
     """Writes histograms of one family. `bounds` are divided by `unit`, as are the sums."""
 
-    def __init__(self, family: Family, bounds: Sequence[int], unit: int = 1) -> None:
+    def __init__(self, family: ExposedMetric, bounds: Sequence[int], unit: int = 1) -> None:
         name = family.name
         limits = [*(f"{bound / unit:g}" for bound in bounds), "+Inf"]
         lines = [f'{name}_bucket{{\0,le="{limit}"}} %d.0\n' for limit in limits]
@@ -87,7 +87,7 @@ def of_metrics(metrics: Iterable[Metric]) -> Iterator[Group]:
     for metric in metrics:
         suffix = "_total" if metric.type == "counter" else ""
         kind: Kind = "counter" if metric.type == "counter" else "gauge"
-        family = Family(metric.name + suffix, kind, metric.documentation)
+        family = ExposedMetric(metric.name + suffix, kind, metric.documentation)
         lines = (
             (f"{each.name}{labelled(tuple(each.labels), tuple(each.labels.values()))} {float(each.value)!r}\n",)
             for each in metric.samples

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.gateway.observability.exposition import Family, Group
+from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.spec import public_key
 
-BATCH_CEILING = Family(
+BATCH_CEILING = ExposedMetric(
     "sluice_batch_ceiling_rows",
     "gauge",
     "Largest batch of the model in rows on partitions of the kind, since a larger one ran out of memory there.",

@@ -8,45 +8,45 @@ from prometheus_client.core import Metric
 from sluice.batcher.prediction.waits import predicted_wait_ns
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.state import PipelineState
-from sluice.gateway.observability.exposition import Family, Group, pairs
+from sluice.gateway.observability.exposition import ExposedMetric, Group, pairs
 from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_S
 
-OBJECTIVE = Family(
+OBJECTIVE = ExposedMetric(
     "sluice_pipeline_objective_seconds",
     "gauge",
     "Latency objective of the pipeline, or default_slo_ms if it has none of its own.",
     ("pipeline",),
 )
-PERCENTILE = Family(
+PERCENTILE = ExposedMetric(
     "sluice_pipeline_objective_percentile",
     "gauge",
     "Percentage of the admitted requests of the pipeline that are to be complete within the objective.",
     ("pipeline",),
 )
-IN_FLIGHT = Family(
+IN_FLIGHT = ExposedMetric(
     "sluice_pipeline_in_flight_requests",
     "gauge",
     "Requests of the pipeline that are admitted and have no outcome yet.",
     ("pipeline",),
 )
-WAIT = Family(
+WAIT = ExposedMetric(
     "sluice_pipeline_predicted_wait_seconds",
     "gauge",
     "Time that a request which arrives now would wait for partitions, behind all that is planned on them; missing "
     "while no partition holds its models.",
     ("pipeline",),
 )
-HEADROOM = Family(
+HEADROOM = ExposedMetric(
     "sluice_pipeline_headroom",
     "gauge",
     "Factor by which the traffic of all pipelines can grow, from the rates of the latest plan, until this pipeline "
     "misses its objective; below 1 it is overloaded. Only for pipelines with an objective and traffic.",
     ("pipeline",),
 )
-RUNNING = Family(
+RUNNING = ExposedMetric(
     "sluice_running_rows",
     "gauge",
     "Rows of the model in batches that are dispatched to the partition and not over.",

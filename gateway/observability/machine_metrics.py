@@ -8,48 +8,50 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from sluice.gateway.observability.exposition import Family, Group
+from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.mps.nvidia.readings import GpuReading, gpu_readings
 
 READ_TIMEOUT_S = 0.5
 """The longest time that a scrape waits for new readings: a driver may hang. Then it has the ones before."""
 
-CPU_UTILIZATION = Family(
+CPU_UTILIZATION = ExposedMetric(
     "nv_cpu_utilization",
     "gauge",
     "Share of the time since the reading before that all processors of the machine together were busy, from 0 to 1.",
 )
-CPU_MEMORY_TOTAL = Family("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine.")
-CPU_MEMORY_USED = Family(
+CPU_MEMORY_TOTAL = ExposedMetric("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine.")
+CPU_MEMORY_USED = ExposedMetric(
     "nv_cpu_memory_used_bytes", "gauge", "Memory of the machine in use: all that is not available to new programs."
 )
-GPU_UTILIZATION = Family(
+GPU_UTILIZATION = ExposedMetric(
     "nv_gpu_utilization", "gauge", "Share of the time that the GPU was busy, from 0 to 1.", ("gpu_uuid",)
 )
-GPU_MEMORY_TOTAL = Family("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU.", ("gpu_uuid",))
-GPU_MEMORY_USED = Family("nv_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use.", ("gpu_uuid",))
-GPU_POWER = Family("nv_gpu_power_usage", "gauge", "Power that the GPU takes, in watts.", ("gpu_uuid",))
-GPU_POWER_LIMIT = Family("nv_gpu_power_limit", "gauge", "Highest power that the GPU may take, in watts.", ("gpu_uuid",))
-GPU_ENERGY = Family(
+GPU_MEMORY_TOTAL = ExposedMetric("nv_gpu_memory_total_bytes", "gauge", "Memory of the GPU.", ("gpu_uuid",))
+GPU_MEMORY_USED = ExposedMetric("nv_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use.", ("gpu_uuid",))
+GPU_POWER = ExposedMetric("nv_gpu_power_usage", "gauge", "Power that the GPU takes, in watts.", ("gpu_uuid",))
+GPU_POWER_LIMIT = ExposedMetric(
+    "nv_gpu_power_limit", "gauge", "Highest power that the GPU may take, in watts.", ("gpu_uuid",)
+)
+GPU_ENERGY = ExposedMetric(
     "nv_energy_consumption",
     "counter",
     "Energy that the GPU has taken since the server started, in joules.",
     ("gpu_uuid",),
 )
-PARTITION_MEMORY_TOTAL = Family(
+PARTITION_MEMORY_TOTAL = ExposedMetric(
     "sluice_partition_device_memory_bytes",
     "gauge",
     "Memory of the GPU or MIG instance that the partition is on; partitions that share a device show the same.",
     ("device", "partition"),
 )
-PARTITION_MEMORY_USED = Family(
+PARTITION_MEMORY_USED = ExposedMetric(
     "sluice_partition_device_memory_used_bytes",
     "gauge",
     "Memory in use of the GPU or MIG instance that the partition is on; partitions that share a device show the same.",
     ("device", "partition"),
 )
-_OF_GPUS: tuple[tuple[Family, Callable[[GpuReading], float | None]], ...] = (
+_OF_GPUS: tuple[tuple[ExposedMetric, Callable[[GpuReading], float | None]], ...] = (
     (GPU_UTILIZATION, lambda gpu: gpu.utilisation),
     (GPU_MEMORY_TOTAL, lambda gpu: gpu.memory_total_bytes),
     (GPU_MEMORY_USED, lambda gpu: gpu.memory_used_bytes),

@@ -11,7 +11,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.exposition import (
-    Family,
+    ExposedMetric,
     Group,
     HistogramText,
     exposition,
@@ -33,70 +33,70 @@ from sluice.gateway.version import is_compiled, server_version
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_S
 
-QUEUE_REQUESTS = Family(
+QUEUE_REQUESTS = ExposedMetric(
     "sluice_queue_requests",
     "gauge",
     "Requests that wait in the queues of the model, retried ones included.",
     ("model",),
 )
-QUEUE_ROWS = Family("sluice_queue_rows", "gauge", "Rows that wait in the queues of the model.", ("model",))
-LATENCY_CORRECTION = Family(
+QUEUE_ROWS = ExposedMetric("sluice_queue_rows", "gauge", "Rows that wait in the queues of the model.", ("model",))
+LATENCY_CORRECTION = ExposedMetric(
     "sluice_latency_correction",
     "gauge",
     "Measured latency of the model divided by the latency in its profile; 1 if the profile is right.",
     ("kind", "model"),
 )
-REQUESTS = Family(
+REQUESTS = ExposedMetric(
     "sluice_requests_total",
     "counter",
     "Requests that have ended, by outcome; every request has exactly one outcome.",
     ("outcome", "pipeline"),
 )
-DURATION = Family(
+DURATION = ExposedMetric(
     "sluice_request_duration_seconds",
     "histogram",
     "Time from the arrival of a request to its answer; only answered requests are counted.",
     ("pipeline",),
 )
-ATTAINMENT = Family(
+ATTAINMENT = ExposedMetric(
     "sluice_slo_attainment",
     "gauge",
     "Share of all requests since the start that were completed within their latency objective; cancelled requests "
     "are left out.",
     ("pipeline",),
 )
-STAGE_ROWS = Family(
+STAGE_ROWS = ExposedMetric(
     "sluice_stage_rows_total",
     "counter",
     "Rows that the stage of the pipeline has run; a row that ran again is counted once.",
     ("pipeline", "stage"),
 )
-COST = Family(
+COST = ExposedMetric(
     "sluice_cost_total",
     "counter",
     "Cost of the computing time that requests have taken, in units of the currency of the prices.",
     ("pipeline",),
 )
-COST_OF_GOOD = Family(
+COST_OF_GOOD = ExposedMetric(
     "sluice_cost_per_1000_good_requests",
     "gauge",
     "Cost since the start per 1000 requests that were completed within their latency objective.",
     ("pipeline",),
 )
-BATCHES = Family(
+BATCHES = ExposedMetric(
     "sluice_batches_total",
     "counter",
     "Batches that ran, by the reason they were closed: full, idle, delay, deadline or retry.",
     ("model", "partition", "reason"),
 )
-BATCH_FAILURES = Family(
+BATCH_FAILURES = ExposedMetric(
     "sluice_batch_failures_total",
     "counter",
     "Batches that did not complete, by cause; their requests are retried where that can help.",
     ("cause", "model", "partition"),
 )
-BATCH_ROWS = Family("sluice_batch_rows", "histogram", "Rows of a batch.", ("model", "partition"))
-BATCH_COMPUTE = Family(
+BATCH_ROWS = ExposedMetric("sluice_batch_rows", "histogram", "Rows of a batch.", ("model", "partition"))
+BATCH_COMPUTE = ExposedMetric(
     "sluice_batch_compute_seconds", "histogram", "Time of a batch in the model's backend.", ("model", "partition")
 )
 

@@ -2,71 +2,73 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sluice.gateway.observability.exposition import Family, Group, pairs
+from sluice.gateway.observability.exposition import ExposedMetric, Group, pairs
 from sluice.gateway.observability.statistics import ModelStatistics, Statistics
 
 _MODEL = ("model", "version")
-REQUEST_SUCCESS = Family(
+REQUEST_SUCCESS = ExposedMetric(
     "nv_inference_request_success",
     "counter",
     "Requests that succeeded, those from the response cache included.",
     _MODEL,
 )
-REQUEST_FAILURE = Family(
+REQUEST_FAILURE = ExposedMetric(
     "nv_inference_request_failure",
     "counter",
     "Requests that failed, by reason: REJECTED, CANCELED, BACKEND or OTHER.",
     (*_MODEL, "reason"),
 )
 INFERENCE = (
-    Family("nv_inference_count", "counter", "Rows of requests that the model has run.", _MODEL),
-    Family("nv_inference_exec_count", "counter", "Batches that the model has run.", _MODEL),
+    ExposedMetric("nv_inference_count", "counter", "Rows of requests that the model has run.", _MODEL),
+    ExposedMetric("nv_inference_exec_count", "counter", "Batches that the model has run.", _MODEL),
 )
 DURATIONS = (
-    Family(
+    ExposedMetric(
         "nv_inference_request_duration_us",
         "counter",
         "Time from arrival to answer of successful requests, added up, in microseconds.",
         _MODEL,
     ),
-    Family(
+    ExposedMetric(
         "nv_inference_queue_duration_us",
         "counter",
         "Time that requests waited until a worker was free for them, added up, in microseconds.",
         _MODEL,
     ),
-    Family(
+    ExposedMetric(
         "nv_inference_compute_input_duration_us",
         "counter",
         "Time of the inputs of requests on the way to the worker, added up, in microseconds.",
         _MODEL,
     ),
-    Family(
+    ExposedMetric(
         "nv_inference_compute_infer_duration_us",
         "counter",
         "Time of requests in the model's backend, added up, in microseconds.",
         _MODEL,
     ),
-    Family(
+    ExposedMetric(
         "nv_inference_compute_output_duration_us",
         "counter",
         "Time of the outputs of requests on the way back from the worker, added up, in microseconds.",
         _MODEL,
     ),
 )
-PENDING = Family(
+PENDING = ExposedMetric(
     "nv_inference_pending_request_count", "gauge", "Requests that wait in the queues of the model.", _MODEL
 )
 CACHE = (
-    Family("nv_cache_num_hits_per_model", "counter", "Requests answered from the response cache.", _MODEL),
-    Family("nv_cache_num_misses_per_model", "counter", "Requests that the response cache could not answer.", _MODEL),
-    Family(
+    ExposedMetric("nv_cache_num_hits_per_model", "counter", "Requests answered from the response cache.", _MODEL),
+    ExposedMetric(
+        "nv_cache_num_misses_per_model", "counter", "Requests that the response cache could not answer.", _MODEL
+    ),
+    ExposedMetric(
         "nv_cache_hit_duration_per_model",
         "counter",
         "Time of look-ups in the response cache that hit, added up, in microseconds.",
         _MODEL,
     ),
-    Family(
+    ExposedMetric(
         "nv_cache_miss_duration_per_model",
         "counter",
         "Time of look-ups in the response cache and of insertions after a miss, added up, in microseconds.",

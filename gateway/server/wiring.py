@@ -27,6 +27,7 @@ from sluice.gateway.deployment.placement_notes import note_initial
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.deployment.registry_metrics import RegistryMetrics
 from sluice.gateway.deployment.residency_metrics import ResidencyMetrics, held_memory
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
 from sluice.gateway.deployment.rollout import Rollout
@@ -380,6 +381,7 @@ def _build_execution(
     )
     metrics.include_models(workers.metrics.groups)
     metrics.include(PartitionMetrics(inventory))
+    metrics.include(RegistryMetrics(state.registry))
     metrics.include(ResidencyMetrics(scheduler))
     recovery = workers.recovery
     metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))

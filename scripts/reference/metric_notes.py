@@ -11,6 +11,35 @@ class Example(NamedTuple):
 
 
 UNITS = {
+    "nv_cpu_utilization": "share",
+    "nv_energy_consumption": "joules",
+    "nv_gpu_power_limit": "watts",
+    "nv_gpu_power_usage": "watts",
+    "nv_gpu_utilization": "share",
+    "nv_inference_count": "rows",
+    "nv_inference_exec_count": "batches",
+    "nv_cache_num_hits_per_model": "requests",
+    "nv_cache_num_misses_per_model": "requests",
+    "nv_inference_request_success": "requests",
+    "nv_inference_request_failure": "requests",
+    "process_open_fds": "files",
+    "process_max_fds": "files",
+    "sluice_slo_attainment": "share",
+    "sluice_pipeline_headroom": "factor",
+    "sluice_latency_correction": "factor",
+    "sluice_pipeline_objective_percentile": "percent",
+    "sluice_batch_failures_total": "batches",
+    "sluice_model_loads_total": "loads",
+    "sluice_model_evictions_total": "evictions",
+    "sluice_models": "versions",
+    "sluice_partition_models": "models",
+    "sluice_front_ends": "processes",
+    "sluice_front_end_losses_total": "processes",
+    "sluice_worker_restarts_total": "processes",
+    "sluice_partition_resizes_total": "resizes",
+    "sluice_triton_executions_total": "batches",
+    "sluice_triton_inferences_total": "rows",
+    "sluice_client_faults_total": "faults",
     "sluice_cost_total": "currency",
     "sluice_cost_per_1000_good_requests": "currency",
 }
@@ -58,6 +87,18 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         Example(
             "Batches a second by the reason they were closed",
             "sum by (model, reason) (rate(sluice_batches_total[5m]))",
+        ),
+    ),
+    "sluice_pipeline_headroom": (
+        Example(
+            "Share of the traffic that would be too much, for an autoscaler",
+            "1 / min(sluice_pipeline_headroom)",
+        ),
+    ),
+    "sluice_pipeline_predicted_wait_seconds": (
+        Example(
+            "Predicted wait as a part of the objective",
+            "sluice_pipeline_predicted_wait_seconds / sluice_pipeline_objective_seconds",
         ),
     ),
     "sluice_partition_busy_seconds_total": (

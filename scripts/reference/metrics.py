@@ -6,9 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from prometheus_client.process_collector import ProcessCollector
+
 from scripts.reference.metric_notes import EXAMPLES, UNITS
 from scripts.reference.tables import code, paragraph, table
-from sluice.gateway.observability.exposition import Family
+from sluice.gateway.observability.exposition import ExposedMetric
 
 GATEWAY = Path(__file__).parents[2] / "gateway"
 
@@ -65,16 +67,19 @@ def metric_definitions() -> list[MetricDefinition]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FAMILIES:
                 definition = _definition(file, node, _FAMILIES[node.func.id])
                 found[definition.name] = definition
-        if " Family(" in text:
+        if " ExposedMetric(" in text:
             module = import_module(".".join(("sluice", *file.relative_to(GATEWAY.parent).with_suffix("").parts)))
             for family in _families(vars(module).values()):
                 found[family.name] = MetricDefinition(family.name, family.kind, family.labels, family.help)
+    for own in ProcessCollector(registry=None).collect():
+        name = f"{own.name}_total" if own.type == "counter" else own.name
+        found[name] = MetricDefinition(name, own.type, (), own.documentation)
     return sorted(found.values())
 
 
-def _families(values: Iterable[object]) -> Iterator[Family]:
+def _families(values: Iterable[object]) -> Iterator[ExposedMetric]:
     for value in values:
-        if isinstance(value, Family):
+        if isinstance(value, ExposedMetric):
             yield value
         elif isinstance(value, tuple):
             yield from _families(value)
@@ -98,6 +103,7 @@ def metrics_page() -> str:
         _section(title, [each for each in definitions if _title(each) == title])
         for title in (*_GROUPS.values(), _TRITON_SERVERS)
     ]
+    parts += [_PROCESS, _table([each for each in definitions if each.name.startswith("process_")])]
     parts += [_TRITON_NAMES, _table([each for each in definitions if each.name.startswith("nv_")])]
     return "\n\n".join(parts) + "\n"
 
@@ -135,12 +141,17 @@ _TITLE = """# Metrics
 
 _INTRODUCTION = (
     """`GET /metrics` exposes all metrics in the text format of Prometheus. With `metrics_port` in the
-    [configuration](configuration.md), they are also served on a port of their own.""",
-    """A counter never decreases while the server runs. A histogram has the series `_bucket`, `_sum` and `_count`. Times
-    are in seconds, costs in units of the currency of the [prices](configuration.md#prices). `model` and `pipeline` are
-    `NAME:VERSION`, `partition` is the name of a partition or of a Triton server, and `kind` is a kind of partitions,
-    such as `cpu1`.""",
+    [configuration](configuration.md), they are also served on a port of their own.
+    [Monitoring](../operate/monitoring.md) has a dashboard and alerts.""",
+    """A counter never decreases while the server runs. A histogram has the series `_bucket`, `_sum` and `_count`. Costs
+    are in units of the currency of the [prices](configuration.md#prices). `model` and `pipeline` are `NAME:VERSION`,
+    and a model by itself is a pipeline, too. `partition` is the name of a partition or of a Triton server, and `kind`
+    is a kind of partitions, such as `cpu1`.""",
 )
+
+_PROCESS = """## The main process
+
+Metrics of the process with the scheduler, under the names that Prometheus' clients have for them."""
 
 _TRITON_NAMES = """## Triton's names
 

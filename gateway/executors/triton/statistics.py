@@ -7,24 +7,24 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 
-from sluice.gateway.observability.exposition import Family, Group
+from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
-INFERENCES = Family(
+INFERENCES = ExposedMetric(
     "sluice_triton_inferences_total",
     "counter",
     "Rows that the Triton server says that it has run.",
     ("model", "partition"),
 )
-EXECUTIONS = Family(
+EXECUTIONS = ExposedMetric(
     "sluice_triton_executions_total",
     "counter",
     "Batches that the Triton server says that it has run.",
     ("model", "partition"),
 )
-SECONDS = Family(
+SECONDS = ExposedMetric(
     "sluice_triton_seconds_total",
     "counter",
     "Time of batches in the Triton server by its own count, by phase: queue, input, infer or output.",

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from sluice.gateway.observability.exposition import (
     CHUNK_TEXTS,
-    Family,
+    ExposedMetric,
     Group,
     HistogramText,
     exposition,
@@ -19,13 +19,13 @@ from sluice.gateway.observability.exposition import (
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.models.units import NS_PER_MS
 
-RUNS = Family("runs_total", "counter", "Runs of a\nmodel.", ("model",))
-DEPTH = Family("depth", "gauge", "Depth.", ("model",))
+RUNS = ExposedMetric("runs_total", "counter", "Runs of a\nmodel.", ("model",))
+DEPTH = ExposedMetric("depth", "gauge", "Depth.", ("model",))
 
 
 def test_families_of_a_group_stand_one_after_the_other_and_empty_ones_are_left_out() -> None:
     texts = [(RUNS.sample((model,), runs), DEPTH.sample((model,), 0.5)) for model, runs in (("a", 1), ('"b"\\', 2))]
-    groups = [Group((RUNS, DEPTH), texts), Group((Family("none", "gauge", "Nothing."),), [()])]
+    groups = [Group((RUNS, DEPTH), texts), Group((ExposedMetric("none", "gauge", "Nothing."),), [()])]
     assert exposition(groups).decode().splitlines() == [
         "# HELP runs_total Runs of a\\nmodel.",
         "# TYPE runs_total counter",
@@ -39,7 +39,9 @@ def test_families_of_a_group_stand_one_after_the_other_and_empty_ones_are_left_o
 
 
 def test_histograms_count_upwards_in_the_unit_of_the_family() -> None:
-    text = HistogramText(Family("took_seconds", "histogram", "Time.", ("model",)), (NS_PER_MS, 10 * NS_PER_MS), 10**9)
+    text = HistogramText(
+        ExposedMetric("took_seconds", "histogram", "Time.", ("model",)), (NS_PER_MS, 10 * NS_PER_MS), 10**9
+    )
     assert text.text(pairs(("model",), ("50%",)), (2, 0, 1), 1_500_000_000).splitlines() == [
         'took_seconds_bucket{model="50%",le="0.001"} 2.0',
         'took_seconds_bucket{model="50%",le="0.01"} 2.0',
