@@ -25,6 +25,7 @@ _SAME_NAME = (
     "partitions",
     "max_batch_size",
     "default_slo_ms",
+    "drain_delay_s",
     "drain_timeout_s",
     "allow_client_shm",
     "client_shm_prefix",
@@ -92,10 +93,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="deadline of requests that set none (default 10000)",
     )
     add(
+        "--drain-delay-s",
+        type=quantity("_s"),
+        metavar="S",
+        help="time to go on serving, but not ready, when the server is to stop (default 0)",
+    )
+    add(
         "--drain-timeout-s",
         type=quantity("_s"),
         metavar="S",
-        help="time for open requests when the server stops (default 30)",
+        help="time from the signal to stop until open requests are given up (default 30)",
     )
     add(
         "--cache-bytes",

@@ -111,6 +111,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     client_key: str | None = None
     default_model: str | None = None
     json_nan: JsonNan | None = JsonNan.LITERAL
+    drain_delay_s: float = 0
     drain_timeout_s: float = 30
 
     def __post_init__(self) -> None:
@@ -279,6 +280,13 @@ def _check_seconds(config: ServerConfig) -> None:
             raise ValueError(f"{name}: expected a finite number above 0, got {seconds:g}")
     if not 0 <= config.drain_timeout_s < math.inf:
         raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {config.drain_timeout_s:g}")
+    if not 0 <= config.drain_delay_s < math.inf:
+        raise ValueError(f"drain_delay_s: expected a finite number of at least 0, got {config.drain_delay_s:g}")
+    if config.drain_delay_s and config.drain_delay_s >= config.drain_timeout_s:
+        raise ValueError(
+            f"drain_delay_s: expected less than drain_timeout_s, {config.drain_timeout_s:g}, which it is a part of, "
+            f"got {config.drain_delay_s:g}"
+        )
 
 
 def _check_devices(partitions: tuple[Partition, ...]) -> None:

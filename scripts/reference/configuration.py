@@ -118,7 +118,11 @@ SERVER = Section(
         "trace": "A file of traces in Triton's format. See [below](#trace).",
         "trace_requests": "Recent requests that are remembered for [`sluice why`](../use/explain.md), and as many "
         "that were not answered in time.",
-        "drain_timeout_s": "Seconds for open requests to end when the server is stopped.",
+        "drain_delay_s": "Seconds for which a server that got the signal to stop goes on serving, but is "
+        "[not ready](../operate/machines.md#leaving), so that nobody sends it requests any more when it stops. It must "
+        "be less than `drain_timeout_s`.",
+        "drain_timeout_s": "Seconds from the signal to stop until open requests are given up. `drain_delay_s` is a "
+        "part of them.",
     },
     defaults={
         "partitions": "one for each core that the machine and its cgroup allow",
@@ -588,5 +592,6 @@ allowed_hosts: [models.example]
 cors: {origins: ["https://app.example"]}
 trace: {file: traces.json, rate: 100}
 trace_requests: 50000
+drain_delay_s: 0
 drain_timeout_s: 10
 ```"""
