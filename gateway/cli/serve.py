@@ -72,9 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
     add(
         "--partitions",
-        type=int,
+        type=_partitions,
         metavar="N",
-        help="number of equal core sets (default: one for each core that the cgroup allows)",
+        help="number of equal core sets (default: one for each core that the cgroup allows), or auto for the GPUs and "
+        "MIG instances that the process was given, if there are any",
     )
     add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
     add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
@@ -155,6 +156,15 @@ def _sizes(text: str) -> list[int]:
         return [int(size) for size in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected sizes such as 4,8, got '{text:.80}'") from None
+
+
+def _partitions(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or auto, got '{text:.80}'") from None
 
 
 def _serve(options: argparse.Namespace) -> int:

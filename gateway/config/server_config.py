@@ -29,7 +29,7 @@ from sluice.models.yaml_file import Lines, YamlDocument, load_yaml
 from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_capacity
-from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
+from sluice.mps.partitions.partition import GIVEN, CpuPartition, MigPartition, MpsPartition, Partition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 
 _MIB = 1 << 20
@@ -84,7 +84,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     grpc_server: GrpcServerKind = GrpcServerKind.SLUICE
     metrics_port: int | None = None
     front_ends: int | Literal["auto"] = 0
-    partitions: int | tuple[Partition, ...] | None = None
+    partitions: int | Literal["auto"] | tuple[Partition, ...] | None = None
     strict: bool = False
     strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
@@ -293,6 +293,10 @@ def _check_devices(partitions: tuple[Partition, ...]) -> None:
     """Raise ValueError for malformed device names and for shares that exceed their device."""
     for partition in partitions:
         if isinstance(partition, CpuPartition):
+            continue
+        if isinstance(partition, MpsPartition) and partition.uuid == GIVEN:
+            if partition.profile:
+                raise ValueError(f"partition {partition.name}: expected no profile beside uuid: {GIVEN}")
             continue
         if partition.uuid.startswith(_OLD_INSTANCE):
             raise ValueError(

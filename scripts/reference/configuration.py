@@ -52,7 +52,8 @@ SERVER = Section(
         "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
         "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
-        "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
+        "partitions": "The partitions of the machine, each with one worker: a number, `auto`, or a list. See "
+        "[below](#partitions).",
         "strict": "Serve only while every partition is [proved](../operate/isolation.md) to be isolated. Otherwise the "
         "server stops and reports why.",
         "strict_readiness": "Be ready only while all models and pipelines are ready, as in Triton. Otherwise "
@@ -154,7 +155,7 @@ PARTITION_KEYS = {
     "hard_memory_mb": "Memory limit that the kernel enforces, in MiB, for the data of the worker and of every process "
     "of a Python model. See [partitions](../operate/partitions.md).",
     "uuid": "The whole UUID of the instance (`MIG-…`) or GPU (`GPU-…`), which `sluice partitions list` prints. Shares "
-    "can be of either.",
+    "can be of either; `auto` stands for the only GPU or instance that the server was given.",
     "profile": "Profile of the instance, such as `2g.20gb`, by which profiles of models are looked up. With `mps` only "
     "for a share of an instance; without it, the share counts and costs as one of a whole GPU.",
     "share_percent": "Its share of the multiprocessors, from 1 to 100.",
@@ -512,10 +513,13 @@ origin: a line of the file, an environment variable, an option, or the default. 
 Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU
 layouts (`partitions`), for editors."""
 
-_PARTITIONS = """A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1`
-and so on. A list describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets.
-Every partition has a worker of its own, which holds every model that fits into its memory and runs one batch at a
-time on the whole partition."""
+_PARTITIONS = """\
+A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1` and so on. A list
+describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets. `auto` takes what the
+server was given, as a container is: a partition for each MIG instance, `mig0` and so on, and one for each whole GPU,
+`gpu0` and so on. Without any, it takes the cores. The devices are those that the driver shows; if
+`NVIDIA_VISIBLE_DEVICES` or `CUDA_VISIBLE_DEVICES` has UUIDs, only these count. Every partition has a worker of its
+own, which holds every model that fits into its memory and runs one batch at a time on the whole partition."""
 
 _PARTITION_MEMORY = """A model takes the memory that its [profile](../operate/profiles.md) reports for its largest
 batch, or else the size of its file. If not every partition has memory for every model, each model is placed once,
