@@ -252,3 +252,31 @@ def test_the_runtime_of_kserve_has_options_of_sluice_serve_and_ports_of_its_own(
 def _config_map(objects: list[dict[str, Any]]) -> str:
     (name,) = (each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap")
     return str(name)
+
+
+@pytest.mark.parametrize(
+    ("series", "pods"),
+    [
+        # The first pod is needed to a half for its tighter pipeline, and the second one is overloaded twice.
+        ({("a", "tight"): 2.0, ("a", "easy"): 4.0, ("b", "tight"): 0.5}, 2.5),
+        ({}, 0.0),
+    ],
+)
+def test_the_autoscaler_adds_up_how_much_of_each_pod_is_needed(
+    series: dict[tuple[str, str], float], pods: float, tmp_path: Path
+) -> None:
+    (trigger,) = found(rendered("overlays/cpu-autoscaled"), "ScaledObject")["spec"]["triggers"]
+    rules, unit = tmp_path / "rules.yaml", tmp_path / "test.yaml"
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": []}]}))
+    name = 'sluice_pipeline_headroom{{service="sluice", pod="{}", pipeline="{}"}}'
+    expected = {"labels": "{}", "value": pods}
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name.format(*labels), "values": f"{value}x4"} for labels, value in series.items()],
+        "promql_expr_test": [{"expr": trigger["metadata"]["query"], "eval_time": "1m", "exp_samples": [expected]}],
+    }
+    unit.write_text(yaml.safe_dump({"rule_files": [str(rules)], "tests": [test]}))
+    done = subprocess.run(
+        [require_tool("promtool"), "test", "rules", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
