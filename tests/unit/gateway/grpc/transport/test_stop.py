@@ -18,7 +18,7 @@ from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.grpc.grpc_channel import refusal
 from tests.unit.gateway.grpc.transport.serving import Serving
 from tests.unit.gateway.grpc.transport.test_server import unary
-from tests.unit.gateway.instant_gateway import identity, instant_gateway
+from tests.unit.gateway.instant_gateway import identity, instant_gateway, until
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
 
@@ -203,13 +203,11 @@ def test_clients_that_are_asked_to_go_get_all_answers_and_call_on_a_new_connecti
         await begun.wait()
         (first,) = server.connections
         server.front_door.ask_to_go(last=False)
-        while first.http2.awaits_ping:
-            await asyncio.sleep(0)
+        await until(lambda: not first.http2.awaits_ping)
         assert await call(b"next") == b"next"
         assert len(server.connections) == 2
         released.set()
         assert await slow == b"slow"
-        while first in server.connections:
-            await asyncio.sleep(0)
+        await until(lambda: first not in server.connections)
 
     Serving(GrpcServerKind.SLUICE)(unary(answer), talk)
