@@ -280,3 +280,11 @@ def test_the_autoscaler_adds_up_how_much_of_each_pod_is_needed(
         [require_tool("promtool"), "test", "rules", str(unit)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_autoscaler_asks_for_metrics_that_there_are() -> None:
+    (trigger,) = found(rendered("overlays/cpu-autoscaled"), "ScaledObject")["spec"]["triggers"]
+    reference = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    names = re.findall(r"sluice_\w+", trigger["metadata"]["query"])
+    assert names
+    assert [name for name in names if f"| `{name}` |" not in reference] == []
