@@ -34,7 +34,7 @@ KSERVE := .venv-kserve
 KSERVE_VERSION := 0.21.0
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
-PARTS := lint test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
+PARTS := lint test-deploy test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
 	test-core-rest test-core-simulation test-front-ends test-compiled test-system-u-z test-core-gateway test-grpcio \
 	test-core-hashes \
 	test-fresh-seeds
@@ -43,7 +43,7 @@ JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference triton clean \
+.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins triton clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -59,6 +59,7 @@ help:
 	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
 	@echo "make bench        run the benchmarks"
 	@echo "make reference    write the generated pages of docs/reference"
+	@echo "make pins         write the versions of all packages in images as pip resolves them now"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -83,7 +84,8 @@ check-unit: $(TEST)/installed-$(ORT)
 # The core is what needs no server. A file of tests that no other part names is in test-core-rest. What the core decides
 # must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings.
 test-core-rest: $(TEST)/installed-$(ORT)
-	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled
+	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled \
+		--ignore=tests/deploy
 
 test-core-gateway: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit/gateway
@@ -136,6 +138,10 @@ $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
 test-conformance: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/conformance
 
+# The image, the manifests and rolling restarts.
+test-deploy: $(TEST)/installed-$(ORT)
+	@$(PYTEST) tests/deploy
+
 # What clients see of a server, once more with front ends. The rest of tests/conformance starts no server.
 FRONT_ENDS := $(addprefix tests/conformance/test_,bad_models.py dynamic_batching.py endpoints.py fuzz.py \
 		hostile_input.py model_update.py openapi.py protocol_errors.py tensors.py trouble.py v1_and_sagemaker.py) \
@@ -156,6 +162,9 @@ test-timed: $(TEST)/installed-$(ORT)
 
 reference: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.reference
+
+pins: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.pins
 
 test-bounds:
 	@"$(PYTHON)" scripts/try_bounds.py --extra $(ORT)

@@ -78,7 +78,8 @@ The others have structs of msgspec, which mypyc cannot make, or files that users
 """
 LIBRARY = "sluice_compiled"
 """All of it is one library, `sluice_core__mypyc`, so that calls between modules are calls of C."""
-BUILD_TOOLS = ["msgspec>=0.19", "mypy>=2.4", "setuptools>=65"]
+BUILD_TOOLS = ["msgspec>=0.19", "mypy>=2.4", "numpy>=1.26", "setuptools>=65"]
+"""Those with NumPy and msgspec, whose types the compiled modules use."""
 
 
 class CompiledModules(BuildHookInterface[Any]):

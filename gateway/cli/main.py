@@ -20,6 +20,7 @@ OUTPUT_CLOSED = 141
 COMMANDS = {
     "serve": "serve a model repository, or single model files",
     "replay": "check that a journal leads to the same decisions again",
+    "health": "exit with 0 if a running server is ready, else with 1",
     "why": "show where a request spent its time",
     "validate": "check a model repository, or single model files, without serving",
     "model": "list, load, unload or register the models of a running server",

@@ -27,6 +27,7 @@ _SAME_NAME = (
     "partitions",
     "max_batch_size",
     "default_slo_ms",
+    "drain_delay_s",
     "drain_timeout_s",
     "allow_client_shm",
     "client_shm_prefix",
@@ -82,9 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--partitions",
-        type=int,
+        type=_partitions,
         metavar="N",
-        help="number of equal core sets (default: one for each core that the cgroup allows)",
+        help="number of equal core sets (default: one for each core that the cgroup allows), or auto for the GPUs and "
+        "MIG instances that the process was given, if there are any",
     )
     add("--policy", choices=list(batch_policies()), help=f"batch policy (default {DEFAULT})")
     add("--objective", choices=list(Objective), help="objective of the deadline policy (default latency)")
@@ -103,10 +105,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="deadline of requests that set none (default 10000)",
     )
     add(
+        "--drain-delay-s",
+        type=quantity("_s"),
+        metavar="S",
+        help="time to go on serving, but not ready, when the server is to stop (default 0)",
+    )
+    add(
         "--drain-timeout-s",
         type=quantity("_s"),
         metavar="S",
-        help="time for open requests when the server stops (default 30)",
+        help="time from the signal to stop until open requests are given up (default 30)",
     )
     add(
         "--cache-bytes",
@@ -159,6 +167,15 @@ def _sizes(text: str) -> list[int]:
         return [int(size) for size in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected sizes such as 4,8, got '{text:.80}'") from None
+
+
+def _partitions(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or auto, got '{text:.80}'") from None
 
 
 def _serve(options: argparse.Namespace) -> int:

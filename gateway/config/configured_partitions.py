@@ -3,6 +3,7 @@
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.config.triton_settings import TritonSettings
+from sluice.mps.nvidia.given_devices import given_partitions, on_given_device
 from sluice.mps.partitions.cpu import default_partitions, usable_cores
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition, Partition, ShareMode
 
@@ -11,10 +12,15 @@ _SECONDS_PER_HOUR = 3600
 
 
 def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
-    """The partitions of the configuration; raises PartitionError for a number that is impossible here."""
+    """The partitions of the configuration; raises PartitionError for what is impossible here.
+
+    `auto` are the GPUs and MIG instances that this process was given or, if it has none, its cores.
+    """
+    if isinstance(config.partitions, str):
+        return given_partitions() or default_partitions()
     if config.partitions is None or isinstance(config.partitions, int):
         return default_partitions(config.partitions)
-    return config.partitions
+    return tuple(on_given_device(each) if isinstance(each, MpsPartition) else each for each in config.partitions)
 
 
 def partition_config(

@@ -29,7 +29,7 @@ from sluice.models.yaml_file import Lines, YamlDocument, load_yaml
 from sluice.mps.ipc.arena import Region
 from sluice.mps.partitions.balance import BalanceSettings
 from sluice.mps.partitions.capacity_check import check_capacity
-from sluice.mps.partitions.partition import CpuPartition, MigPartition, MpsPartition, Partition
+from sluice.mps.partitions.partition import GIVEN, CpuPartition, MigPartition, MpsPartition, Partition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 
 _MIB = 1 << 20
@@ -87,7 +87,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     metrics_port: int | None = None
     metrics_interval_ms: float = 2000
     front_ends: int | Literal["auto"] = 0
-    partitions: int | tuple[Partition, ...] | None = None
+    partitions: int | Literal["auto"] | tuple[Partition, ...] | None = None
     strict: bool = False
     strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
@@ -114,6 +114,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     client_key: str | None = None
     default_model: str | None = None
     json_nan: JsonNan | None = JsonNan.LITERAL
+    drain_delay_s: float = 0
     drain_timeout_s: float = 30
 
     def __post_init__(self) -> None:
@@ -287,12 +288,23 @@ def _check_seconds(config: ServerConfig) -> None:
         )
     if not 0 <= config.drain_timeout_s < math.inf:
         raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {config.drain_timeout_s:g}")
+    if not 0 <= config.drain_delay_s < math.inf:
+        raise ValueError(f"drain_delay_s: expected a finite number of at least 0, got {config.drain_delay_s:g}")
+    if config.drain_delay_s and config.drain_delay_s >= config.drain_timeout_s:
+        raise ValueError(
+            f"drain_delay_s: expected less than drain_timeout_s, {config.drain_timeout_s:g}, which it is a part of, "
+            f"got {config.drain_delay_s:g}"
+        )
 
 
 def _check_devices(partitions: tuple[Partition, ...]) -> None:
     """Raise ValueError for malformed device names and for shares that exceed their device."""
     for partition in partitions:
         if isinstance(partition, CpuPartition):
+            continue
+        if isinstance(partition, MpsPartition) and partition.uuid == GIVEN:
+            if partition.profile:
+                raise ValueError(f"partition {partition.name}: expected no profile beside uuid: {GIVEN}")
             continue
         if partition.uuid.startswith(_OLD_INSTANCE):
             raise ValueError(

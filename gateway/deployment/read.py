@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, source_directory
 from sluice.gateway.deployment.load_alone import why_not_loadable
 from sluice.gateway.deployment.model_notes import log_notes
@@ -78,8 +79,7 @@ def read_models(
 def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> RevisionSource:
     """The source that later revisions of models are read from."""
     remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
-    listed = config.partitions if isinstance(config.partitions, tuple) else ()
-    kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in listed) or {CPU}
+    kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in configured_partitions(config)) or {CPU}
     sizes = config.batch_sizes()
 
     def wrong(directory: Path, loaded: Collection[str]) -> dict[str, str]:

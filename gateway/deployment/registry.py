@@ -55,7 +55,7 @@ class ModelRegistry:
         self.server_name = "sluice"
         self.server_version = server_version
         self.live = True
-        self.draining = False
+        self.leaving = self.draining = False
         self._strict = strict
         self._inventory = inventory
         self._entries: dict[str, _Entry] = {}
@@ -80,9 +80,13 @@ class ModelRegistry:
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def start_leaving(self) -> None:
+        """Record that the server is about to stop: nothing is ready from now on, but requests are still served."""
+        self.leaving = True
+
     def start_draining(self) -> None:
-        """Record that the server is stopping: nothing is ready from now on."""
-        self.draining = True
+        """Record that the server is stopping: nothing is ready from now on, and new requests are refused."""
+        self.leaving = self.draining = True
         self._report()
 
     @property
@@ -239,7 +243,7 @@ class ModelRegistry:
         A model that could not be read, or failed to load, does not count while another one is served, unless the server
         is strict.
         """
-        if self.draining or not self._inventory.is_serving:
+        if self.leaving or not self._inventory.is_serving:
             return False
         entries = [entry for entry in self._entries.values() if not entry.foreign]
         if self._strict:
@@ -293,7 +297,7 @@ class ModelRegistry:
         if reason := self._why_unavailable(pipeline):
             failed = self._failed_everywhere(pipeline)
             return VersionStatus.UNAVAILABLE if failed else VersionStatus.LOADING, reason
-        if self.draining:
+        if self.leaving:
             return VersionStatus.UNAVAILABLE, "the server is stopping"
         if all(not stage.models or any(map(self._is_ready, stage.models)) for stage in pipeline.stages):
             return VersionStatus.READY, ""

@@ -48,6 +48,10 @@ class GuardedConnection(Protocol):
         """End the connection at once."""
         ...
 
+    def ask_to_go(self, *, last: bool) -> None:
+        """Ask the client to send its next request on another connection; `last` closes one that waits for it."""
+        ...
+
     def sweep(self, now_s: float) -> None:
         """Enforce the time limits."""
         ...
@@ -75,6 +79,8 @@ class FrontDoor:
         self.paused: set[GuardedConnection] = set()
         """Connections that are not read because the buffer is nearly full."""
         self._addresses: Counter[str] = Counter()
+        self.is_leaving = False
+        """True from the time on when clients are asked to go."""
         self._pressed = False
 
     @property
@@ -107,6 +113,15 @@ class FrontDoor:
     def is_full(self) -> bool:
         """True if only health and metrics are answered on new connections."""
         return len(self.connections) > self.open_to_all
+
+    def ask_to_go(self, *, last: bool) -> None:
+        """Ask all clients to send their next requests on other connections, which lead to other servers.
+
+        Answers over HTTP carry that from now on. With `last`, connections between two requests are closed.
+        """
+        self.is_leaving = True
+        for connection in tuple(self.connections):
+            connection.ask_to_go(last=last)
 
     def press(self, connection: GuardedConnection) -> None:
         """The buffer is nearly full: let a large request wait. When it is full, give up the largest."""

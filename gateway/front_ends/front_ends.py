@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.front_door.metrics import FrontDoorCounts
-from sluice.gateway.front_ends.messages import AskCounts, Start, Stop
+from sluice.gateway.front_ends.messages import AskCounts, AskToGo, Start, Stop
 from sluice.gateway.front_ends.outputs import RegionIndex
 from sluice.gateway.front_ends.port import FrontEndPort
 from sluice.gateway.front_ends.snapshot import Serving, changes
@@ -126,6 +126,12 @@ class FrontEnds(MetricsSource):
         for slot in self._slots:
             self._start_process(slot)
         self._checking = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+
+    def ask_to_go(self, *, last: bool) -> None:
+        """Ask the clients of all front ends to go, as `FrontDoor.ask_to_go` does."""
+        for slot in self._slots:
+            if slot.port is not None:
+                slot.port.send(AskToGo(last))
 
     async def stop(self, timeout_s: float) -> None:
         """Accept no connections, and let the front ends answer the open requests; after that time they are killed."""

@@ -24,6 +24,7 @@ from sluice.gateway.front_ends.link import Link
 from sluice.gateway.front_ends.messages import (
     Answers,
     AskCounts,
+    AskToGo,
     Counts,
     FrontEndReady,
     LogLine,
@@ -160,6 +161,9 @@ class FrontEnd:
                 self._plane.unmap(message.region)
             case AskCounts():
                 self._report()
+            case AskToGo():
+                for door in (self._door, self._grpc_door):
+                    door.ask_to_go(last=message.last)
             case Stop():
                 self._report()
                 self._http.should_exit = True

@@ -196,13 +196,19 @@ class AskCounts(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Report the counts now; answered by `Counts`."""
 
 
+class AskToGo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Ask clients to go, as `FrontDoor.ask_to_go` does."""
+
+    last: bool
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Accept no connections, answer the open requests, and exit after `timeout_s` at the latest."""
 
     timeout_s: float
 
 
-ToFrontEnd = Start | NamesChanged | MapRegion | UnmapRegion | Answers | AskCounts | Stop
+ToFrontEnd = Start | NamesChanged | MapRegion | UnmapRegion | Answers | AskCounts | AskToGo | Stop
 
 
 class FrontEndReady(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -132,7 +132,7 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
 
     @routes.get("/v2/health/ready")
     async def server_ready() -> Response:
-        return _health_response("ready", registry.server_ready(), 503 if registry.draining else 400)
+        return _health_response("ready", registry.server_ready(), 503 if registry.leaving else 400)
 
     @routes.get("/ping")
     async def sagemaker_ready() -> Response:

@@ -429,7 +429,7 @@ class Connection(HttpToolsProtocol):
             self.turns.in_body = True
             return
         self.turns.in_body = True
-        keep_alive = parser.should_keep_alive() and not self._is_http_1_0
+        keep_alive = parser.should_keep_alive() and not (self._is_http_1_0 or self._front_door.is_leaving)
         head = RequestHead(path, self.headers, self.expect_100_continue, keep_alive, added)
         head.read_headers()
         self._take(Exchange(self._route, self.turns, head))
@@ -464,6 +464,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         cycle.held = 0
+        if self._front_door.is_leaving:
+            cycle.keep_alive = False
         if waits:
             self.turns.hold(cycle, WAITING_BYTES)
 
@@ -650,6 +652,12 @@ class Connection(HttpToolsProtocol):
     def abort(self) -> None:
         """End the connection at once."""
         self.transport.abort()
+
+    def ask_to_go(self, *, last: bool) -> None:
+        """End the connection with the next answer; with `last`, at once if the client has had one and asks nothing."""
+        self.turns.known = self._known_large = None  # their answers would keep it
+        if last and self.cycle is not None and self.phase() is Phase.IDLE:
+            self.transport.close()
 
     def sweep(self, now_s: float) -> None:
         """Enforce the time limits. Called about once a second."""

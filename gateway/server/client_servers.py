@@ -49,15 +49,23 @@ logger = logging.getLogger(__name__)
 class ClientServers:
     """The servers that clients talk to; `address` is (host, HTTP port, gRPC port).
 
-    With `front_ends`, these have the connections of clients, and `http` and `grpc` serve what they pass on. The gRPC
-    server of grpcio has connections of its own.
+    `doors` are those through which clients connect to this process. With `front_ends`, these have the connections of
+    clients, and `http` and `grpc` serve what they pass on. The gRPC server of grpcio has connections of its own.
     """
 
     http: HttpServer
     grpc: GrpcServer
     metrics: MetricsServer | None
     front_ends: FrontEnds | None
+    doors: tuple[FrontDoor, ...]
     address: tuple[str, int, int]
+
+    def ask_to_go(self, *, last: bool) -> None:
+        """Ask all clients to go, as `FrontDoor.ask_to_go` does; the core of grpcio has no way to ask."""
+        for door in self.doors:
+            door.ask_to_go(last=last)
+        if self.front_ends is not None:
+            self.front_ends.ask_to_go(last=last)
 
 
 def client_servers(
@@ -152,7 +160,9 @@ def client_servers(
     metrics_server = None
     if config.metrics_port is not None:
         metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
-    return ClientServers(http, grpc, metrics_server, ends, (config.host, http_port, grpc_port))
+    return ClientServers(
+        http, grpc, metrics_server, ends, () if count else (door, grpc_door), (config.host, http_port, grpc_port)
+    )
 
 
 def _add_metrics(

@@ -18,7 +18,7 @@ from sluice.mps.partitions.cpu import check_partitions
 
 logger = logging.getLogger(__name__)
 
-CHANGEABLE = ("drain_timeout_s", "poll_s")
+CHANGEABLE = ("drain_delay_s", "drain_timeout_s", "poll_s")
 """The keys of the configuration that take effect without a restart."""
 
 

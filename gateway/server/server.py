@@ -8,6 +8,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.poll import Poll
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 LAST_RESPONSES_S = 2.0
 """Time for clients to take their last responses, after which connections are closed."""
+
+GO_S = 0.3
+"""Time for clients to hear that they are to go, at the end of the delay before a drain."""
 
 YOUNG_OBJECTS = 20_000
 """New objects before the collector looks for cycles among them: requests make hardly any, and many are open."""
@@ -46,7 +50,7 @@ class Server:
     auto_resize: AutoResize | None = None
 
     async def run(self, ready_file: Path | None, signals: ServerSignals) -> int:
-        """Serve until a signal to stop, then finish the open requests; a second one ends the server at once.
+        """Serve until a signal to stop, then leave and finish the open requests; a second one ends the server at once.
 
         `ready_file` gets the ports and the process id when all workers are up. Returns the exit status: 0, or 1 when
         requests were abandoned or the scheduler failed. Raises PartitionError, after the end, if it ended because a
@@ -72,9 +76,15 @@ class Server:
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(self.runtime.failed.wait())
         refused = asyncio.create_task(self.inventory.refused.wait())
+        forced = asyncio.create_task(force.wait())
         try:
             await asyncio.wait({http, stopped, failed, refused}, return_when=asyncio.FIRST_COMPLETED)
-            given_up = await self._drain(force)
+            delay_s = self.reload.config.drain_delay_s
+            if delay_s and stopped.done():
+                await self._leave(delay_s, {http, failed, refused, forced})
+            else:
+                delay_s = 0.0
+            given_up = await self._drain(self.reload.config.drain_timeout_s - delay_s, forced)
         finally:
             announced.cancel()
             for task in tasks:
@@ -83,6 +93,7 @@ class Server:
             stopped.cancel()
             failed.cancel()
             refused.cancel()
+            forced.cancel()
             await self._close(http)
             signals.detach()
         log(logger, logging.INFO, "server stopped", given_up=given_up)
@@ -95,7 +106,7 @@ class Server:
         await self.inventory.in_service.wait()
         if (front_ends := self.client_servers.front_ends) is not None:
             await front_ends.all_ready.wait()
-        if self.registry.draining:
+        if self.registry.leaving:
             return
         # The objects made until now stay: the collector need not look at them again.
         gc.collect()
@@ -117,15 +128,30 @@ class Server:
         scratch.write_text(json.dumps(ports))
         scratch.replace(path)
 
-    async def _drain(self, force: asyncio.Event) -> int:
+    async def _leave(self, delay_s: float, ends: set[asyncio.Task[Any]]) -> None:
+        """Serve on for that time without being ready, or until one of `ends` is done.
+
+        Load balancers find out meanwhile that this server takes no requests. Halfway, clients are asked to go:
+        earlier, their new connections would lead here again.
+        """
+        self.registry.start_leaving()
+        log(logger, logging.INFO, "not ready from now on; still serving", drain_delay_s=delay_s)
+        half_s, last_s = delay_s / 2, min(GO_S, delay_s / 4)
+        if await _is_any_done(ends, half_s):
+            return
+        self.client_servers.ask_to_go(last=False)
+        if await _is_any_done(ends, half_s - last_s):
+            return
+        self.client_servers.ask_to_go(last=True)
+        await _is_any_done(ends, last_s)
+
+    async def _drain(self, timeout_s: float, forced: asyncio.Task[Any]) -> int:
         """Finish the open requests while new ones are refused; returns how many were abandoned."""
         self.registry.start_draining()
         log(logger, logging.INFO, "drain begun", in_flight=self.runtime.in_flight)
-        drained = asyncio.create_task(self.runtime.drain(self.reload.config.drain_timeout_s))
-        forced = asyncio.create_task(force.wait())
+        drained = asyncio.create_task(self.runtime.drain(max(timeout_s, 0)))
         await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
         drained.cancel()
-        forced.cancel()
         given_up = self.runtime.close()
         log(logger, logging.INFO, "drain ended", given_up=given_up)
         return given_up
@@ -145,6 +171,11 @@ class Server:
             await ends.metrics.stop()
         await asyncio.gather(http, closing)
         await self.executor.drain()
+
+
+async def _is_any_done(tasks: set[asyncio.Task[Any]], timeout_s: float) -> bool:
+    done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
 
 
 def _log_ignored(name: str) -> None:

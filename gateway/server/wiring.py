@@ -78,7 +78,7 @@ from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.host import cpu_quota
-from sluice.mps.partitions.partition import CpuPartition, Partition
+from sluice.mps.partitions.partition import GIVEN, CpuPartition, Partition
 from sluice.mps.supervisor.child import Launch
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
@@ -264,7 +264,7 @@ def _initial_model_bytes(core: _Core) -> int:
 
 def _log_limits(config: ServerConfig, core: _Core) -> None:
     """Log which limits of this machine a server will meet. Raises ConfigError if it cannot start within them."""
-    if config.partitions is None:
+    if config.partitions in (None, GIVEN):
         cores = [core for each in core.partitions for core in each.cores]
         about = {"partitions": len(core.partitions), "cores": cores, "available": len(available_cores())}
         if (quota := cpu_quota()) is not None:

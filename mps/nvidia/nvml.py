@@ -50,6 +50,39 @@ class Nvml:
         with self._control_errors("the GPUs cannot be listed"):
             return tuple(map(self._gpu_or_lost, range(self._nvml.nvmlDeviceGetCount())))
 
+    def devices(self) -> Iterator[tuple[str, str, str]]:
+        """Devices that programs may use, by index: whole GPUs, and the MIG devices of those in MIG mode; no lost ones.
+
+        Each is a UUID, that of its GPU, and the profile of a MIG device, else "". No rights of root are needed.
+        """
+        nvml = self._nvml
+        with self._control_errors("the GPUs cannot be listed"):
+            for index in range(nvml.nvmlDeviceGetCount()):
+                with suppress(*self._lost):
+                    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+                    uuid = nvml.nvmlDeviceGetUUID(gpu)
+                    try:
+                        mig = bool(nvml.nvmlDeviceGetMigMode(gpu)[0])
+                    except nvml.NVMLError_NotSupported:
+                        mig = False
+                    if not mig:
+                        yield uuid, uuid, ""
+                        continue
+                    geometry = self._geometry(gpu, nvml.nvmlDeviceGetName(gpu))
+                    for found in self._mig_devices(gpu).values():
+                        for device, mig_uuid in found:
+                            yield mig_uuid, uuid, self._profile_of(device, geometry)
+
+    def _profile_of(self, mig_device: Any, geometry: Geometry | None) -> str:
+        """The name of a MIG device's profile, by its slices and its memory, which everyone may see."""
+        attributes = self._nvml.nvmlDeviceGetAttributes(mig_device)
+        slices, memory_mib = int(attributes.gpuInstanceSliceCount), int(attributes.memorySizeMB)
+        alike = [] if geometry is None else [each for each in geometry.profiles if each.compute == slices]
+        if not alike:
+            return f"{slices}g"
+        best = min(alike, key=lambda profile: (abs((profile.memory_mib or 0) - memory_mib), profile.media))
+        return best.name
+
     def events(self) -> NvmlEvents:
         """The fatal errors of all GPUs that are not lost already, and of their present instances."""
         with self._control_errors("the GPUs cannot be watched"):

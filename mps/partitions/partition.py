@@ -11,6 +11,9 @@ from sluice.mps.mig.geometry import share_of_gpu
 LEAST_HARD_MEMORY_MB = 96
 """Memory of a worker without models, with some margin; with less its libraries do not even load."""
 
+GIVEN = "auto"
+"""Stands for the UUID of the only device that the process was given."""
+
 _MIB = 1 << 20
 _PROFILE = re.compile(r"[1-7]g([.+].+)?")
 
@@ -111,6 +114,7 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
     """A share of the multiprocessors of a GPU, or of a MIG instance of the `profile`, under MPS.
 
     `memory_mb` is all device memory that its worker may take (None: no limit), and limits the models that it holds.
+    A `uuid` of `auto` is that of the only device that the server was given; the profile follows from it.
     Only a `hard` share is a cap, and a `static` one, whose multiprocessors no other process uses; an `uncapped` share
     is not guaranteed either, but counts in full for its price. `price` and `cores` are as for a MIG instance.
     """

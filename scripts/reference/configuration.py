@@ -54,7 +54,8 @@ SERVER = Section(
         "`nv_cpu_*`, `nv_gpu_*` and `nv_energy_consumption`, which a scrape takes.",
         "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
-        "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
+        "partitions": "The partitions of the machine, each with one worker: a number, `auto`, or a list. See "
+        "[below](#partitions).",
         "strict": "Serve only while every partition is [proved](../operate/isolation.md) to be isolated. Otherwise the "
         "server stops and reports why.",
         "strict_readiness": "Be ready only while all models and pipelines are ready, as in Triton. Otherwise "
@@ -120,7 +121,11 @@ SERVER = Section(
         "trace": "A file of traces in Triton's format. See [below](#trace).",
         "trace_requests": "Recent requests that are remembered for [`sluice why`](../use/explain.md), and as many "
         "that were not answered in time.",
-        "drain_timeout_s": "Seconds for open requests to end when the server is stopped.",
+        "drain_delay_s": "Seconds for which a server that got the signal to stop goes on serving, but is "
+        "[not ready](../operate/machines.md#leaving), so that nobody sends it requests any more when it stops. It must "
+        "be less than `drain_timeout_s`.",
+        "drain_timeout_s": "Seconds from the signal to stop until open requests are given up. `drain_delay_s` is a "
+        "part of them.",
     },
     defaults={
         "partitions": "one for each core that the machine and its cgroup allow",
@@ -152,7 +157,7 @@ PARTITION_KEYS = {
     "hard_memory_mb": "Memory limit that the kernel enforces, in MiB, for the data of the worker and of every process "
     "of a Python model. See [partitions](../operate/partitions.md).",
     "uuid": "The whole UUID of the instance (`MIG-…`) or GPU (`GPU-…`), which `sluice partitions list` prints. Shares "
-    "can be of either.",
+    "can be of either; `auto` stands for the only GPU or instance that the server was given.",
     "profile": "Profile of the instance, such as `2g.20gb`, by which profiles of models are looked up. With `mps` only "
     "for a share of an instance; without it, the share counts and costs as one of a whole GPU.",
     "share_percent": "Its share of the multiprocessors, from 1 to 100.",
@@ -510,10 +515,13 @@ origin: a line of the file, an environment variable, an option, or the default. 
 Schema of this file (`server`), of `pipeline.yaml`, of `family.yaml`, or of a file of GPU
 layouts (`partitions`), for editors."""
 
-_PARTITIONS = """A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1`
-and so on. A list describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets.
-Every partition has a worker of its own, which holds every model that fits into its memory and runs one batch at a
-time on the whole partition."""
+_PARTITIONS = """\
+A number creates that many equal sets of the cores that the process may use, named `cpu0`, `cpu1` and so on. A list
+describes sets of cores, MIG instances and shares of GPUs under MPS. No core may be in two sets. `auto` takes what the
+server was given, as a container is: a partition for each MIG instance, `mig0` and so on, and one for each whole GPU,
+`gpu0` and so on. Without any, it takes the cores. The devices are those that the driver shows; if
+`NVIDIA_VISIBLE_DEVICES` or `CUDA_VISIBLE_DEVICES` has UUIDs, only these count. Every partition has a worker of its
+own, which holds every model that fits into its memory and runs one batch at a time on the whole partition."""
 
 _PARTITION_MEMORY = """A model takes the memory that its [profile](../operate/profiles.md) reports for its largest
 batch, or else the size of its file. If not every partition has memory for every model, each model is placed once,
@@ -591,5 +599,6 @@ allowed_hosts: [models.example]
 cors: {origins: ["https://app.example"]}
 trace: {file: traces.json, rate: 100}
 trace_requests: 50000
+drain_delay_s: 0
 drain_timeout_s: 10
 ```"""

@@ -104,6 +104,7 @@ limits:
 default_slo_ms: 250ms
 strict: false
 late: serve
+drain_delay_s: 2s
 drain_timeout_s: 10s
 """
 _PIPELINE = """\

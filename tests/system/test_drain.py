@@ -1,5 +1,6 @@
 """SIGTERM under load: what is in flight is answered, the rest refused, and nothing is left behind."""
 
+import http.client
 import json
 import os
 import signal
@@ -85,6 +86,38 @@ def test_a_drain_answers_what_is_in_flight_and_leaves_nothing_behind(tmp_path: P
         assert server.process.wait(60) == 0
     assert not alive(worker)
     assert listening(server.http_port, server.grpc_port).isdisjoint(sockets)
+
+
+def test_a_server_that_leaves_serves_on_and_then_asks_clients_to_go(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_spin(repository / "spin" / "1" / "model.onnx", 1, 1)
+    body = json.dumps(REQUEST).encode()
+    answers: list[tuple[int, str | None]] = []
+    # A drain would refuse requests for the rest of the time that it has.
+    config = {**CONFIG, "drain_delay_s": 6, "drain_timeout_s": 600}
+    with gateway_server(repository, tmp_path, config) as server:
+        kept = http.client.HTTPConnection(server.http_url, timeout=60)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.request("GET", "/v2/health/ready")[0] == 503)
+        assert server.request("GET", "/v2/models/spin/ready")[0] == 503
+        while not answers or answers[-1] == (200, None):
+            kept.request("POST", "/v2/models/spin/infer", body)
+            response = kept.getresponse()
+            response.read()
+            answers.append((response.status, response.getheader("connection")))
+        assert answers[-1] == (200, "close"), answers
+        assert server.process.wait(60) == 0
+    assert "not ready from now on; still serving" in server.log.read_text()
+
+
+def test_a_second_signal_ends_the_delay(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_spin(repository / "spin" / "1" / "model.onnx", 1, 1)
+    with gateway_server(repository, tmp_path, {**CONFIG, "drain_delay_s": 500, "drain_timeout_s": 600}) as server:
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.request("GET", "/v2/health/ready")[0] == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
 
 
 @pytest.mark.timed

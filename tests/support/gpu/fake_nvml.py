@@ -366,6 +366,11 @@ class FakeNvml:
     def _nvmlDeviceGetGpuInstanceId(self, device: Any, id: Any) -> None:
         id._obj.value = self._thing(device).instance.id
 
+    def _nvmlDeviceGetAttributes_v2(self, device: Any, attributes: Any) -> None:
+        profile = self._thing(device).instance.placement.profile
+        attributes._obj.gpuInstanceSliceCount = profile.compute
+        attributes._obj.memorySizeMB = profile.memory_mib or 0
+
 
 def _shape(profile: MigProfile) -> str:
     if (profile.compute, profile.memory) == (1, 2):

@@ -302,12 +302,17 @@ class GrpcConnection:
                 call.interrupt()
 
     def drain(self) -> None:
-        """Ask the client to send no more calls."""
+        """Ask the client to send no more calls, and leave one that knows already."""
         if self._ending:
             self.transport.abort()
-            return
-        self._ask_to_go(self._server.loop.time())
-        self.flush()
+        else:
+            self.ask_to_go(last=True)
+
+    def ask_to_go(self, *, last: bool) -> None:
+        """Ask the client to send its next calls on another connection. This one closes after those that are open."""
+        if not self._ending:
+            self._ask_to_go(self._server.loop.time())
+            self.flush()
 
     def _ask_to_go(self, now_s: float) -> None:
         """Ask the client to send no more calls. A while later none are taken, though it has not answered."""

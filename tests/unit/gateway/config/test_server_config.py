@@ -152,8 +152,9 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "strict_readiness, resize, batch_timeout_s, quarantine, spare_worker, model_loading, triton, "
             "max_body_bytes, front_door, "
             "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
-            "allowed_hosts, cors, trace, trace_requests, client_key, default_model, json_nan, drain_timeout_s, policy, "
-            "max_batch_size, models, default_slo_ms, network_ms, late, percentile, residency, prices",
+            "allowed_hosts, cors, trace, trace_requests, client_key, default_model, json_nan, drain_delay_s, "
+            "drain_timeout_s, policy, max_batch_size, models, default_slo_ms, network_ms, late, percentile, "
+            "residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -327,6 +328,11 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "drain_timeout_s: -1",
             "drain_timeout_s: expected a finite number of at least 0, got -1",
+        ),
+        ("drain_delay_s: -1", "drain_delay_s: expected a finite number of at least 0, got -1"),
+        (
+            "drain_delay_s: 30",
+            "drain_delay_s: expected less than drain_timeout_s, 30, which it is a part of, got 30",
         ),
         ("host: [", "not YAML: while parsing"),
     ],

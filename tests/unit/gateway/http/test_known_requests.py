@@ -172,3 +172,18 @@ def test_answers_depend_neither_on_earlier_requests_nor_on_the_pieces_in_which_t
         return replies + [comparable(await client.reply()) for _ in range(open_requests)]
 
     assert talk(gateway(), conversation) == [alone(number) for number, _ in sent]
+
+
+def test_a_server_that_leaves_ends_a_connection_with_the_next_answer(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for _ in range(3):
+            client.send(request([1, 2]))
+            assert "connection" not in (await client.reply()).headers
+        connection: Any = client.connection
+        connection.ask_to_go(last=False)
+        connection._front_door.is_leaving = True
+        client.send(request([3, 4]))
+        last = await client.reply()
+        assert (last.status, last.headers["connection"], values(last)) == (200, "close", [3, 4])
+
+    talk(served, conversation)

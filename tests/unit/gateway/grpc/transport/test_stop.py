@@ -10,13 +10,15 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from sluice.gateway.config.front_door import GrpcServerKind
 from sluice.gateway.grpc.service import grpc_server
+from sluice.gateway.grpc.transport.http2.server import Http2Server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.models.tensors.spec import DataType
 from tests.unit.gateway.grpc.grpc_channel import refusal
 from tests.unit.gateway.grpc.transport.serving import Serving
 from tests.unit.gateway.grpc.transport.test_server import unary
-from tests.unit.gateway.instant_gateway import identity, instant_gateway
+from tests.unit.gateway.instant_gateway import identity, instant_gateway, until
 
 STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", {"retry-after": "1"}
 
@@ -183,3 +185,29 @@ def test_a_handler_that_goes_on_after_a_stop_changes_nothing(serve: Serving) -> 
 
 def test_a_server_that_was_not_started_stops_at_once(serve: Serving) -> None:
     asyncio.run(serve.build({})[0].stop(None))
+
+
+def test_clients_that_are_asked_to_go_get_all_answers_and_call_on_a_new_connection() -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        if request == b"slow":
+            begun.set()
+            await released.wait()
+        return request
+
+    async def talk(channel: grpc.aio.Channel, server: GrpcServer) -> None:
+        assert isinstance(server, Http2Server)
+        call = channel.unary_unary("/s/M", None, None)
+        slow = call(b"slow")
+        await begun.wait()
+        (first,) = server.connections
+        server.front_door.ask_to_go(last=False)
+        await until(lambda: not first.http2.awaits_ping)
+        assert await call(b"next") == b"next"
+        assert len(server.connections) == 2
+        released.set()
+        assert await slow == b"slow"
+        await until(lambda: first not in server.connections)
+
+    Serving(GrpcServerKind.SLUICE)(unary(answer), talk)
