@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.http.docs_routes import docs_router
 from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
@@ -82,6 +83,8 @@ def build_app(
     app = FastAPI(
         title="Sluice",
         version=registry.server_version,
+        docs_url=None,  # `docs_router` has one that loads nothing from elsewhere
+        redoc_url=None,
         redirect_slashes=False,
         responses={"4XX": {"model": ErrorMessage}},
     )
@@ -107,6 +110,7 @@ def build_app(
         exposition,
         partition_router(control.inventory, restrictions),
         resize_router(control.resizing, restrictions),
+        docs_router(),
     ):
         app.include_router(routes)
     _add_errors(app)
