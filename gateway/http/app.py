@@ -1,5 +1,7 @@
 """The HTTP application: health, metadata, metrics, documentation, and all other routes except `infer`."""
 
+from typing import Any
+
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +18,7 @@ from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
+from sluice.gateway.http.operations.document import DESCRIPTION, describe, tags
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
@@ -62,7 +65,7 @@ class ModelMetadata(BaseModel):
 class ErrorMessage(BaseModel):
     """The problem, and what was expected."""
 
-    error: str
+    error: str = Field(examples=["Request for unknown model: 'digits' is not found"])
 
 
 def build_app(
@@ -83,10 +86,13 @@ def build_app(
     app = FastAPI(
         title="Sluice",
         version=registry.server_version,
+        description=DESCRIPTION,
+        license_info={"name": "Apache-2.0"},
+        openapi_tags=tags(),
         docs_url=None,  # `docs_router` has one that loads nothing from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        responses={"4XX": {"model": ErrorMessage}},
+        responses={"4XX": {"model": ErrorMessage}, "5XX": {"model": ErrorMessage}},
     )
     explanations, exposition = router(ApiGroup.EXPLAIN, restrictions), router(ApiGroup.METRICS, restrictions)
 
@@ -114,8 +120,21 @@ def build_app(
     ):
         app.include_router(routes)
     _add_errors(app)
+    _describe_operations(app)
     _make_routes(app)
     return app
+
+
+def _describe_operations(app: FastAPI) -> None:
+    """Make the OpenAPI document, when it is first asked for, with descriptions and examples."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            describe(generate())
+        return generate()  # which keeps what it has made
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it
 
 
 def _make_routes(app: FastAPI) -> None:
