@@ -70,6 +70,10 @@ def page_router(overview: LiveOverview, files: PageFiles, restrictions: Restrict
         overview.check_room()
         return DocumentEvents(overview.stream(question(request)), request)
 
+    @routes.get("/v2/sluice/plan")
+    async def plan(pipeline: str = "") -> Response:
+        return Response(await overview.plan(pipeline), media_type="application/json")
+
     @routes.get("/page/{name:path}")
     async def page_file(name: str, request: Request) -> Response:
         found = await files.find(name)

@@ -5,18 +5,21 @@ together, and those that depend on the question are kept for others who ask the 
 """
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.plan_data import StagePlan
 from sluice.batcher.places.outlook import next_batches
 from sluice.batcher.state import PartitionState, PipelineState
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.overview.counters import HISTORY_STEPS, Recorder, Step, Track, Window
 from sluice.gateway.overview.lists import cut, rounded
+from sluice.gateway.overview.plans import Forecast, forecast, planned
 from sluice.gateway.overview.shape import kind_of, outputs_of, public_name, stage_shape
 from sluice.gateway.overview.sources import Sources
 from sluice.gateway.overview.timeline import Bar, Timeline
@@ -31,6 +34,7 @@ MAX_PIPELINES = 50
 MAX_PARTITIONS = 32
 MAX_TROUBLES = 20
 MAX_REASONS = 5
+MAX_STAGES = 24
 MAX_RESIDENT = 4
 MAX_PLANNED = 3
 """Planned batches of a partition that are shown."""
@@ -50,7 +54,6 @@ _OVERLOAD = (
 _OUTCOMES = tuple(Outcome)
 
 _STAGES_BYTES = 4_500
-_PLAN_BYTES = 4_500
 _PARTITIONS_BYTES = 4_000
 _TROUBLES_BYTES = 3_000
 _NOT_SERVED_BYTES = 1_200
@@ -113,6 +116,7 @@ class Overview:
         self._order: list[str] = []
         self._chosen: dict[str, int] = {}
         self._explained: dict[int, bytes] = {}
+        self._forecasts: dict[str, Forecast] = {}
         self._memory: dict[str, tuple[object, int]] = {}
         self._not_served: list[bytes] = []
         self._shared: _Shared | None = None
@@ -306,10 +310,14 @@ class Overview:
             **self._rates(track.window if track is not None and track.window else None),
             "objective_ms": pipeline.slo_ms,
             "percentile": self._percentile(pipeline),
-            "headroom": None,
+            "headroom": rounded(self._headroom(pipeline.key)),
         }
         del row["cancelled_per_s"]
         return row
+
+    def _headroom(self, key: str) -> float | None:
+        told, in_force = self._forecasts.get(key), self._sources.scheduler.served.replanner.in_force
+        return None if told is None or in_force is None else told.headroom(in_force.observed.rates.get(key, 0.0))
 
     def _percentile(self, pipeline: Pipeline) -> float:
         state = self._sources.scheduler.pipelines.get(pipeline.key)
@@ -460,7 +468,7 @@ class Overview:
         pipeline, track = self._served[name], self._recorder.tracks.get(name)
         state = self._sources.scheduler.pipelines.get(pipeline.key)
         stages = cut([orjson.dumps(each) for each in self._stages(pipeline, state, track)], _STAGES_BYTES)
-        plan = orjson.dumps(None)
+        plan = orjson.dumps(self._plan(pipeline, state, track))
         outputs = cut(map(orjson.dumps, outputs_of(pipeline)), _STAGES_BYTES // 2)
         begin = orjson.dumps(
             {
@@ -520,6 +528,86 @@ class Overview:
                 "queued_requests": 0 if model is None else dispatcher.queue_depth(model.config.key),
                 "latency_ms": None if work is None else rounded(work.mean_ms),
             }
+
+    def _plan(self, pipeline: Pipeline, state: PipelineState | None, track: Track | None) -> dict[str, Any] | None:
+        """The plan of a pipeline beside what is seen; None for one that the scheduler does not know yet."""
+        if state is None:
+            return None
+        in_force = self._sources.scheduler.served.replanner.in_force
+        plan, reason = planned(in_force, state.config)
+        if plan is None or in_force is None:
+            return {"in_force": False, "reason": reason[:MAX_TEXT]}
+        told = self._forecasts.get(state.config.name)
+        rate = in_force.observed.rates.get(state.config.name, 0.0)
+        figures = told.configuration if told is not None and told.is_of(plan) else None
+        window = None if track is None or not track.window else track.window
+        stages = []
+        seen = self._stages(pipeline, state, track)
+        for index, (stage, ran) in enumerate(zip(plan.stages, seen, strict=False)):
+            answer = None if figures is None else figures.stages[index]
+            arithmetic = None if answer is None else answer.arithmetic
+            stages.append(
+                {
+                    "stage": ran["name"],
+                    "batch": stage.batch,
+                    "kinds": [] if not stage.kind else [self._on_kind(stage)],
+                    "predicted_ms": None if arithmetic is None else rounded(arithmetic.compute_ms),
+                    "seen_ms": ran["latency_ms"],
+                    "predicted_share": None if answer is None else rounded(answer.probability),
+                    "seen_share": ran["share"],
+                }
+            )
+        return {
+            "in_force": True,
+            "reason": reason,
+            "built_s": round((in_force.since_ns + self._offset_ns) / NS_PER_S, 3),
+            "rate": rounded(rate),
+            "highest_rate": None if told is None else rounded(told.highest_rate),
+            "headroom": None if told is None else rounded(told.headroom(rate)),
+            "cost_per_1000": rounded(1000 * plan.cost),
+            "predicted_p50_ms": None if figures is None else rounded(figures.p50_ms),
+            "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns)),
+            "seen_p50_ms": None if window is None else rounded(window.quantile_ms(0.5)),
+            "seen_p99_ms": None if window is None else rounded(window.quantile_ms(0.99)),
+            "stages": stages[:MAX_STAGES],
+            "stages_more": max(len(stages) - MAX_STAGES, 0),
+        }
+
+    def _on_kind(self, stage: StagePlan) -> dict[str, Any]:
+        """Where a stage is planned to run: the partitions of the kind that are up and hold the model."""
+        partitions = self._sources.scheduler.dispatcher.fleet.partitions.values()
+        ready = sum(each.ready and each.kind == stage.kind and stage.model in each.models for each in partitions)
+        return {"kind": stage.kind, "partitions": ready, "batch": stage.batch}
+
+    # -- forecasts
+
+    def next_forecast(self) -> Callable[[], Forecast] | None:
+        """Computes a forecast that is missing, beside the loop; `take_forecast` is to get it. None if none is missing.
+
+        Pipelines that somebody looks at come first, then the busiest of the others.
+        """
+        scheduler = self._sources.scheduler
+        in_force = scheduler.served.replanner.in_force
+        if in_force is None:
+            return None
+        self._forecasts = {name: each for name, each in self._forecasts.items() if name in scheduler.pipelines}
+        for name in (*self._chosen, *self._busiest()[:MAX_PIPELINES]):
+            pipeline = self._served.get(name)
+            state = None if pipeline is None else scheduler.pipelines.get(pipeline.key)
+            if state is None or not state.config.slo_ns:
+                continue
+            known = self._forecasts.get(state.config.name)
+            if known is not None and known.since_ns == in_force.since_ns:
+                continue
+            plan, _ = planned(in_force, state.config)
+            rate = in_force.observed.rates.get(state.config.name, 0.0)
+            if plan is not None and (rate or name in self._chosen):
+                return partial(forecast, scheduler.spec, in_force, state.config, plan)
+        return None
+
+    def take_forecast(self, told: Forecast) -> None:
+        """Show a forecast from now on."""
+        self._forecasts[told.pipeline] = told
 
     def _timeline(self, since: int | None, shared: _Shared, room: int) -> tuple[bytes, int]:
         """The timeline, and the number of the latest bar in it or before."""
