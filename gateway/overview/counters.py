@@ -81,11 +81,13 @@ def quantile_ns(buckets: Sequence[int], share: float, bounds: Sequence[int] = DU
 class Window:
     """The sums of the last steps of one pipeline, or of all."""
 
-    __slots__ = ("_steps", "cost", "sums")
+    __slots__ = ("_steps", "cost", "requests", "sums")
 
     def __init__(self, width: int) -> None:
         self.sums = [0] * width
         self.cost = 0.0
+        self.requests = 0
+        """The requests that ended."""
         self._steps: deque[tuple[int, list[int], float]] = deque()
 
     def __bool__(self) -> bool:
@@ -96,6 +98,7 @@ class Window:
         self._steps.append((step, counts, cost))
         self.sums = list(map(add, self.sums, counts))
         self.cost += cost
+        self.requests += sum(counts[:_LAST_OUTCOME])
 
     def expire(self, step: int) -> None:
         """Drop the steps that are older than the window which ends with a step."""
@@ -104,12 +107,13 @@ class Window:
             _, counts, cost = steps.popleft()
             self.sums = list(map(sub, self.sums, counts))
             self.cost -= cost
+            self.requests -= sum(counts[:_LAST_OUTCOME])
         if not steps:
             self.cost = 0.0
 
     @property
     def ended(self) -> Ended:
-        """The requests that ended."""
+        """The requests that ended, by how they ended."""
         return _ended(self.sums)
 
     @property

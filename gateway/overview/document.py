@@ -7,6 +7,8 @@ together, and those that depend on the question are kept for others who ask the 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from heapq import nsmallest
+from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,7 +20,7 @@ from sluice.batcher.state import PartitionState, PipelineState
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.overview.counters import HISTORY_STEPS, Recorder, Step, Track, Window
-from sluice.gateway.overview.lists import cut, rounded
+from sluice.gateway.overview.pieces import cut, exhaust, rounded
 from sluice.gateway.overview.plans import Forecast, forecast, planned
 from sluice.gateway.overview.shape import kind_of, outputs_of, public_name, stage_shape
 from sluice.gateway.overview.sources import Sources
@@ -27,7 +29,7 @@ from sluice.gateway.partitions.inventory import Enforcement
 from sluice.gateway.version import is_compiled
 from sluice.models.pipelines.pipeline import PERCENTILE, REQUEST, Pipeline
 from sluice.models.spec import public_key
-from sluice.models.units import NS_PER_S, ns_to_ms
+from sluice.models.units import NS_PER_S, NS_PER_US, ns_to_ms
 
 MAX_BYTES = 20_000
 MAX_PIPELINES = 50
@@ -84,6 +86,16 @@ class Reply(NamedTuple):
     following: Question
 
 
+class _Planned(NamedTuple):
+    """A batch that a partition has yet to start."""
+
+    partition: str
+    model: str
+    start_ns: int
+    length_ns: int
+    rows: int
+
+
 class _Shared(NamedTuple):
     """The parts of a tick that all documents have."""
 
@@ -94,10 +106,24 @@ class _Shared(NamedTuple):
     partitions: Sequence[bytes]
     partition_names: Sequence[str]
     partitions_out: int
-    running: Sequence[tuple[Bar, int]]
-    planned: Sequence[tuple[int, str, int, int, int]]
+    running: Sequence[Bar]
+    planned: Sequence[_Planned]
     troubles: Sequence[bytes]
     not_served: Sequence[bytes]
+
+
+class _Drawn(NamedTuple):
+    """The parts of a timeline as JSON."""
+
+    about: bytes
+    models: bytes
+    bars: Sequence[bytes]
+    planned: bytes
+
+    @property
+    def other_bytes(self) -> int:
+        """The bytes of all that is not a bar."""
+        return len(self.about) + len(self.models) + len(self.planned) + 60
 
 
 class Overview:
@@ -114,6 +140,7 @@ class Overview:
         self._served: dict[str, Pipeline] = {}
         self._served_of: object = None
         self._order: list[str] = []
+        self._listed: list[str] = []
         self._chosen: dict[str, int] = {}
         self._explained: dict[int, bytes] = {}
         self._forecasts: dict[str, Forecast] = {}
@@ -121,6 +148,8 @@ class Overview:
         self._not_served: list[bytes] = []
         self._shared: _Shared | None = None
         self._replies: dict[Question, Reply] = {}
+        self._bars: dict[int | None, _Drawn] = {}
+        self._drawn_to = 0
 
     @property
     def draining(self) -> bool:
@@ -166,19 +195,20 @@ class Overview:
             self._order = sorted(self._served, key=lambda name: (len(self._served[name].stages) < 2, name))
 
     def _share(self, now_ns: int) -> Iterator[None]:
-        listed = self._busiest()
-        yield
+        yield from self._find_listed()
         rows: list[bytes] = []
-        for name in listed[:MAX_PIPELINES]:
+        for name in self._listed:
             rows.append(orjson.dumps(self._row(name)))
             yield
         names = self._sources.inventory.names[:MAX_PARTITIONS]
         partitions: list[bytes] = []
-        running: list[tuple[Bar, int]] = []
-        planned: list[tuple[int, str, int, int, int]] = []
-        for index, name in enumerate(names):
-            partitions.append(orjson.dumps(self._partition(name, now_ns)))
-            self._outlook(index, name, now_ns, running, planned)
+        running: list[Bar] = []
+        planned: list[_Planned] = []
+        for name in names:
+            partitions.append(orjson.dumps(self._partition(name)))
+            partition = self._sources.scheduler.dispatcher.fleet.partitions[name]
+            running += _running(partition)
+            planned += [_Planned(name, *each) for each in next_batches(partition, now_ns, MAX_PLANNED)]
             yield
         if self.step % _STATIC_STEPS == 0 or self._shared is None:
             yield from self._list_not_served()
@@ -192,13 +222,13 @@ class Overview:
             self._explained[number] = troubles[-1]
             yield
         queued_rows = yield from self._queued_rows()
-        head = self._head(now_ns, queued_rows, listed)
+        head = self._head(now_ns, queued_rows)
         out = len(self._sources.inventory.names) - len(names)
         self._shared = _Shared(
             round((now_ns + self._offset_ns) / NS_PER_S, 3),
             head,
             rows,
-            len(listed) - len(rows),
+            len(self._served) - len(rows),
             partitions,
             names,
             out,
@@ -207,16 +237,23 @@ class Overview:
             troubles,
             self._not_served,
         )
-        self._replies = {}
+        self._replies, self._bars = {}, {}
+        yield from self._draw(self._drawn_to, self._shared)
+        self._drawn_to = self.timeline.last
 
-    def _busiest(self) -> list[str]:
-        """All pipelines that are served, those with most requests in the window first."""
-        tracks = self._recorder.tracks
-        active = {
-            name: track.window.ended.total for name, track in tracks.items() if track.window and name in self._served
-        }
-        busy = sorted(active, key=lambda name: (-active[name], name))
-        return busy + [name for name in self._order if name not in active]
+    def _find_listed(self) -> Iterator[None]:
+        """Find the pipelines that are listed: those with most requests in the window, then the others in order."""
+        served = self._served
+        active: list[tuple[int, str]] = []
+        for name, track in self._recorder.tracks.items():
+            if track.window and name in served:
+                active.append((-track.window.requests, name))
+            yield
+        busiest = [name for _, name in nsmallest(MAX_PIPELINES, active)]
+        yield
+        shown = set(busiest)
+        idle = (name for name in self._order if name not in shown)
+        self._listed = [*busiest, *islice(idle, MAX_PIPELINES - len(busiest))]
 
     def _queued_rows(self) -> Generator[None, None, int]:
         """The rows that wait for models, counted in slices."""
@@ -231,7 +268,7 @@ class Overview:
 
     # -- parts that all documents have
 
-    def _head(self, now_ns: int, queued_rows: int, listed: Sequence[str]) -> bytes:
+    def _head(self, now_ns: int, queued_rows: int) -> bytes:
         sources, window = self._sources, self._recorder.totals
         state, reasons = self._state()
         server = {
@@ -323,7 +360,7 @@ class Overview:
         state = self._sources.scheduler.pipelines.get(pipeline.key)
         return PERCENTILE if state is None else state.config.percentile
 
-    def _partition(self, name: str, now_ns: int) -> dict[str, Any]:
+    def _partition(self, name: str) -> dict[str, Any]:
         sources = self._sources
         status, quarantined = sources.inventory.statuses.get(name), sources.quarantined().get(name)
         partition = sources.scheduler.dispatcher.fleet.partitions[name]
@@ -376,23 +413,6 @@ class Overview:
             known = self._memory[partition.name] = (partition.models, held)
         return known[1]
 
-    def _outlook(
-        self,
-        index: int,
-        name: str,
-        now_ns: int,
-        running: list[tuple[Bar, int]],
-        planned: list[tuple[int, str, int, int, int]],
-    ) -> None:
-        """Add what a partition runs, and what it is to run next."""
-        partition = self._sources.scheduler.dispatcher.fleet.partitions[name]
-        if partition.batches:
-            batch = partition.batches[0]
-            start_ns = max(batch.dispatched_ns, partition.last_end_ns)
-            running.append((Bar(0, batch.identity, name, batch.queue_key[0], start_ns, 0, batch.rows), index))
-        coming = next_batches(partition, now_ns, MAX_PLANNED)
-        planned += [(index, each.model, each.start_ns, each.length_ns, each.rows) for each in coming]
-
     def _trouble(self, trace: Trace) -> dict[str, Any]:
         told = explain(trace, trace.ended_ns)
         return {
@@ -435,7 +455,7 @@ class Overview:
         room -= len(partitions.json) + len(troubles.json) + len(not_served.json) + _FEW_PIPELINES_BYTES
         chosen = self._pipeline(name, asked, question.since_s, room - 1_000) if name else b"null"
         room -= len(chosen)
-        timeline, last = self._timeline(question.bars_since, shared, min(room, _BARS_BYTES))
+        timeline = self._timeline(question.bars_since, shared, min(room, _BARS_BYTES))
         room += _FEW_PIPELINES_BYTES - len(timeline)
         pipelines = cut(shared.pipelines, room)
         body = (
@@ -453,7 +473,7 @@ class Overview:
             not_served.json,
             not_served.left_out,
         )
-        return Reply(body, question._replace(since_s=float(self.step), bars_since=last))
+        return Reply(body, question._replace(since_s=float(self.step), bars_since=self.timeline.last))
 
     def _choose(self, asked: str) -> tuple[str, str]:
         """The name of the pipeline that is shown, and what was asked for if it is not known."""
@@ -462,7 +482,7 @@ class Overview:
         latest = self._sources.registry.serving.get((asked, "")) if asked else None
         if latest is not None:
             return public_name(latest), ""
-        return next(iter(self._busiest()), ""), asked[:MAX_TEXT]
+        return next(iter(self._listed), ""), asked[:MAX_TEXT]
 
     def _pipeline(self, name: str, asked: str, since_s: float | None, room: int) -> bytes:
         pipeline, track = self._served[name], self._recorder.tracks.get(name)
@@ -591,7 +611,7 @@ class Overview:
         if in_force is None:
             return None
         self._forecasts = {name: each for name, each in self._forecasts.items() if name in scheduler.pipelines}
-        for name in (*self._chosen, *self._busiest()[:MAX_PIPELINES]):
+        for name in (*self._chosen, *self._listed):
             pipeline = self._served.get(name)
             state = None if pipeline is None else scheduler.pipelines.get(pipeline.key)
             if state is None or not state.config.slo_ns:
@@ -609,55 +629,55 @@ class Overview:
         """Show a forecast from now on."""
         self._forecasts[told.pipeline] = told
 
-    def _timeline(self, since: int | None, shared: _Shared, room: int) -> tuple[bytes, int]:
-        """The timeline, and the number of the latest bar in it or before."""
+    def _timeline(self, since: int | None, shared: _Shared, room: int) -> bytes:
+        """The timeline with the bars that are new since a number, in about so many bytes."""
+        found = self._bars.get(since)
+        if found is None:
+            exhaust(self._draw(since, shared))
+            found = self._bars[since]
+        shown = cut(found.bars, max(room - found.other_bytes, 0))
+        return b'%b,"models":%b,"bars":%b,"bars_more":%d,"planned":%b}' % (
+            found.about,
+            found.models,
+            shown.json,
+            shown.left_out + self.timeline.left_out,
+            found.planned,
+        )
+
+    def _draw(self, since: int | None, shared: _Shared) -> Iterator[None]:
+        """Write the bars that are new since a number, the latest first after those that run."""
         timeline = self.timeline
-        bars = timeline.bars(since, MOST_BARS if since is not None else FIRST_BARS)
+        bars = timeline.bars(since, FIRST_BARS if since is None else MOST_BARS)
         to_ns = round(shared.now_s * NS_PER_S) - self._offset_ns
-        indices = {name: index for index, name in enumerate(shared.partition_names)}
-        running = [bar for bar, _ in shared.running]
-        from_ns = min([bar.start_ns for bar in (*bars, *running)], default=to_ns)
+        from_ns = min([bar.start_ns for bar in (*bars, *shared.running)], default=to_ns)
+        from_ns = min(from_ns, to_ns)
+        partitions = {name: index for index, name in enumerate(shared.partition_names)}
         models: dict[str, int] = {}
 
         def model(key: str) -> int:
             return models.setdefault(public_key(key), len(models))
 
-        rows = [
-            orjson.dumps(
-                [
-                    bar.batch,
-                    indices[bar.partition],
-                    model(bar.model),
-                    round((bar.start_ns - from_ns) / NS_PER_S, 4),
-                    round(ns_to_ms(bar.busy_ns), 3) if bar.number else -1,
-                    bar.rows,
-                    bar.merged,
-                ]
-            )
-            for bar in (*running, *reversed(bars))
-            if bar.partition in indices
-        ]
+        def place(start_ns: int) -> float:
+            return (start_ns - from_ns) // (100 * NS_PER_US) / 10_000
+
+        rows: list[bytes] = []
+        for bar in (*shared.running, *reversed(bars)):
+            if bar.partition in partitions:
+                length_ms = bar.busy_ns // NS_PER_US / 1_000 if bar.number else -1
+                about = (partitions[bar.partition], model(bar.model), place(bar.start_ns))
+                rows.append(orjson.dumps((bar.batch, *about, length_ms, bar.rows, bar.merged)))
+            yield
         planned = [
-            [index, model(key), round((start_ns - from_ns) / NS_PER_S, 4), round(ns_to_ms(length_ns), 3), count]
-            for index, key, start_ns, length_ns, count in shared.planned
+            (partitions[partition], model(key), place(start_ns), length_ns // NS_PER_US / 1_000, count)
+            for partition, key, start_ns, length_ns, count in shared.planned
         ]
-        planned_json, names = orjson.dumps(planned), orjson.dumps(list(models))
-        shown = cut(rows, room - len(planned_json) - len(names) - 200)
-        about = orjson.dumps(
-            {
-                "from_s": round((from_ns + self._offset_ns) / NS_PER_S, 4),
-                "to_s": shared.now_s,
-                "last": timeline.last,
-                "merged": any(bar.merged > 1 for bar in bars),
-            }
-        )[:-1]
-        return b'%b,"models":%b,"bars":%b,"bars_more":%d,"planned":%b}' % (
-            about,
-            names,
-            shown.json,
-            shown.left_out + timeline.left_out,
-            planned_json,
-        ), timeline.last
+        whole = {
+            "from_s": round((from_ns + self._offset_ns) / NS_PER_S, 4),
+            "to_s": shared.now_s,
+            "last": timeline.last,
+            "merged": any(bar.merged > 1 for bar in bars),
+        }
+        self._bars[since] = _Drawn(orjson.dumps(whole)[:-1], orjson.dumps(list(models)), rows, orjson.dumps(planned))
 
 
 def _series(steps: Sequence[Step], first: int, last: int) -> dict[str, Any]:
@@ -683,6 +703,15 @@ def _series(steps: Sequence[Step], first: int, last: int) -> dict[str, Any]:
         "p50_ms": p50,
         "p99_ms": p99,
     }
+
+
+def _running(partition: PartitionState) -> list[Bar]:
+    """The batch that a partition runs, as a bar without a number."""
+    if not partition.batches:
+        return []
+    batch = partition.batches[0]
+    start_ns = max(batch.dispatched_ns, partition.last_end_ns)
+    return [Bar(0, batch.identity, partition.name, batch.queue_key[0], start_ns, 0, batch.rows)]
 
 
 def _proof(status: Any) -> str:

@@ -1,6 +1,6 @@
 """A server whose counters, scheduler and time are played by a test, for the overview of it."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -22,6 +22,7 @@ from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.trace import BatchTrace, RecentTraces
 from sluice.gateway.overview.document import Overview, Question
+from sluice.gateway.overview.pieces import exhaust
 from sluice.gateway.overview.sources import Sources
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline
 from sluice.models.repository.scan import BrokenEntry
@@ -114,11 +115,6 @@ class PlayedServer:
 
     def _watch(self, watch: Callable[[BatchTrace], None] | None) -> None:
         self.watched = watch
-
-
-def exhaust(work: Iterator[None] | Generator[None]) -> int:
-    """Do all of some work; returns the number of its slices."""
-    return sum(1 for _ in work)
 
 
 def scheduled(pipeline: Pipeline) -> PipelineConfig:
