@@ -161,11 +161,15 @@ class Track:
         new, spent = list(map(sub, counts, self._counts)), cost - self._cost
         self._outcomes, self._counts, self._cost = outcomes, counts, cost
         window.add(step, new, spent)
-        if self.history is not None:
-            self.history.append(Step(step, _ended(new), _quantile_ms(new, 0.5), _quantile_ms(new, 0.99)))
-            while self.history[0].number <= step - HISTORY_STEPS:
-                self.history.popleft()
         return new, spent
+
+    def record(self, step: int, new: list[int]) -> None:
+        """Add a step to the history, if there is one."""
+        history = self.history
+        if history is not None:
+            history.append(Step(step, _ended(new), _quantile_ms(new, 0.5), _quantile_ms(new, 0.99)))
+            while history[0].number <= step - HISTORY_STEPS:
+                history.popleft()
 
 
 class ModelWork(NamedTuple):
@@ -223,6 +227,9 @@ class Recorder:
             track = tracks.get(name)
             if track is None or not track.is_of(meter):
                 track = self._track(name, meter)
+            if track.history is None and name in chosen:
+                self._make_room(chosen)
+                self._keep_history(track)
             new = track.sample(step)
             if new is not None:
                 counts, cost = new
@@ -230,9 +237,7 @@ class Recorder:
                 spent += cost
                 if track.history is None and self._histories < MAX_HISTORIES:
                     self._keep_history(track)
-            if track.history is None and name in chosen:
-                self._make_room(chosen)
-                self._keep_history(track)
+                track.record(step, counts)
             yield
         if any(total):
             totals.add(step, total, spent)
