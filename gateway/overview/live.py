@@ -157,7 +157,7 @@ class LiveOverview:
                 self._hurry.clear()
                 await _in_slices(overview.tick(now_ns, day_ns))
                 self._publish()
-                if self._forecasting is None and (task := overview.next_forecast()) is not None:
+                if self._forecasting is None and (task := overview.plans.next_forecast()) is not None:
                     self._forecasting = asyncio.ensure_future(self._forecast(overview, task))
                 due_ns = day_ns // NS_PER_S * NS_PER_S + NS_PER_S
 
@@ -165,7 +165,7 @@ class LiveOverview:
         """Compute a forecast in a thread, and then pause, so that all of them take a small part of a core."""
         try:
             began_ns = perf_counter_ns()
-            overview.take_forecast(await asyncio.to_thread(task))
+            overview.plans.take(await asyncio.to_thread(task))
             await asyncio.sleep(FORECAST_PAUSE * (perf_counter_ns() - began_ns) / NS_PER_S)
         except Exception:
             logger.exception("a forecast could not be computed")

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 DIGITS = 4
+MAX_TEXT = 300
+"""Characters of a sentence."""
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | None:

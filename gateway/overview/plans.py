@@ -4,8 +4,9 @@ The functions that compute them take milliseconds, so they run in a thread, and 
 at.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,10 +14,12 @@ from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import PipelinePlan
 from sluice.batcher.planner.build import SELDOM
 from sluice.batcher.scheduler.replanner import PlanInForce
+from sluice.gateway.overview.sampled import Sampled
 from sluice.gateway.what_if.answer import PlannedConfiguration
 from sluice.gateway.what_if.figures import PlanFigures
 from sluice.gateway.what_if.planning import RateScenario, WhatIf
 from sluice.models.errors import ConfigError
+from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import public_key
 from sluice.models.units import NS_PER_S, ns_to_ms
 
@@ -53,6 +56,78 @@ class Forecast(msgspec.Struct, frozen=True):
             return False
         ours = [(each.model, each.batch, each.kind) for each in self.configuration.stages]
         return ours == [(each.model, each.batch, each.kind) for each in plan.stages]
+
+
+class PlanFound(NamedTuple):
+    """The plan of a pipeline at the `rate` (rows a second) that it was made for, in force since `since_ns`.
+
+    Without a `plan` there is a `reason`; one that misses its objective has a reason, too.
+    """
+
+    plan: PipelinePlan | None
+    reason: str
+    since_ns: int = 0
+    rate: float = 0.0
+    forecast: Forecast | None = None
+
+
+class PlanBoard:
+    """The plans of pipelines, and the forecasts that have been computed for them."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        self._sampled = sampled
+        self._forecasts: dict[str, Forecast] = {}
+
+    def of(self, pipeline: Pipeline) -> PlanFound | None:
+        """The plan of a pipeline; None for one that the scheduler does not know yet."""
+        state = self._sampled.state(pipeline)
+        if state is None:
+            return None
+        in_force = self._in_force
+        plan, reason = planned(in_force, state.config)
+        if in_force is None or plan is None:
+            return PlanFound(None, reason)
+        name = state.config.name
+        rate = in_force.observed.rates.get(name, 0.0)
+        return PlanFound(plan, reason, in_force.since_ns, rate, self._forecasts.get(name))
+
+    def headroom(self, pipeline: Pipeline) -> float | None:
+        """The headroom of a pipeline; None where it is not known yet."""
+        known, in_force = self._forecasts.get(pipeline.key), self._in_force
+        if known is None or in_force is None:
+            return None
+        return known.headroom(in_force.observed.rates.get(pipeline.key, 0.0))
+
+    def next_forecast(self) -> Callable[[], Forecast] | None:
+        """Computes a forecast that is missing, beside the loop; `take` is to get it. None if none is missing.
+
+        Pipelines that somebody looks at come first, then the busiest of the others.
+        """
+        scheduler, in_force = self._sampled.sources.scheduler, self._in_force
+        if in_force is None:
+            return None
+        self._forecasts = {name: each for name, each in self._forecasts.items() if name in scheduler.pipelines}
+        chosen = self._sampled.chosen
+        for name in dict.fromkeys((*reversed(chosen), *self._sampled.listed)):
+            pipeline = self._sampled.served.get(name)
+            state = None if pipeline is None else self._sampled.state(pipeline)
+            if state is None or not state.config.slo_ns:
+                continue
+            known = self._forecasts.get(state.config.name)
+            if known is not None and known.since_ns == in_force.since_ns:
+                continue
+            plan, _ = planned(in_force, state.config)
+            if plan is not None and (in_force.observed.rates.get(state.config.name) or name in chosen):
+                return partial(forecast, scheduler.spec, in_force, state.config, plan)
+        return None
+
+    def take(self, told: Forecast) -> None:
+        """Show a forecast from now on."""
+        self._forecasts[told.pipeline] = told
+
+    @property
+    def _in_force(self) -> PlanInForce | None:
+        return self._sampled.sources.scheduler.served.replanner.in_force
 
 
 def planned(in_force: PlanInForce | None, config: PipelineConfig) -> tuple[PipelinePlan | None, str]:

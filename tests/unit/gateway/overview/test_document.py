@@ -9,7 +9,8 @@ from sluice.batcher.interface.events import PartitionLost, PartitionReady, Reque
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.deployment.registry import UNLOADED, VersionStatus
 from sluice.gateway.observability.trace import Trace
-from sluice.gateway.overview.document import MAX_BYTES, MAX_PIPELINES, Question
+from sluice.gateway.overview.document import MAX_BYTES, Question
+from sluice.gateway.overview.sampled import MAX_PIPELINES
 from sluice.models.pipelines.pipeline import Combiner, Pipeline, Stage, TensorSource, When
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import BrokenEntry
