@@ -49,8 +49,8 @@ class Detail:
 
     def _history(self, track: Track | None, since_s: float | None, room: int) -> bytes:
         first = max(self._sampled.first_step, self._sampled.step - HISTORY_STEPS) + 1
-        if since_s is not None and not math.isnan(since_s):
-            first = max(first, math.floor(min(since_s, self._sampled.step)) + 1)
+        if since_s is not None:
+            first = max(first, math.floor(since_s) + 1)
         last = self._sampled.step
         steps: Iterable[Step] = () if track is None or track.history is None else track.history
         kept = [each for each in steps if each.number >= first]

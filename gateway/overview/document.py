@@ -175,10 +175,14 @@ class Overview:
         if name:
             self._sampled.choose(name)
             about = {"asked": asked, "percentile": self._rows.percentile(self._sampled.served[name])}
-            since_s = None if asked else question.since_s  # what the viewer has is of another pipeline
+            # What a viewer has of another pipeline, or of an earlier run of the server, says nothing of what is new.
+            is_known = not asked and question.since_s is not None and question.since_s <= self._sampled.step + 1
+            since_s = question.since_s if is_known else None
             chosen = self._detail.json(about, name, since_s, room - _BARS_LEAST_BYTES)
         room -= len(chosen)
-        timeline = self._drawing.json(question.bars_since, min(room, _BARS_BYTES))
+        last, bars_since = self.timeline.last, question.bars_since
+        bars_since = None if bars_since is None or bars_since > last else bars_since
+        timeline = self._drawing.json(bars_since, min(room, _BARS_BYTES))
         pipelines = cut(shared.pipelines, room - len(timeline) + _PIPELINES_LEAST_BYTES)
         body = (
             b'{%b,"pipelines":%b,"pipelines_more":%d,"pipeline":%b,"partitions":%b,"partitions_more":%d,'
@@ -195,7 +199,7 @@ class Overview:
             not_served.json,
             not_served.left_out,
         )
-        following = Question(name, float(self._sampled.step), self.timeline.last, question.explains)
+        following = Question(name, float(self._sampled.step), last, question.explains)
         return Reply(body, following)
 
     def _choose(self, asked: str) -> tuple[str, str]:

@@ -100,11 +100,6 @@ class LiveOverview:
         if self.viewers >= MAX_VIEWERS:
             raise BackendUnavailable(f"{MAX_VIEWERS} viewers have this stream open, which is the most that may")
 
-    async def close(self) -> None:
-        """Stop sampling."""
-        if self._sampling is not None:
-            self._sampling.cancel()
-
     async def _look(self) -> Overview:
         """The overview after its first tick; begins to sample unless it does already."""
         self._looked_ns = self._sources.clock()
@@ -139,6 +134,7 @@ class LiveOverview:
     async def _sample(self) -> None:
         """Tick at each full second of the time of day, until nobody has looked for a while."""
         clock, time_of_day = self._sources.clock, self._sources.time_of_day
+        self._hurry = asyncio.Event()
         while True:
             overview = Overview(self._sources, self._started_ns)
             self._sources.watch_batches(overview.timeline.batch_ended)

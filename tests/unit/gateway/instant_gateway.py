@@ -151,6 +151,7 @@ class InstantGateway(NamedTuple):
     route: InferRoute
     restrictions: Restrictions | None
     access: AccessRules | None
+    overview: LiveOverview
 
     @property
     def app(self) -> FastAPI:
@@ -219,6 +220,8 @@ def instant_gateway(
         cast(Resizing, resizing),
     )
 
+    overview = LiveOverview(overview_sources(registry, inventory, traces=runtime.traces))
+
     @cache
     def app() -> FastAPI:
         return build_app(
@@ -227,7 +230,7 @@ def instant_gateway(
             cast(ServerMetrics, Exposition()),
             runtime.traces,
             max_body_bytes,
-            LiveOverview(overview_sources(registry, inventory, traces=runtime.traces)),
+            overview,
             restrictions,
             json_rules,
             PageFiles(Path("nowhere") if page is None else page),
@@ -243,6 +246,7 @@ def instant_gateway(
         InferRoute(dataplane, max_body_bytes, json_rules, default_model=default_model),
         restrictions,
         access,
+        overview,
     )
 
 

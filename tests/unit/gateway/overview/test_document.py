@@ -153,7 +153,17 @@ def test_the_history_has_a_number_for_each_second_and_only_new_ones_if_asked() -
     later = server.document("both:1", since_s=DAY_S + 2.7)["pipeline"]["history"]
     assert (later["start_s"], later["good"], later["failed"]) == (DAY_S + 2, [0, 0], [0, 1])
     assert server.document("both:1", since_s=DAY_S + 4)["pipeline"]["history"]["good"] == []
-    assert server.document("both:1", since_s=DAY_S + 1e9)["pipeline"]["history"]["good"] == []
+
+
+def test_who_asks_for_more_than_there_ever_was_saw_another_run_of_the_server_and_gets_everything() -> None:
+    server = served()
+    server.end("both:1", Outcome.COMPLETED, 4)
+    server.run("small:1", 2, at_ms=100, ms=5)
+    server.tick()
+    found = server.document("both:1", since_s=DAY_S + 1e9, bars_since=1000)
+    assert found["pipeline"]["history"]["good"] == [4]
+    assert len(found["timeline"]["bars"]) == 1
+    assert server.document("gone:1", since_s=DAY_S + 1)["pipeline"]["history"]["good"] == [4]
 
 
 def test_the_history_covers_five_minutes_at_most() -> None:
