@@ -5,8 +5,8 @@ import socket
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sluice.gateway.overview.shape import kind_of
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.spec import public_key
 
 _LABEL_WIDTH = 9
 
@@ -31,6 +31,7 @@ class Landing(NamedTuple):
     def fields(self) -> dict[str, object]:
         """The values of one log line."""
         fields: dict[str, object] = {
+            "page": f"{self._http[0]}/",
             "docs": f"{self._http[0]}/docs",
             "http": self._http[0],
             "grpc": self._grpc[0],
@@ -51,6 +52,7 @@ class Landing(NamedTuple):
         if self.not_served:
             serving += f"; {self.not_served} could not be loaded (sluice model list)"
         rows = [
+            ("page", f"{self._http[0]}/"),
             ("API", f"{self._http[0]}/docs"),
             ("HTTP", "  ".join(self._http)),
             ("gRPC", "  ".join(self._grpc)),
@@ -99,7 +101,7 @@ def landing_of(
 ) -> Landing:
     """The landing of a server; `address` is (host, HTTP port, gRPC port), `served` has one version of each name."""
     host, http_port, grpc_port = address
-    alone = [_is_model(pipeline) for pipeline in served]
+    alone = [kind_of(pipeline) == "model" for pipeline in served]
     return Landing(
         hosts_in_urls(host, socket.gethostname()),
         http_port,
@@ -111,12 +113,6 @@ def landing_of(
         not_served=not_served,
         partitions=partitions,
     )
-
-
-def _is_model(pipeline: Pipeline) -> bool:
-    """True for a model that is served alone, under its own name."""
-    name = public_key(pipeline.key)
-    return len(pipeline.stages) == 1 and any(public_key(key) == name for key in pipeline.stages[0].models)
 
 
 def _count(number: int, what: str) -> str:

@@ -16,6 +16,7 @@ from tests.support.certificates import certificate
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_identity
 
+ADDRESSES = ("page", "docs", "http", "metrics")
 PIPELINE = """
 stages:
   first: {model: m, inputs: {x: request.x}}
@@ -55,7 +56,7 @@ def test_every_address_answers_on_all_addresses(repository: Path, tmp_path: Path
         assert line["http"] == f"http://localhost:{server.http_port}"
         assert line["grpc"] == f"localhost:{server.grpc_port}"
         assert line["metrics"] != f"{line['http']}/metrics"
-        assert [status(line[name]) for name in ("docs", "http", "metrics")] == [200, 200, 200]
+        assert [status(line[name]) for name in ADDRESSES] == [200, 200, 200, 200]
         with grpc.insecure_channel(line["grpc"]) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             assert stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live
@@ -69,4 +70,4 @@ def test_with_certificates_it_is_https(repository: Path, tmp_path: Path) -> None
         line = landing(server)
         context = ssl.create_default_context(cafile=files["certificate"])
         assert line["http"] == f"https://127.0.0.1:{server.http_port}"
-        assert [status(line[name], context) for name in ("docs", "http", "metrics")] == [200, 200, 200]
+        assert [status(line[name], context) for name in ADDRESSES] == [200, 200, 200, 200]

@@ -8,10 +8,11 @@ from sluice.gateway.config.restricted import ApiGroup
 from sluice.gateway.http.operations.inference import INFERENCE
 from sluice.gateway.http.operations.models import MODELS
 from sluice.gateway.http.operations.operation import JSON, PARAMETERS, Operation
+from sluice.gateway.http.operations.page import PAGE
 from sluice.gateway.http.operations.server import SERVER
 from sluice.gateway.http.operations.settings import SETTINGS
 
-OPERATIONS: Mapping[str, Operation] = MappingProxyType({**SERVER, **MODELS, **INFERENCE, **SETTINGS})
+OPERATIONS: Mapping[str, Operation] = MappingProxyType({**PAGE, **SERVER, **MODELS, **INFERENCE, **SETTINGS})
 """The operations by method and path; the paths of versions have the descriptions of those without."""
 
 DESCRIPTION = """\
@@ -36,6 +37,7 @@ GROUPS: Mapping[ApiGroup, str] = MappingProxyType(
         ApiGroup.MODEL_CONFIG: "How models are configured.",
         ApiGroup.STATISTICS: "How models and partitions are doing.",
         ApiGroup.MODEL_REPOSITORY: "List, load and unload models.",
+        ApiGroup.PAGE: "What the server is doing, for people and for programs.",
         ApiGroup.EXPLAIN: "Why a request took as long as it did.",
         ApiGroup.PARTITIONS: "Change partitions while they serve.",
         ApiGroup.SHARED_MEMORY: "Tensors in memory that clients share with the server.",

@@ -8,7 +8,7 @@ JSON = "application/json"
 OCTETS = "application/octet-stream"
 EVENTS = "text/event-stream"
 TEXT = "text/plain"
-NOTHING: Mapping[str, "PathParameter"] = MappingProxyType({})
+NOTHING: Mapping[str, "OperationParameter"] = MappingProxyType({})
 
 
 class Body(NamedTuple):
@@ -27,8 +27,8 @@ class Example(NamedTuple):
     name: str = "example"
 
 
-class PathParameter(NamedTuple):
-    """A variable part of a path, with a value that works."""
+class OperationParameter(NamedTuple):
+    """A variable part of a path or a query, with a value that works."""
 
     description: str
     example: str
@@ -40,18 +40,18 @@ class Operation(NamedTuple):
     summary: str
     description: str
     examples: tuple[Example, ...]
-    parameters: Mapping[str, PathParameter] = NOTHING
+    parameters: Mapping[str, OperationParameter] = NOTHING
 
 
-PARAMETERS: Mapping[str, PathParameter] = MappingProxyType(
+PARAMETERS: Mapping[str, OperationParameter] = MappingProxyType(
     {
-        "name": PathParameter("the name of a model or pipeline", "digits-cascade"),
-        "version": PathParameter("the version, a number", "1"),
-        "id": PathParameter(
+        "name": OperationParameter("the name of a model or pipeline", "digits-cascade"),
+        "version": OperationParameter("the version, a number", "1"),
+        "id": OperationParameter(
             "the `id` of a request, or the one in the header `x-sluice-request` of its answer", "example-1"
         ),
-        "region": PathParameter("a name for the region, which requests use", "example"),
-        "repository_name": PathParameter("the name of a repository", "models"),
+        "region": OperationParameter("a name for the region, which requests use", "example"),
+        "repository_name": OperationParameter("the name of a repository", "models"),
     }
 )
 

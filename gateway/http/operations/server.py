@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sluice.gateway.http.operations.operation import TEXT, Body, Example, Operation, PathParameter, answers
+from sluice.gateway.http.operations.operation import TEXT, Body, Example, Operation, OperationParameter, answers
 
 _METRICS = (
     "# HELP sluice_requests_total Requests by how they ended.\n"
@@ -90,9 +90,6 @@ SERVER: Mapping[str, Operation] = MappingProxyType(
             "Answers with the same status as `/v2/health/ready`.",
             answers({"ready": True}),
         ),
-        "GET /": Operation(
-            "Is the server alive? (V1)", "Answers 200 while the server runs.", answers({"status": "alive"})
-        ),
         "GET /v2": Operation(
             "Metadata of the server",
             "Names the server, its version, and the extensions of the protocol that it has switched on.",
@@ -122,7 +119,7 @@ SERVER: Mapping[str, Operation] = MappingProxyType(
             "Gives a partition other cores, or another share of its GPU, while it serves. The answer is sent when it "
             "serves there.",
             answers(_CORES, {"cores": [0]}),
-            {"name": PathParameter("the name of a partition", "cpu0")},
+            {"name": OperationParameter("the name of a partition", "cpu0")},
         ),
     }
 )

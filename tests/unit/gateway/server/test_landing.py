@@ -38,6 +38,7 @@ def test_a_machine_without_a_name_is_the_local_host(hostname: str) -> None:
 
 def test_a_line_names_every_address_and_what_is_served() -> None:
     assert a_landing("localhost", "box").fields == {
+        "page": "http://localhost:8000/",
         "docs": "http://localhost:8000/docs",
         "http": "http://localhost:8000",
         "grpc": "localhost:8001",
@@ -52,6 +53,7 @@ def test_a_line_names_every_address_and_what_is_served() -> None:
 
 def test_people_get_short_lines() -> None:
     assert a_landing("localhost", "box", not_served=3).lines == [
+        "page     http://localhost:8000/",
         "API      http://localhost:8000/docs",
         "HTTP     http://localhost:8000  http://box:8000",
         "gRPC     localhost:8001  box:8001",
