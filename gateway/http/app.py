@@ -1,5 +1,7 @@
 """The HTTP application: health, metadata, metrics, documentation, and all other routes except `infer`."""
 
+from typing import Any
+
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -11,10 +13,14 @@ from starlette.responses import JSONResponse
 from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.http.docs_routes import docs_router
 from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
+from sluice.gateway.http.operations.document import DESCRIPTION, describe, tags
+from sluice.gateway.http.page_files import PageFiles
+from sluice.gateway.http.page_routes import page_router, root_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.pieces import PiecesResponse
 from sluice.gateway.http.routes import Version, router
@@ -25,6 +31,7 @@ from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.overview.live import LiveOverview
 from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import describe_batching
@@ -63,7 +70,7 @@ class ModelMetadata(BaseModel):
 class ErrorMessage(BaseModel):
     """The problem, and what was expected."""
 
-    error: str
+    error: str = Field(examples=["Request for unknown model: 'digits' is not found"])
 
 
 def build_app(
@@ -72,20 +79,28 @@ def build_app(
     metrics: ServerMetrics,
     traces: RecentTraces,
     max_upload_bytes: int,
+    overview: LiveOverview,
     restrictions: Restrictions | None = None,
     json_rules: JsonRules | None = None,
+    page: PageFiles | None = None,
 ) -> FastAPI:
     """The ASGI application of a server, without `infer`. `traces` use the clock of `control`.
 
-    `max_upload_bytes` bounds the body of a request that uploads the files of a model.
+    `page` are the files of the page (None: those of this package). `max_upload_bytes` bounds the body of a request that
+    uploads the files of a model.
     """
     registry = control.registry
     restrictions = restrictions or Restrictions()
     app = FastAPI(
         title="Sluice",
         version=registry.server_version,
+        description=DESCRIPTION,
+        license_info={"name": "Apache-2.0"},
+        openapi_tags=tags(),
+        docs_url=None,  # `docs_router` has one that loads nothing from elsewhere
+        redoc_url=None,
         redirect_slashes=False,
-        responses={"4XX": {"model": ErrorMessage}},
+        responses={"4XX": {"model": ErrorMessage}, "5XX": {"model": ErrorMessage}},
     )
     explanations, exposition = router(ApiGroup.EXPLAIN, restrictions), router(ApiGroup.METRICS, restrictions)
 
@@ -95,10 +110,11 @@ def build_app(
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:
-        explanation = explain(traces.find(id), control.clock())
-        return Response(msgspec.json.encode(explanation), media_type="application/json")
+        return Response(explanation_json(traces, id, control.clock()), media_type="application/json")
 
+    files = page or PageFiles()
     for routes in (
+        root_router(files, restrictions),
         _health(registry, restrictions),
         *model_routers(control, restrictions, max_upload_bytes),
         *settings_routers(control, restrictions),
@@ -107,13 +123,33 @@ def build_app(
         _server_metadata(control, restrictions),
         explanations,
         exposition,
+        page_router(overview, files, restrictions),
         partition_router(control.inventory, restrictions),
         resize_router(control.resizing, restrictions),
+        docs_router(),
     ):
         app.include_router(routes)
     _add_errors(app)
+    _describe_operations(app)
     _make_routes(app)
     return app
+
+
+def _describe_operations(app: FastAPI) -> None:
+    """Make the OpenAPI document, when it is first asked for, with descriptions and examples."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            describe(generate())
+        return generate()  # which keeps what it has made
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it
+
+
+def explanation_json(traces: RecentTraces, id: str, now_ns: int) -> bytes:
+    """The explanation of a request as JSON. Raises NotFoundError for one that is not remembered."""
+    return msgspec.json.encode(explain(traces.find(id), now_ns))
 
 
 def _make_routes(app: FastAPI) -> None:
@@ -137,10 +173,6 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
     @routes.get("/ping")
     async def sagemaker_ready() -> Response:
         return await server_ready()
-
-    @routes.get("/")
-    async def v1_live() -> dict[str, str]:
-        return {"status": "alive"}
 
     @routes.get("/v1/models/{name}")
     async def v1_model_ready(name: str) -> Response:

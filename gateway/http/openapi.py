@@ -100,6 +100,7 @@ _INVOCATION: dict[str, Any] = {
             "in": "header",
             "schema": {"type": "string"},
             "description": "the model; without it, the server's default or only one",
+            "example": "digits-cascade",
         }
     ],
     "requestBody": {

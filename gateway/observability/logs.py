@@ -4,7 +4,7 @@ import enum
 import json
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -29,7 +29,7 @@ def configure(format: LogFormat, level: str, file: Path | None = None) -> None:
     Raises OSError for a file that cannot be opened.
     """
     handler = logging.StreamHandler(sys.stderr) if file is None else _LogFile(file)
-    handler.setFormatter(_Formatter(format))
+    handler.setFormatter(_Formatter(format, terminal=file is None and sys.stderr.isatty()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The server logs its own start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -48,7 +48,7 @@ def reconfigure(format: LogFormat, levels: Collection[int]) -> None:
     root.setLevel(min(levels, default=logging.CRITICAL + 1))
     for handler in root.handlers:
         if isinstance(handler.formatter, _Formatter):
-            handler.setFormatter(_Formatter(format))
+            handler.setFormatter(_Formatter(format, terminal=handler.formatter.terminal))
             handler.filters = [lambda record: record.levelno in levels]
 
 
@@ -71,6 +71,11 @@ def reopen() -> None:
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
     """Log an event with named values, which become keys of the JSON line."""
     logger.log(level, event, extra={"fields": fields}, stacklevel=2)
+
+
+def log_lines(logger: logging.Logger, level: int, event: str, lines: Sequence[str], **fields: object) -> None:
+    """Log an event. As text on a terminal, `lines` are printed below it in place of the named values."""
+    logger.log(level, event, extra={"fields": fields, "lines": lines}, stacklevel=2)
 
 
 class _LogFile(RotatingFileHandler):
@@ -115,9 +120,10 @@ class _LogFile(RotatingFileHandler):
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, format: LogFormat) -> None:
+    def __init__(self, format: LogFormat, *, terminal: bool) -> None:
         super().__init__()
         self.log_format = format
+        self.terminal = terminal
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
@@ -128,5 +134,8 @@ class _Formatter(logging.Formatter):
         if self.log_format is LogFormat.JSON:
             line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "event": event} | fields
             return json.dumps(line, default=str)
-        values = "".join(f" {name}={value}" for name, value in fields.items())
+        if self.terminal and (lines := getattr(record, "lines", ())):
+            values = "".join(f"\n  {line}" for line in lines)
+        else:
+            values = "".join(f" {name}={value}" for name, value in fields.items())
         return f"{time} {record.levelname.lower()} {record.name}: {event}{values}"

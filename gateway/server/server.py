@@ -14,14 +14,16 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.executors.mixed import MixedExecutor
-from sluice.gateway.observability.logs import log, reopen
+from sluice.gateway.observability.logs import log, log_lines, reopen
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.resizing.auto_resize import AutoResize
 from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.client_servers import ClientServers
+from sluice.gateway.server.landing import Landing, landing_of
 from sluice.gateway.server.reload import Reload
 from sluice.gateway.server.signals import ServerSignals, SignalActions
 from sluice.models.errors import PartitionError
+from sluice.models.repository.names import is_foreign
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +114,26 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS)
+        landing = self._landing()
         if self.registry.server_ready():
-            log(logger, logging.INFO, "server ready")
+            log_lines(logger, logging.INFO, "server ready", landing.lines, **landing.fields)
         else:
-            log(logger, logging.ERROR, "server not ready: no model could be loaded")
+            event = "server not ready: no model could be loaded"
+            log_lines(logger, logging.ERROR, event, landing.lines, **landing.fields)
         if ready_file is not None:
             self._write_ready_file(ready_file)
+
+    def _landing(self) -> Landing:
+        registry, ends = self.registry, self.client_servers
+        served = [pipeline for (_, version), pipeline in registry.serving.items() if not version]
+        return landing_of(
+            ends.address,
+            None if ends.metrics is None else ends.metrics.port,
+            served,
+            sum(not is_foreign(name) and registry.broken(name) is not None for name in registry.names()),
+            len(self.inventory.partitions),
+            tls=self.reload.config.tls is not None,
+        )
 
     def _write_ready_file(self, path: Path) -> None:
         host, http_port, grpc_port = self.client_servers.address

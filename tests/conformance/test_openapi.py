@@ -18,6 +18,8 @@ EXAMPLES, INFERENCES = 5, 15
 """Requests to each route in each mode, and to those of inference."""
 TIMEOUT_S = 60
 KNOWN = {"name": "m", "version": "1"}
+ENDLESS = "/v2/sluice/now/events"
+"""The stream of this route ends with the server; the tests of the page read it."""
 REFUSALS = (501, 503)
 """The statuses of Triton's protocol for routes that are not served, and for models that are not there now."""
 
@@ -40,7 +42,7 @@ def test_no_route_fails_or_hangs(server: GatewayServer) -> None:
     operations = [result.ok() for result in results if isinstance(result, Ok)]
     assert len(operations) == len(results)
     answered: dict[str, set[int]] = {}
-    for operation in operations:
+    for operation in (each for each in operations if each.path != ENDLESS):
         statuses = answered.setdefault(f"{operation.method.upper()} {operation.path}", set())
         ask(operation, GenerationMode.POSITIVE, statuses)
         if operation.body or "{version}" in operation.path:  # else nothing can be other than the document says

@@ -191,16 +191,19 @@ def test_the_document_describes_inference_and_all_else(served: InstantGateway) -
     assert infer["tags"] == ["inference"]
 
 
-def test_the_routes_of_settings_have_names_of_their_own(served: InstantGateway) -> None:
+def test_the_routes_of_settings_have_summaries_of_their_own(served: InstantGateway) -> None:
     paths = get(served, "/openapi.json").json["paths"]
     summaries = {
         path: [paths[path][method]["summary"] for method in ("get", "post")]
         for path in ("/v2/trace/setting", "/v2/models/{name}/trace/setting", "/v2/logging")
     }
     assert summaries == {
-        "/v2/trace/setting": ["Trace Settings", "Update Trace Settings"],
-        "/v2/models/{name}/trace/setting": ["Model Trace Settings", "Update Model Trace Settings"],
-        "/v2/logging": ["Log Settings", "Update Log Settings"],
+        "/v2/trace/setting": ["Show the trace settings", "Change the trace settings"],
+        "/v2/models/{name}/trace/setting": [
+            "Show the trace settings of a model",
+            "Change the trace settings of a model",
+        ],
+        "/v2/logging": ["Show the log settings", "Change the log settings"],
     }
     values = paths["/v2/logging"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert [each["type"] for each in values["additionalProperties"]["anyOf"]] == ["boolean", "integer", "string"]

@@ -1,13 +1,14 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sluice.gateway.observability import logs
-from sluice.gateway.observability.logs import LogFormat, configure, log, reopen
+from sluice.gateway.observability.logs import LogFormat, configure, log, log_lines, reconfigure, reopen
 
 logger = logging.getLogger("gateway.test")
 
@@ -41,6 +42,31 @@ def test_text_lines_end_with_the_fields(capsys: pytest.CaptureFixture[str]) -> N
     configure(LogFormat.TEXT, "warning")
     log(logger, logging.ERROR, "worker lost", partition="cpu0", reason="killed by SIGKILL")
     assert capsys.readouterr().err.endswith("error gateway.test: worker lost partition=cpu0 reason=killed by SIGKILL\n")
+
+
+@pytest.mark.parametrize(
+    ("format", "terminal", "expected"),
+    [
+        (LogFormat.TEXT, True, ["ready", "  HTTP  http://box", "  gRPC  box"]),
+        (LogFormat.TEXT, False, ["ready http=http://box"]),
+        (LogFormat.JSON, True, ['"event": "ready", "http": "http://box"}']),
+    ],
+)
+def test_an_event_with_lines_of_its_own_has_them_as_text_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    format: LogFormat,
+    terminal: bool,
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    configure(format, "info")
+    reconfigure(format, [logging.INFO])
+    log_lines(logger, logging.INFO, "ready", ["HTTP  http://box", "gRPC  box"], http="http://box")
+    log(logger, logging.INFO, "later", partition="cpu0")
+    *lines, later = capsys.readouterr().err.splitlines()
+    assert [line.endswith(end) for line, end in zip(lines, expected, strict=True)] == [True] * len(expected)
+    assert "later" in later
 
 
 def test_an_exception_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""Times the way from nothing to a first prediction, with Sluice and with other servers."""

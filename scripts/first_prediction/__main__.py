@@ -1,0 +1,239 @@
+"""Times the way to a first prediction, and to one of a cascade: `python -m scripts.first_prediction [--only NAME]`.
+
+Each server is installed from the package index into a new environment, without pip's cache. Then it serves a model,
+and after that a cascade of two, with the files of `programs.py`. The clock of a prediction starts with the process of
+the server and ends with the first answer. Servers run one after the other; the ports 3000, 8000 and 8265 must be free.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from examples.digits.build import build_repository, load_digits
+from scripts.first_prediction import programs
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 240.0
+STOP_S = 20.0
+POLL_S = 0.05
+_ELSEWHERE = re.compile(rb"(?:src|href)=[\"'](https?://[^\"']+\.(?:js|css))")
+
+
+class Task(NamedTuple):
+    """A model or a cascade: the files that the user writes, and the command that serves them from their folder."""
+
+    files: dict[str, str]
+    command: tuple[str, ...]
+    path: str
+    body: dict[str, Any]
+    layout: tuple[str, ...] = ()
+    """Further commands before: the repository of Sluice."""
+
+
+class Contender(NamedTuple):
+    """A server: the packages to install, its port, and the URL of the first page that a person looks at."""
+
+    name: str
+    package: str
+    packages: tuple[str, ...]
+    port: int
+    page: str
+    model: Task
+    cascade: Task
+
+
+def contenders(image: Any) -> list[Contender]:
+    """The servers; `image` is a row of the input as JSON."""
+    tensor = {"name": "x", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": image}
+    v2, x = {"inputs": [tensor]}, {"x": image}
+    layout = (
+        "mkdir -p models/logreg/1 models/rf1024/1 models/cascade",
+        "cp logreg.onnx models/logreg/1/model.onnx",
+        "cp rf1024.onnx models/rf1024/1/model.onnx",
+    )
+    return [
+        Contender(
+            "Sluice",
+            "sluice-gateway",
+            (f"{ROOT}[cpu]",),
+            8000,
+            "http://127.0.0.1:8000/docs",
+            Task({}, ("sluice", "serve", "logreg.onnx"), "/v2/models/logreg/infer", v2),
+            Task(
+                {"models/cascade/pipeline.yaml": programs.SLUICE_CASCADE},
+                ("sluice", "serve", "models"),
+                "/v2/models/cascade/infer",
+                v2,
+                layout,
+            ),
+        ),
+        Contender(
+            "LitServe",
+            "litserve",
+            ("litserve", "onnxruntime"),
+            8000,
+            "http://127.0.0.1:8000/docs",
+            Task({"server.py": programs.LITSERVE_MODEL}, ("python", "server.py"), "/predict", x),
+            Task({"server.py": programs.LITSERVE_CASCADE}, ("python", "server.py"), "/predict", x),
+        ),
+        Contender(
+            "BentoML",
+            "bentoml",
+            ("bentoml", "onnxruntime"),
+            3000,
+            "http://127.0.0.1:3000/",
+            Task({"service.py": programs.BENTOML_MODEL}, ("bentoml", "serve"), "/predict", x),
+            Task({"service.py": programs.BENTOML_CASCADE}, ("bentoml", "serve", "service:Cascade"), "/predict", x),
+        ),
+        Contender(
+            "Ray Serve",
+            "ray",
+            ("ray[serve]", "onnxruntime"),
+            8000,
+            "http://127.0.0.1:8265/",
+            Task({"digits.py": programs.RAY_MODEL}, ("serve", "run", "digits:app"), "/", x),
+            Task({"digits.py": programs.RAY_CASCADE}, ("serve", "run", "digits:app"), "/", x),
+        ),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Time all servers, or one; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.first_prediction", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="one server")
+    parser.add_argument("--environments", type=Path, help="keep the environments here, and use those that are there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here, as JSON")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which stops the server that runs
+    image = (load_digits().test_raw[:1].astype(np.float32) / 16).tolist()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        build_repository(folder / "digits")
+        results = []
+        for contender in contenders(image):
+            if options.only in (None, contender.name):
+                kept = options.environments or folder / "environments"
+                results.append(measure(contender, folder, kept / contender.package))
+                print(json.dumps(results[-1]), flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def measure(contender: Contender, folder: Path, environment: Path) -> dict[str, Any]:
+    """The figures of a server."""
+    figures: dict[str, Any] = {"name": contender.name, "install_s": None}
+    if not environment.exists():
+        subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+        begun = time.monotonic()
+        pip = [environment / "bin/python", "-m", "pip", "install", "-qqq", "--no-cache-dir"]
+        subprocess.run([*pip, *contender.packages], check=True, env=_environment(environment))
+        figures["install_s"] = round(time.monotonic() - begun, 1)
+    ask = f"from importlib.metadata import version; print(version('{contender.package}'))"
+    version = subprocess.run([environment / "bin/python", "-c", ask], check=True, capture_output=True, text=True).stdout
+    size = sum(file.lstat().st_size for file in environment.rglob("*") if not file.is_dir())
+    figures |= {"version": version.strip(), "environment_mb": round(size / 1e6)}
+    for kind, task in (("model", contender.model), ("cascade", contender.cascade)):
+        place = folder / contender.package / kind
+        place.mkdir(parents=True)
+        for model in ("logreg", "rf1024"):
+            shutil.copy(folder / "digits" / model / "1/model.onnx", place / f"{model}.onnx")
+        for command in task.layout:
+            subprocess.run(command, shell=True, check=True, cwd=place)
+        for name, text in task.files.items():
+            (place / name).write_text(text)
+        page = contender.page if kind == "model" else ""
+        figures[kind] = {
+            "files": len(task.files),
+            "lines": sum(bool(line.strip()) for text in task.files.values() for line in text.splitlines()),
+            "commands": len(task.layout) + 2,  # to serve, and to ask
+            **serve(contender, task, place, environment, page),
+        }
+    return figures
+
+
+def serve(contender: Contender, task: Task, place: Path, environment: Path, page: str) -> dict[str, Any]:
+    """Serve a task until its first answer, and look at the page of the server. Raises TimeoutError."""
+    log = place / "server.log"
+    command = [str(environment / "bin" / task.command[0]), *task.command[1:]]
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=place, env=_environment(environment), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{contender.port}{task.path}"
+        request = urllib.request.Request(url, json.dumps(task.body).encode(), {"content-type": "application/json"})
+        answer = _first_answer(request, begun + TIMEOUT_S)
+        if answer is None or process.poll() is not None:
+            raise TimeoutError(f"{contender.name}: no answer:\n{log.read_text(errors='replace')[-3000:]}")
+        figures: dict[str, Any] = {"first_answer_s": round(time.monotonic() - begun, 1), "answer": answer.decode()[:80]}
+        if page:
+            shown = _first_answer(urllib.request.Request(page), time.monotonic() + STOP_S)
+            figures["page_s"] = None if shown is None else round(time.monotonic() - begun, 1)
+            figures["page_loads_from_elsewhere"] = (
+                [] if shown is None else [each.decode() for each in _ELSEWHERE.findall(shown)]
+            )
+        return figures
+    finally:
+        _stop(process)
+
+
+def _first_answer(request: urllib.request.Request, deadline: float) -> bytes | None:
+    """The body of the first answer with status 200; None if there is none in time."""
+    while time.monotonic() < deadline:
+        with suppress(OSError), urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            body: bytes = response.read()
+            return body
+        time.sleep(POLL_S)
+    return None
+
+
+def _environment(environment: Path) -> dict[str, str]:
+    """The variables of a user who has activated an environment."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment)}
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a server and all processes that it has started."""
+    started = _descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    for pid in [process.pid, *started]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = status.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(status.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
