@@ -12,7 +12,7 @@ const variable = (name) => getComputedStyle(document.documentElement).getPropert
 
 /** A chart in a figure, with a legend whose figures are those under the pointer, or the newest. */
 class Chart {
-  constructor(id, lines, unit, series, range) {
+  constructor(id, lines, unit, series, range, { distr = 1, splits }) {
     this._plot = $(`${id}-plot`);
     this._words = $(`${id}-text`);
     this._lines = lines;
@@ -32,13 +32,13 @@ class Chart {
     this._chart = new uPlot(
       {
         ...size,
-        padding: [8, 6, 0, 0],
+        padding: [8, 14, 0, 0],
         legend: { show: false },
         cursor: { sync: { key: "page" }, drag: { x: false, y: false }, points: { show: false }, y: false },
-        scales: { x: { time: true }, y: { range } },
+        scales: { x: { time: true }, y: { range, distr } },
         axes: [
-          { ...axis, size: 20, gap: 4, space: 70, values: (_, splits) => splits.map(clock) },
-          { ...axis, size: 42, gap: 5, space: 28, values: (_, splits) => splits.map((value) => (value === 0 ? "0" : value < 1 ? String(+value.toPrecision(2)) : value >= 10_000 ? `${value / 1000}k` : String(value))) },
+          { ...axis, size: 20, gap: 4, space: 44, incrs: [60, 120, 300, 600], values: (_, splits) => splits.map(clock) },
+          { ...axis, size: 42, gap: 5, space: 28, ...(splits && { splits, filter: (_, found) => found }), values: (_, splits) => splits.map((value) => (value === 0 ? "0" : value < 1 ? String(Number(value.toPrecision(2))) : value >= 10_000 ? `${value / 1000}k` : String(value))) },
         ],
         series: [{}, ...series],
         hooks: { setCursor: [() => this._legend()] },
@@ -90,6 +90,16 @@ class Chart {
   }
 }
 
+/** Marks of a logarithmic axis: 1, 2, 5, 10 …, or 1, 10, 100 … where these would be many. */
+function decades(_chart, _axis, least, most) {
+  const all = [];
+  for (let power = Math.floor(Math.log10(least)); power <= Math.log10(most); power += 1) {
+    for (const digit of [1, 2, 5]) all.push({ digit, value: digit * 10 ** power });
+  }
+  const within = all.filter(({ value }) => value >= least && value <= most);
+  return (within.length > 5 ? within.filter(({ digit }) => digit === 1) : within).map(({ value }) => value);
+}
+
 function clock(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: seconds % 60 ? "2-digit" : undefined });
 }
@@ -117,13 +127,14 @@ export class Charts {
     const areas = OUTCOMES.toReversed().map((name) => ({
       stroke: () => variable(`--${name}`), fill: () => variable(`--${name}-area`), width: 1, points: { show: false },
     }));
-    this._outcomes = new Chart("outcomes", OUTCOMES.map((name) => ({ name, label: name })), rate, areas, (_, __, most) => [0, Math.max(most * 1.1, 1)]);
+    this._outcomes = new Chart("outcomes", OUTCOMES.map((name) => ({ name, label: name })), rate, areas, (_, __, most) => [0, Math.max(most * 1.1, 1)], {});
     this._latencies = new Chart(
       "latencies",
       [{ name: "p50", label: "p50" }, { name: "p99", label: "p99" }, { name: "objective", label: "objective" }],
       milliseconds,
       [line("objective", { dash: [5, 4], points: { show: false } }), line("p50"), line("p99", { width: 1.8 })],
-      (_, __, most) => [0, Math.max(most * 1.1, 0.01)],
+      (_, least, most) => (least > 0 ? [least / 1.25, most * 1.25] : [0.1, 100]),
+      { distr: 3, splits: decades },
     );
     this._name = "";
   }

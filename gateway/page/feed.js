@@ -152,7 +152,7 @@ export class Feed {
     if (this.pipeline) query.set("pipeline", this.pipeline);
     if (!this._whole) {
       const { history } = this._last.pipeline ?? {};
-      if (history) query.set("since", String(history.start_s + history.step_s * (history.good.length - 1)));
+      if (history) query.set("since", String(history.start_s + history.step_s * history.good.length));
       query.set("bars_since", String(this._last.timeline.last));
     }
     return query.size ? `${path}?${query}` : path;

@@ -53,9 +53,10 @@ export function wholePercent(value) {
   return value == null ? NONE : `${Math.round(value * 100)}${SPACE}%`;
 }
 
-/** An amount of money with the sign of its currency. */
+/** An amount of money with the sign of its currency, or alone where that is not known. */
 export function money(value, currency) {
   if (value == null) return NONE;
+  if (!currency) return figure(value);
   const digits = value >= 99.5 ? 0 : value >= 0.01 || value === 0 ? 2 : 4;
   try {
     const options = { style: "currency", currency, currencyDisplay: "narrowSymbol", minimumFractionDigits: digits, maximumFractionDigits: digits };

@@ -2,14 +2,14 @@
 
 import { paint } from "./colours.js";
 import { $, drawn, element, keyed, setAttribute, setName, setText, tableRow } from "./dom.js";
-import { milliseconds, rate, significant, whole, wholePercent } from "./format.js";
+import { count, milliseconds, rate, significant, whole, wholePercent } from "./format.js";
 import { layered, place } from "./layout.js";
 
-const CARD = { width: 140, height: 66, when: 27 };
+const CARD = { least: 124, most: 156, height: 66, when: 27 };
 const PORT = 15; // pixels between edges at the same side of a card
 const END = { width: 56, height: 26 };
 const BEND = 12;
-const GAP = 40;
+const GAP = 46;
 const LEAST_SCALE = 0.75;
 const UPRIGHT_BELOW = 560; // pixels
 
@@ -57,7 +57,9 @@ export class Graph {
   _build(pipeline, room, height) {
     const upright = room < UPRIGHT_BELOW;
     const graph = layered(pipeline.stages, pipeline.outputs);
-    const width = upright ? Math.min(CARD.width, 160) : CARD.width;
+    const layers = graph.layers.filter((layer) => layer.some((node) => node.kind === "stage")).length;
+    const spare = (room - 2 * END.width - (layers + 1) * GAP) / Math.max(layers, 1);
+    const width = upright ? CARD.most : Math.min(Math.max(Math.floor(spare), CARD.least), CARD.most);
     const tall = (node) => (node.kind === "stage" ? CARD.height + (node.stage.when ? CARD.when : 0) : node.kind === "bend" ? BEND : END.height);
     const wide = (node) => (node.kind === "stage" ? width : node.kind === "bend" ? BEND : END.width);
     const size = place(graph, {
@@ -65,7 +67,7 @@ export class Graph {
       length: upright ? 0 : room, breadth: upright ? room : height - 4,
     });
     const svg = drawn("svg", { width: size.width, height: size.height, "aria-hidden": "true" });
-    const canvas = element("div", "graph");
+    const canvas = element("div", upright ? "graph upright" : "graph");
     canvas.style.width = `${size.width}px`;
     canvas.style.height = `${size.height}px`;
     canvas.append(svg);
@@ -173,5 +175,6 @@ function fill(made, stage) {
 
 function note(pipeline) {
   const gated = pipeline.stages.filter((stage) => stage.when);
-  return gated.map((stage) => `${stage.name}: ${wholePercent(stage.share)} of rows`).join(" · ");
+  const shares = gated.map((stage) => `${stage.name}: ${wholePercent(stage.share)} of rows`);
+  return [...shares, pipeline.stages_more ? `${count(pipeline.stages_more, "more stage")} not shown` : ""].filter(Boolean).join(" · ");
 }

@@ -4,9 +4,10 @@ import { colourOf, paint } from "./colours.js";
 import { $, element, keyed, setAttribute, setHidden, setName, setText } from "./dom.js";
 import { bytes, count, milliseconds, wholePercent } from "./format.js";
 
-const WINDOWS_S = [0.1, 0.3, 1, 3];
+const WINDOWS_S = [0.01, 0.03, 0.1, 0.3, 1, 3];
 const AHEAD = 0.12; // of the window is time to come
-const COMFORTABLE = 12; // pixels that a usual bar should have
+const COMFORTABLE = 12; // pixels that a usual bar should have, as long as
+const ENOUGH = 50; // bars are in the window of the busiest lane
 const PATIENCE = 4; // ticks for which another window must suit better
 const LANE = { least: 34, most: 62 }; // pixels
 const LEGEND = 10;
@@ -45,7 +46,7 @@ export class Lanes {
   }
 
   _buildWindows() {
-    const choices = [["auto", "auto"], ...WINDOWS_S.map((seconds) => [String(seconds), `${seconds} s`])];
+    const choices = [["auto", "auto"], ...WINDOWS_S.map((seconds) => [String(seconds), seconds < 1 ? `${seconds * 1000} ms` : `${seconds} s`])];
     for (const [value, label] of choices) {
       const choice = element("label");
       const input = element("input");
@@ -147,7 +148,10 @@ export class Lanes {
     // Half of the busy time is in bars of this length or more.
     let half = lengths.reduce((sum, length) => sum + length, 0) / 2;
     const usual = lengths.find((length) => (half -= length) <= 0);
-    const wanted = Math.log((usual * width) / COMFORTABLE);
+    const most = Math.max(...this._lanes.values().map((lane) => lane.bars.length));
+    const times = this._store.bars.values().map((bar) => bar.start_s);
+    const spanned = this._shownTo - times.reduce((one, other) => Math.min(one, other), this._shownTo);
+    const wanted = Math.log(Math.max((usual * width) / COMFORTABLE, (spanned * ENOUGH) / most));
     const off = (window) => Math.abs(Math.log(window) - wanted);
     const best = WINDOWS_S.reduce((one, other) => (off(other) < off(one) ? other : one));
     this._unsuited = best === this._window ? 0 : this._unsuited + 1;
@@ -215,7 +219,7 @@ export class Lanes {
     const picked = this._picked?.lane === lane ? this._picked.bar : null;
     for (const bar of bars) {
       const left = x(bar.start_s);
-      const length = Math.max((bar.length_ms / 1000 / this._window) * width - 0.5, 1);
+      const length = Math.max((bar.length_ms / 1000 / this._window) * width - 0.5, 1.5);
       if (left + length < 0 || left > width) continue;
       const { colour, hatched } = colourOf(bar.model);
       context.globalAlpha = 1;
@@ -251,7 +255,7 @@ export class Lanes {
 
   _marks() {
     const [from] = this._range();
-    const step = { 0.1: 0.02, 0.3: 0.05, 1: 0.2, 3: 0.5 }[this._window];
+    const step = { 0.01: 0.002, 0.03: 0.005, 0.1: 0.02, 0.3: 0.05, 1: 0.2, 3: 0.5 }[this._window];
     const marks = [];
     for (let back = 0; this._shownTo - back > from; back += step) marks.push({ at: this._shownTo - back, back });
     return marks;

@@ -51,7 +51,7 @@ function showChosen({ server, pipeline }) {
   setHidden($("chosen-kind"), !pipeline);
   if (!pipeline) {
     setText($("chosen-name"), server.state === "starting" ? "The server is starting" : "Nothing is served");
-    setText($("chosen-objective"), "");
+    setText($("chosen-objective"), "Models appear here when they are loaded.");
     setText($("chosen-asked"), "");
     return;
   }

@@ -22,6 +22,8 @@ export function showPlan(pipeline, now_s) {
   bar.style.width = `${used * 100}%`;
   setAttribute($("headroom"), "data-tight", String(plan.headroom !== null && plan.headroom < 1.1));
   const rows = [
+    { key: "p50", name: "p50", batch: "", on: "", predicted: plan.predicted_p50_ms, seen: plan.seen_p50_ms, show: milliseconds },
+    { key: "p99", name: "p99", batch: "", on: "", predicted: plan.predicted_p99_ms, seen: plan.seen_p99_ms, show: milliseconds },
     ...plan.stages.map((stage) => ({
       key: `stage ${stage.stage}`, name: stage.stage, batch: whole(stage.batch),
       on: stage.kinds.map((each) => `${each.partitions} × ${each.kind}`).join(", "),
@@ -30,8 +32,6 @@ export function showPlan(pipeline, now_s) {
     ...plan.stages.filter((stage) => stage.predicted_share !== null && stage.predicted_share < 1).map((stage) => ({
       key: `share ${stage.stage}`, name: `share to ${stage.stage}`, batch: "", on: "", predicted: stage.predicted_share, seen: stage.seen_share, show: wholePercent,
     })),
-    { key: "p50", name: "p50", batch: "", on: "", predicted: plan.predicted_p50_ms, seen: plan.seen_p50_ms, show: milliseconds },
-    { key: "p99", name: "p99", batch: "", on: "", predicted: plan.predicted_p99_ms, seen: plan.seen_p99_ms, show: milliseconds },
   ];
   keyed($("plan-rows"), rows, (row) => row.key, () => tableRow(6), (row, item) => {
     const more = item.predicted && item.seen !== null ? item.seen / item.predicted - 1 : null;

@@ -23,7 +23,7 @@ export class Store {
   _forget() {
     this.now = null;
     this.history = null; // { start, step, good: [...], … }, oldest first
-    this.bars = new Map(); // by number: { partition, model, start_s, length_ms, rows, merged }
+    this.bars = new Map(); // by number and partition: { partition, model, start_s, length_ms, rows, merged }
     this.running = [];
     this.planned = [];
   }
@@ -60,14 +60,14 @@ export class Store {
         id, partition: named(partition), model: timeline.models[model], start_s: timeline.from_s + start, length_ms: length, rows, merged,
       };
       if (length < 0) this.running.push(bar);
-      else this.bars.set(id, bar);
+      else this.bars.set(`${id} ${bar.partition}`, bar);
     }
     this.planned = timeline.planned.map(([partition, model, start, length, rows]) => ({
       partition: named(partition), model: timeline.models[model], start_s: timeline.from_s + start, length_ms: length, rows, planned: true,
     }));
     let spare = this.bars.size - MOST_BARS;
-    for (const [id, bar] of this.bars) {
-      if (spare > 0 || bar.start_s + bar.length_ms / 1000 < timeline.to_s - BARS_S) this.bars.delete(id);
+    for (const [key, bar] of this.bars) {
+      if (spare > 0 || bar.start_s + bar.length_ms / 1000 < timeline.to_s - BARS_S) this.bars.delete(key);
       spare -= 1;
     }
   }

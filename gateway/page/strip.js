@@ -30,7 +30,7 @@ export function showStrip(now, feed) {
   setText($("queued"), whole(totals.queued_rows));
   setAttribute($("in-time").parentElement, "data-bad", String(totals.in_time !== null && totals.in_time < 0.99));
   setAttribute($("refused").parentElement, "data-bad", String(totals.refused_per_s >= 0.05));
-  setText($("version"), `v${server.version}${server.compiled ? " compiled" : ""}`);
+  setText($("version"), `${/^\d/.test(server.version) ? "v" : "version "}${server.version}${server.compiled ? " compiled" : ""}`);
   setText($("up"), duration(server.now_s - server.started_s));
   const title = `${word === "ready" ? "" : `${word} · `}${rate(totals.requests_per_s)}/s · Sluice`;
   if (document.title !== title) document.title = title;
