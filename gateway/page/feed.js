@@ -3,7 +3,7 @@
 const SILENT_MS = 4_500; // A stream has a document each second; one that is silent for longer is given up.
 const REQUEST_MS = 8_000;
 const POLL_MS = 1_000;
-const LONGEST_WAIT_MS = 15_000;
+const LONGEST_WAIT_MS = 8_000;
 const LONGEST_STREAM_WAIT_MS = 60_000;
 const HIDDEN_MS = 60_000; // A page that nobody sees stops asking after this time.
 const OFFSETS = 60;
@@ -12,7 +12,7 @@ const OFFSETS = 60;
  * Calls `onDocument` with each document, and `onChange` when `mode` changes.
  *
  * `mode` is "connecting", "stream", "requests", "lost" or "paused". A failed stream is followed by requests, and tried
- * again later; failed requests are repeated after 1, 2, 4, 8, 15, 15 … seconds.
+ * again later; failed requests are repeated after 1, 2, 4, 8, 8 … seconds.
  */
 export class Feed {
   constructor(onDocument, onChange) {

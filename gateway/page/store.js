@@ -30,26 +30,17 @@ export class Store {
 
   _addHistory(fresh) {
     const step = fresh.step_s;
-    const before = this.history;
-    const known = before && before.step === step ? before : null;
-    const length = fresh.good.length;
-    if (!length && known) return;
-    const end = fresh.start_s + step * length;
-    const oldest = known ? Math.min(known.start, fresh.start_s) : fresh.start_s;
-    const start = Math.max(oldest, end - HISTORY * step);
-    const steps = Math.max(Math.round((end - start) / step), 0);
-    this.history = { start, step };
+    const known = this.history?.step === step ? this.history : null;
+    const kept = known ? Math.min(Math.max(Math.round((fresh.start_s - known.start) / step), 0), known.good.length) : 0;
+    const gap = kept ? Math.round((fresh.start_s - known.start) / step) - kept : 0;
+    const unknown = new Array(Math.min(gap, HISTORY)).fill(null);
+    const history = { step };
     for (const name of COLUMNS) {
-      const values = new Array(steps).fill(null);
-      for (const part of [known, { ...fresh, start: fresh.start_s }]) {
-        if (!part) continue;
-        const shift = Math.round((part.start - start) / step);
-        part[name].forEach((value, index) => {
-          if (index + shift >= 0 && index + shift < steps) values[index + shift] = value;
-        });
-      }
-      this.history[name] = values;
+      const before = kept ? known[name].slice(0, kept) : [];
+      history[name] = [...before, ...unknown, ...fresh[name]].slice(-HISTORY);
     }
+    history.start = fresh.start_s + step * (fresh.good.length - history.good.length);
+    this.history = history;
   }
 
   _addBars(partitions, timeline) {
