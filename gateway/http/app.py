@@ -15,7 +15,8 @@ from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
-from sluice.gateway.http.page_routes import PageFiles, page_router, root_router
+from sluice.gateway.http.page_files import PageFiles
+from sluice.gateway.http.page_routes import page_router, root_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers

@@ -12,7 +12,7 @@ from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.exchange import error_response
-from sluice.gateway.http.page_routes import EVENT_HEADERS, EVENT_TYPE, PageFiles, read_question, send_events, wants_html
+from sluice.gateway.http.page_files import EVENT_HEADERS, EVENT_TYPE, PageFiles, read_question, send_events, wants_html
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.overview.document import Question
 from sluice.gateway.overview.live import LiveOverview

@@ -81,11 +81,13 @@ def quantile_ns(buckets: Sequence[int], share: float, bounds: Sequence[int] = DU
 class Window:
     """The sums of the last steps of one pipeline, or of all."""
 
-    __slots__ = ("_steps", "cost", "sums")
+    __slots__ = ("_steps", "cost", "requests", "sums")
 
     def __init__(self, width: int) -> None:
         self.sums = [0] * width
         self.cost = 0.0
+        self.requests = 0
+        """The requests that ended."""
         self._steps: deque[tuple[int, list[int], float]] = deque()
 
     def __bool__(self) -> bool:
@@ -96,6 +98,7 @@ class Window:
         self._steps.append((step, counts, cost))
         self.sums = list(map(add, self.sums, counts))
         self.cost += cost
+        self.requests += sum(counts[:_LAST_OUTCOME])
 
     def expire(self, step: int) -> None:
         """Drop the steps that are older than the window which ends with a step."""
@@ -104,12 +107,13 @@ class Window:
             _, counts, cost = steps.popleft()
             self.sums = list(map(sub, self.sums, counts))
             self.cost -= cost
+            self.requests -= sum(counts[:_LAST_OUTCOME])
         if not steps:
             self.cost = 0.0
 
     @property
     def ended(self) -> Ended:
-        """The requests that ended."""
+        """The requests that ended, by how they ended."""
         return _ended(self.sums)
 
     @property
@@ -157,11 +161,15 @@ class Track:
         new, spent = list(map(sub, counts, self._counts)), cost - self._cost
         self._outcomes, self._counts, self._cost = outcomes, counts, cost
         window.add(step, new, spent)
-        if self.history is not None:
-            self.history.append(Step(step, _ended(new), _quantile_ms(new, 0.5), _quantile_ms(new, 0.99)))
-            while self.history[0].number <= step - HISTORY_STEPS:
-                self.history.popleft()
         return new, spent
+
+    def record(self, step: int, new: list[int]) -> None:
+        """Add a step to the history, if there is one."""
+        history = self.history
+        if history is not None:
+            history.append(Step(step, _ended(new), _quantile_ms(new, 0.5), _quantile_ms(new, 0.99)))
+            while history[0].number <= step - HISTORY_STEPS:
+                history.popleft()
 
 
 class ModelWork(NamedTuple):
@@ -219,6 +227,9 @@ class Recorder:
             track = tracks.get(name)
             if track is None or not track.is_of(meter):
                 track = self._track(name, meter)
+            if track.history is None and name in chosen:
+                self._make_room(chosen)
+                self._keep_history(track)
             new = track.sample(step)
             if new is not None:
                 counts, cost = new
@@ -226,9 +237,7 @@ class Recorder:
                 spent += cost
                 if track.history is None and self._histories < MAX_HISTORIES:
                     self._keep_history(track)
-            if track.history is None and name in chosen:
-                self._make_room(chosen)
-                self._keep_history(track)
+                track.record(step, counts)
             yield
         if any(total):
             totals.add(step, total, spent)

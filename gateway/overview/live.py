@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from time import perf_counter_ns
 
+import orjson
+
 from sluice.gateway.overview.document import Overview, Question
+from sluice.gateway.overview.plans import Forecast, report
 from sluice.gateway.overview.sources import Sources
 from sluice.models.errors import BackendUnavailable, ServingError
 from sluice.models.units import NS_PER_S, NS_PER_US
@@ -18,6 +21,9 @@ LINGER_S = 300
 """Sampling goes on for so long after the last look, so that a page that is opened again has its history."""
 SLICE_NS = 100 * NS_PER_US
 """A tick lets the loop do other work after this time."""
+FORECAST_PAUSE = 100
+"""The pause after a forecast, in multiples of the time that it took."""
+FAILED_PAUSE_S = 60.0
 _SOON_NS = NS_PER_S // 2
 """A first step that would be shorter is longer by a second."""
 
@@ -33,6 +39,8 @@ class LiveOverview:
         self._published = asyncio.Event()
         self._hurry = asyncio.Event()
         self._looked_ns = 0
+        self._forecasting: asyncio.Task[None] | None = None
+        self._plans = asyncio.Lock()
         self.viewers = 0
         sources.registry.subscribe(self._served_changed)
 
@@ -66,15 +74,31 @@ class LiveOverview:
             self.viewers -= 1
             self._looked_ns = self._sources.clock()
 
+    async def plan(self, pipeline: str) -> bytes:
+        """The plans of all pipelines, or of one, in the words of `sluice plan`; they are put together in a thread.
+
+        Raises ServingError as `ModelRegistry.pipeline`.
+        """
+        sources = self._sources
+        scheduler, registry = sources.scheduler, sources.registry
+        offset_ns = sources.time_of_day() - sources.clock()
+        if pipeline:
+            name, _, version = pipeline.rpartition(":") if ":" in pipeline else (pipeline, "", "")
+            names = [registry.pipeline(name, version).key]
+        else:
+            names = sorted({each.key for each in registry.serving.values()})
+            names = [name for name in names if name in scheduler.pipelines and scheduler.pipelines[name].config.slo_ns]
+        async with self._plans:
+            in_force = scheduler.served.replanner.in_force
+            found = await asyncio.to_thread(
+                report, scheduler.spec, in_force, names, offset_ns, with_limits=bool(pipeline)
+            )
+        return orjson.dumps(found)
+
     def check_room(self) -> None:
         """Raise BackendUnavailable if no more viewers may have a stream."""
         if self.viewers >= MAX_VIEWERS:
             raise BackendUnavailable(f"{MAX_VIEWERS} viewers have this stream open, which is the most that may")
-
-    async def close(self) -> None:
-        """Stop sampling."""
-        if self._sampling is not None:
-            self._sampling.cancel()
 
     async def _look(self) -> Overview:
         """The overview after its first tick; begins to sample unless it does already."""
@@ -110,6 +134,7 @@ class LiveOverview:
     async def _sample(self) -> None:
         """Tick at each full second of the time of day, until nobody has looked for a while."""
         clock, time_of_day = self._sources.clock, self._sources.time_of_day
+        self._hurry = asyncio.Event()
         while True:
             overview = Overview(self._sources, self._started_ns)
             self._sources.watch_batches(overview.timeline.batch_ended)
@@ -128,7 +153,21 @@ class LiveOverview:
                 self._hurry.clear()
                 await _in_slices(overview.tick(now_ns, day_ns))
                 self._publish()
+                if self._forecasting is None and (task := overview.plans.next_forecast()) is not None:
+                    self._forecasting = asyncio.ensure_future(self._forecast(overview, task))
                 due_ns = day_ns // NS_PER_S * NS_PER_S + NS_PER_S
+
+    async def _forecast(self, overview: Overview, task: Callable[[], Forecast]) -> None:
+        """Compute a forecast in a thread, and then pause, so that all of them take a small part of a core."""
+        try:
+            began_ns = perf_counter_ns()
+            overview.plans.take(await asyncio.to_thread(task))
+            await asyncio.sleep(FORECAST_PAUSE * (perf_counter_ns() - began_ns) / NS_PER_S)
+        except Exception:
+            logger.exception("a forecast could not be computed")
+            await asyncio.sleep(FAILED_PAUSE_S)
+        finally:
+            self._forecasting = None
 
     async def _wait(self, seconds: float) -> None:
         """Wait, but not while the server begins to stop."""

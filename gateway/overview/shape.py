@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sluice.models.pipelines.pipeline import REQUEST, Pipeline, Stage
+from sluice.models.pipelines.pipeline import Pipeline, Stage
 from sluice.models.spec import public_key
 
 
@@ -20,8 +20,8 @@ def kind_of(pipeline: Pipeline) -> str:
         return "cascade"
     if any(stage.combine is not None for stage in stages):
         return "ensemble"
-    sources = [each for stage in stages for each in sources_of(stage) if each != REQUEST]
-    is_chain = len(set(sources)) == len(sources) and all(len(sources_of(stage)) <= 1 for stage in stages)
+    sources = [sources_of(stage) for stage in stages]
+    is_chain = all(len(each) == 1 for each in sources) and len({each[0] for each in sources}) == len(stages)
     return "chain" if is_chain else "dag"
 
 

@@ -27,7 +27,7 @@ from sluice.gateway.http.access import AccessControl, AccessRules
 from sluice.gateway.http.app import build_app, explanation_json
 from sluice.gateway.http.exchange import InferRoute
 from sluice.gateway.http.metrics_server import MetricsServer, PageAccess
-from sluice.gateway.http.page_routes import PageFiles
+from sluice.gateway.http.page_files import PageFiles
 from sluice.gateway.http.relayed import HEADER_BYTES, HEADER_LINES, RelayedConnection
 from sluice.gateway.http.server import BACKLOG, Application, HttpServer, http_config, http_server
 from sluice.gateway.inference.local import LocalDataPlane

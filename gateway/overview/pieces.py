@@ -1,14 +1,21 @@
-"""JSON in pieces: numbers rounded for people, and lists that are cut to a number of bytes."""
+"""JSON in pieces: numbers rounded for people, lists that are cut to a number of bytes, and work in slices."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 DIGITS = 4
+MAX_TEXT = 300
+"""Characters of a sentence."""
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | None:
     """A number to that many significant digits."""
     return None if value is None else float(f"{value:.{digits}g}")
+
+
+def exhaust(work: Iterator[None]) -> int:
+    """Do all of some work at once that can be done in slices; returns their number."""
+    return sum(1 for _ in work)
 
 
 class Cut(NamedTuple):
