@@ -7,6 +7,7 @@ import { COLUMNS, HISTORY } from "./store.js";
 /* global uPlot */
 
 const OUTCOMES = ["good", "late", "refused", "failed", "cancelled"];
+const minutes = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const TEXT_EVERY_MS = 10_000;
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -90,18 +91,21 @@ class Chart {
   }
 }
 
-/** Marks of a logarithmic axis: 1, 2, 5, 10 …, or 1, 10, 100 … where these would be many. */
+/** Marks of a logarithmic axis: 1, 2, 5, 10 …, or fewer where these would be many. */
 function decades(_chart, _axis, least, most) {
-  const all = [];
-  for (let power = Math.floor(Math.log10(least)); power <= Math.log10(most); power += 1) {
-    for (const digit of [1, 2, 5]) all.push({ digit, value: digit * 10 ** power });
+  let found = [];
+  for (const digits of [[1, 2, 5], [1, 3], [1]]) {
+    found = [];
+    for (let power = Math.floor(Math.log10(least)); power <= Math.log10(most); power += 1) {
+      found.push(...digits.map((digit) => digit * 10 ** power).filter((value) => value >= least && value <= most));
+    }
+    if (found.length <= 5) break;
   }
-  const within = all.filter(({ value }) => value >= least && value <= most);
-  return (within.length > 5 ? within.filter(({ digit }) => digit === 1) : within).map(({ value }) => value);
+  return found;
 }
 
 function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: seconds % 60 ? "2-digit" : undefined });
+  return minutes.format(seconds * 1000);
 }
 
 /** Points of a line that have no neighbour: without a point they would not be seen. */

@@ -117,15 +117,16 @@ export class Lanes {
     parts.level.firstChild.style.width = `${Math.min(partition.busy ?? 0, 1) * 100}%`;
     setAttribute(parts.level, "title", `busy for ${wholePercent(partition.busy)} of the time`);
     const used = partition.memory_bytes === null || partition.memory_free_bytes === null ? null : partition.memory_bytes - partition.memory_free_bytes;
-    setText(parts.memory, used === null ? "memory not known" : `${bytes(used)} of ${bytes(partition.memory_bytes)}`);
+    setHidden(parts.memory, used === null);
+    setText(parts.memory, used === null ? "" : `${bytes(used)} of ${bytes(partition.memory_bytes)}`);
     setText(parts.models, count(partition.models, "model"));
     setAttribute(parts.models, "aria-label", `${partition.name}: ${count(partition.models, "model")}, details`);
     keyed(parts.swatches, partition.resident.slice(0, 6).map((model) => ({ model })), ({ model }) => model, () => element("i"), (swatch, { model }) => {
       paint(swatch, model);
       setAttribute(swatch, "title", model);
     });
-    const enforced = !partition.proof.startsWith("not ");
-    setName(parts.proof, enforced ? "" : "not enforced", `isolation: ${partition.proof}`);
+    const bare = partition.ready && partition.proof.startsWith("not enforced");
+    setName(parts.proof, bare ? "not enforced" : "", `isolation: ${partition.proof}`);
     setText(parts.over, partition.ready ? "" : partition.reason || partition.state);
   }
 
@@ -166,8 +167,8 @@ export class Lanes {
     const seen = new Set();
     for (const lane of this._lanes.values()) for (const bar of lane.bars) seen.add(bar.model);
     const items = [...seen].sort().slice(0, LEGEND).map((model) => ({ model }));
-    const note = [seen.size > LEGEND ? `+ ${seen.size - LEGEND}` : "", this._store.now.timeline.merged ? "short batches are joined" : ""].filter(Boolean).join(" · ");
-    if (note) items.push({ model: "", note });
+    if (seen.size > LEGEND) items.push({ model: "", note: `+ ${seen.size - LEGEND}` });
+    setText($("joined"), this._store.now.timeline.merged ? "Short batches are joined." : "");
     keyed($("models-legend"), items, ({ model }) => model, ({ model }) => {
       const item = element("span", "item");
       if (model) item.append(element("i", "swatch"), element("span", "cut"));
@@ -236,7 +237,7 @@ export class Lanes {
         if (hatched) hatch(context, left, length, height);
         context.globalAlpha = 1;
       }
-      const text = bar.merged > 1 ? `${bar.rows}·${bar.merged}` : String(bar.rows);
+      const text = String(bar.rows);
       if (length > 3 + 6.5 * text.length) {
         context.fillStyle = bar.planned ? colours.muted : "#10151d";
         context.fillText(text, Math.max(left, 0) + (Math.min(left + length, width) - Math.max(left, 0)) / 2, height / 2 + 0.5);

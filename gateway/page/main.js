@@ -46,7 +46,7 @@ function show(now) {
   showTroubles(now);
 }
 
-function showChosen({ server, pipeline }) {
+function showChosen({ server, pipeline, timeline }) {
   $("shown").toggleAttribute("data-empty", !pipeline);
   setHidden($("chosen-kind"), !pipeline);
   if (!pipeline) {
@@ -55,7 +55,8 @@ function showChosen({ server, pipeline }) {
     setText($("chosen-asked"), "");
     return;
   }
-  for (const stage of pipeline.stages) if (stage.model) colourOf(stage.model);
+  // In this order, so that another viewer of this pipeline sees the same colours.
+  for (const model of [...pipeline.stages.map((stage) => stage.model), ...timeline.models.toSorted()]) if (model) colourOf(model);
   setText($("chosen-name"), pipeline.name);
   $("chosen-name").title = pipeline.name;
   setText($("chosen-kind"), pipeline.kind);

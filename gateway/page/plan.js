@@ -21,6 +21,7 @@ export function showPlan(pipeline, now_s) {
   const bar = $("headroom").querySelector("i");
   bar.style.width = `${used * 100}%`;
   setAttribute($("headroom"), "data-tight", String(plan.headroom !== null && plan.headroom < 1.1));
+  const gated = new Set(pipeline.stages.filter((stage) => stage.when).map((stage) => stage.name));
   const rows = [
     { key: "p50", name: "p50", batch: "", on: "", predicted: plan.predicted_p50_ms, seen: plan.seen_p50_ms, show: milliseconds },
     { key: "p99", name: "p99", batch: "", on: "", predicted: plan.predicted_p99_ms, seen: plan.seen_p99_ms, show: milliseconds },
@@ -29,7 +30,7 @@ export function showPlan(pipeline, now_s) {
       on: stage.kinds.map((each) => `${each.partitions} × ${each.kind}`).join(", "),
       predicted: stage.predicted_ms, seen: stage.seen_ms, show: milliseconds,
     })),
-    ...plan.stages.filter((stage) => stage.predicted_share !== null && stage.predicted_share < 1).map((stage) => ({
+    ...plan.stages.filter(({ stage }) => gated.has(stage)).map((stage) => ({
       key: `share ${stage.stage}`, name: `share to ${stage.stage}`, batch: "", on: "", predicted: stage.predicted_share, seen: stage.seen_share, show: wholePercent,
     })),
   ];
@@ -44,6 +45,7 @@ export function showPlan(pipeline, now_s) {
 
 function difference(more) {
   if (more === null) return "";
+  if (more >= 2) return `${significant(more + 1)} ×`;
   const percent = Math.round(more * 100);
   return `${percent > 0 ? "+" : percent < 0 ? "−" : "±"}${Math.abs(percent)}\u00a0%`;
 }

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.support.tools import require_tool
-
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
@@ -15,9 +13,8 @@ TIMEOUT_MS = 30_000
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
-    """Chromium without a window; the test is skipped, or fails, where it is not installed."""
-    path = require_tool("chromium")
+def chromium(path: str) -> Iterator[Browser]:
+    """The Chromium at `path`, without a window."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         try:
