@@ -289,7 +289,7 @@ def test_screen_readers_get_landmarks_tables_and_words(browser: Browser, made_up
     with watched(browser, made_up.url) as seen:
         page = seen.page
         for role in ("banner", "navigation", "main", "status"):
-            assert page.get_by_role(role).count() == 1  # type: ignore[arg-type]
+            assert page.get_by_role(role).count() == 1
         expect(page.locator("#outcomes-text")).to_contain_text("good: now ")
         expect(page.locator("#latencies-text")).to_contain_text("p99: now ")
         stages = page.get_by_role("table", name="Stages of the pipeline")

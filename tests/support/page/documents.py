@@ -262,7 +262,7 @@ def _plan(situation: str, now_s: int, stages: list[Document]) -> Document:
 
 def _partitions(situation: str, models: list[str]) -> list[Document]:
     number = 8 if situation == "crowded" else 2
-    found = [
+    found: list[Document] = [
         {
             "name": f"cpu{index}",
             "kind": "cpu1",
