@@ -43,7 +43,8 @@ JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins triton clean \
+.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins \
+	screenshots triton clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -60,6 +61,7 @@ help:
 	@echo "make bench        run the benchmarks"
 	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make pins         write the versions of all packages in images as pip resolves them now"
+	@echo "make screenshots  take the pictures of the page for the docs: six minutes; needs Chromium"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -165,6 +167,9 @@ reference: $(TEST)/installed-$(ORT)
 
 pins: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.pins
+
+screenshots: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.screenshots
 
 test-bounds:
 	@"$(PYTHON)" scripts/try_bounds.py --extra $(ORT)
