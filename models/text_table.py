@@ -13,6 +13,7 @@ Row = Sequence[str]
 
 _UNBOUNDED = 1 << 20
 """A width that no table needs, so that nothing is wrapped."""
+_HEIGHT = 25
 _GAP = 2
 """Spaces between columns."""
 _LAST_WIDTH = 24
@@ -36,7 +37,7 @@ def print_table(rows: Sequence[Row], left: int, *, header: bool = True, styles: 
     `styles` are those of cells with a certain text, such as `{"READY": "green"}`. Only a terminal gets styles, without
     colours where `NO_COLOR` is set. Names are never cut: a terminal that is too narrow wraps the lines by itself.
     """
-    if not sys.stdout.isatty():
+    if not rows or not sys.stdout.isatty():
         for line in table_lines(rows, left):
             print(line)
         return
@@ -54,7 +55,9 @@ def print_table(rows: Sequence[Row], left: int, *, header: bool = True, styles: 
 def _console(file: TextIO, width: int, *, terminal: bool) -> "Console":
     from rich.console import Console
 
-    return Console(file=file, width=width, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+    options = {"highlight": False, "markup": False, "emoji": False}
+    # With a height as well, the width counts on simple terminals, too.
+    return Console(file=file, width=width, height=_HEIGHT, force_terminal=terminal, **options)
 
 
 def _table(rows: Sequence[Row], left: int, *, header: bool, styles: Mapping[str, str]) -> "Table":
