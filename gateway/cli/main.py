@@ -18,7 +18,9 @@ OUTPUT_CLOSED = 141
 """Exit status when the reader of the output has closed it, as shells define it."""
 
 COMMANDS = {
+    "init": "write a model repository from one or two model files, of two as a cascade",
     "serve": "serve a model repository, or single model files",
+    "infer": "send one inference request to a running server, and print the outputs",
     "replay": "check that a journal leads to the same decisions again",
     "why": "show where a request spent its time",
     "validate": "check a model repository, or single model files, without serving",
