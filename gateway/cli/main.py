@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "serve a model repository, or single model files",
     "infer": "send one inference request to a running server, and print the outputs",
     "replay": "check that a journal leads to the same decisions again",
+    "top": "watch a running server: requests, pipelines, partitions and troubles",
     "why": "show where a request spent its time",
     "validate": "check a model repository, or single model files, without serving",
     "model": "list, load, unload or register the models of a running server",
