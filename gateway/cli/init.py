@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.gateway.cli.local_path import local_path
+from sluice.gateway.cli.progress import progress
 from sluice.models.command_line import quantity
 from sluice.models.errors import ConfigError
 
@@ -64,7 +65,12 @@ def _init(options: argparse.Namespace) -> int:
     check_new(options.directory)
     _check(options)
     paths = [options.small] if options.large is None else [options.small, options.large]
-    models = [_try(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+    models = []
+    with progress(len(paths)) as shown:
+        for path, name in zip(paths, _names(paths), strict=True):
+            shown.begin(f"trying {path.name}")
+            models.append(_try(path, name))
+            shown.advance()
     texts: dict[str, str] = {}
     served, inputs, notes = models[0].name, models[0].inputs, []
     if len(models) > 1:
