@@ -55,9 +55,10 @@ def print_table(rows: Sequence[Row], left: int, *, header: bool = True, styles: 
 def _console(file: TextIO, width: int, *, terminal: bool) -> "Console":
     from rich.console import Console
 
-    options = {"highlight": False, "markup": False, "emoji": False}
     # With a height as well, the width counts on simple terminals, too.
-    return Console(file=file, width=width, height=_HEIGHT, force_terminal=terminal, **options)
+    return Console(
+        file=file, width=width, height=_HEIGHT, force_terminal=terminal, highlight=False, markup=False, emoji=False
+    )
 
 
 def _table(rows: Sequence[Row], left: int, *, header: bool, styles: Mapping[str, str]) -> "Table":

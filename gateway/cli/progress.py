@@ -23,7 +23,7 @@ class Progress:
     def begin(self, text: str, total: float | None = None) -> None:
         """Say what is being done; `total` is the number of steps of all work, if it is known by now."""
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=text, **({} if total is None else {"total": total}))
+            self._bar.update(self._task, description=text, total=total)  # None leaves the total as it is
 
     def advance(self, steps: float = 1) -> None:
         """Note that steps are done."""

@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 def core_divisions() -> list[tuple[Partition, ...]]:
     """Divisions of the usable cores into equal partitions: one for each core first, then half as many, and so on."""
     count = len(usable_cores())
-    divisions = [default_partitions(count)]
+    divisions: list[tuple[Partition, ...]] = [default_partitions(count)]
     while count > 1:
         count //= 2
         divisions.append(default_partitions(count))

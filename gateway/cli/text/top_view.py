@@ -231,8 +231,8 @@ def _sections(now: Now, columns: int) -> Iterator[_Section]:
         optional = ("of", "at", "ms", "pipeline")
         yield _Section("late, refused or failed", [titles, *rows], len(titles), flexible="why", optional=optional)
     if now.not_served:
-        rows = [(each.name, each.version or "", each.reason) for each in now.not_served]
-        yield _Section("not served", [("name", "version", "reason"), *rows], 3, now.not_served_more, "reason")
+        refused = [(each.name, each.version or "", each.reason) for each in now.not_served]
+        yield _Section("not served", [("name", "version", "reason"), *refused], 3, now.not_served_more, "reason")
 
 
 def _pipelines(now: Now) -> _Section:

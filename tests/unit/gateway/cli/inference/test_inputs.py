@@ -25,7 +25,7 @@ TEXT = model(TensorInfo("text", DataType.BYTES, (-1, 1)))
 
 def npz(**arrays: Array) -> bytes:
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]  # its stub takes the names for options
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
 
 
