@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 DELAY_S = 2.0
 """Time after which progress is shown: what is done sooner needs none."""
+_SAMPLE_S = 0.25
 
 
 class Progress:
@@ -81,3 +82,32 @@ def progress(total: float | None = None, *, in_bytes: bool = False) -> Iterator[
         starter.cancel()
         starter.join()  # it may be about to start the bar
         bar.stop()
+
+
+@contextmanager
+def sampled(text: str, state: Callable[[], tuple[float, float] | None], *, in_bytes: bool = False) -> Iterator[None]:
+    """Show the progress that `state` gives, until it gives None or the block ends; otherwise as `progress`.
+
+    It gives what is done and what there is to do, and is called from another thread.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+
+    def show() -> None:
+        with progress(in_bytes=in_bytes) as shown:
+            while (found := state()) is not None:
+                done, total = found
+                shown.begin(text, total or None)
+                shown.reach(done)
+                if ended.wait(_SAMPLE_S):
+                    return
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
