@@ -40,6 +40,7 @@ from sluice.mps.ipc.messages import (
     ModelDropped,
     ModelFile,
     ModelMeasured,
+    ModelsLoading,
     ResponseSent,
     ResponseTaken,
     RunBatch,
@@ -252,7 +253,12 @@ def start(channel: Channel[ToWorker]) -> Worker:
     else:
         threads = len(partition.cores) or 1  # the work is the GPU's
         runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter, loading=load.loading)
-    models = runner.load(load.models)
+
+    def note_done(done: int) -> None:
+        if done < len(load.models):  # the last one is followed by WorkerReady
+            channel.send(ModelsLoading(done))
+
+    models = runner.load(load.models, note_done)
     evidence = gather_evidence(partition, runner)
     gc.collect()
     gc.freeze()
