@@ -5,6 +5,7 @@ from typing import Final, TypeAlias
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
+from sluice.gateway.observability.trace_context import OVER_HTTP, TraceContext, parse_context
 from sluice.models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -15,6 +16,7 @@ MAX_KNOWN_BYTES = 2048
 
 _HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 _V2: Final = Dialect.V2
 _SAGEMAKER: Final = Dialect.SAGEMAKER
 
@@ -24,7 +26,8 @@ class RequestHead:
 
     `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
     JSON). The body is `encoded`, or not, and `accepted` is the encoding for the response (b"" for none). `added_lines`
-    are header lines that the response gets besides. A head that is wrong has an `error`.
+    are header lines that the response gets besides. `trace` is the trace that the client says it is in. A head that is
+    wrong has an `error`.
     """
 
     __slots__ = (
@@ -39,6 +42,7 @@ class RequestHead:
         "keep_alive",
         "length",
         "target",
+        "trace",
     )
 
     def __init__(
@@ -58,6 +62,7 @@ class RequestHead:
         self.json_length: int | None = None
         self.explain = self.encoded = False
         self.accepted = b""
+        self.trace: TraceContext = OVER_HTTP
         self.error: RequestError | None = None
 
     def read_headers(self) -> None:
@@ -76,6 +81,8 @@ class RequestHead:
                     self.encoded = is_encoded(value) or self.encoded
                 elif name == b"accept-encoding":
                     self.accepted = accepted_encoding(value)
+                elif name == TRACEPARENT:
+                    self.trace = trace_in(self.headers)
                 elif dialect is _SAGEMAKER:
                     if name == b"content-type":
                         self.json_length = sagemaker_json_length(value)
@@ -83,6 +90,20 @@ class RequestHead:
                         self.target = target_model(value)
         except RequestError as error:
             self.error = error
+
+
+def trace_in(headers: Headers) -> TraceContext:
+    """The trace that headers name; those of several lines `tracestate` are joined."""
+    traceparent = ""
+    states: list[str] = []
+    for name, value in headers:
+        if name == TRACEPARENT:
+            if traceparent:  # two of them mean nothing
+                return OVER_HTTP
+            traceparent = value.decode("latin-1")
+        elif name == TRACESTATE:
+            states.append(value.decode("latin-1"))
+    return parse_context(traceparent, ",".join(states), OVER_HTTP) if traceparent else OVER_HTTP
 
 
 class KnownRequest:
