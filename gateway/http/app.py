@@ -88,8 +88,9 @@ def build_app(
     explanations, exposition = router(ApiGroup.EXPLAIN, restrictions), router(ApiGroup.METRICS, restrictions)
 
     @exposition.get("/metrics")
-    async def metrics_exposition() -> Response:
-        return Response(await metrics.scrape(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics_exposition(request: Request) -> Response:
+        text, content_type = await metrics.scrape_as(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type, "vary": "accept"})
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:

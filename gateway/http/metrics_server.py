@@ -81,8 +81,8 @@ class MetricsServer:
             return _error("403 Forbidden", refusal)
         if method not in (b"GET", b"HEAD"):
             return _error("405 Method Not Allowed", "Method Not Allowed")
-        body = await self._metrics.scrape()
-        answer = _response("200 OK", b"text/plain; version=0.0.4; charset=utf-8", body)
+        body, content_type = await self._metrics.scrape_as(headers.get("accept", ""))
+        answer = _response("200 OK", content_type.encode(), body)
         return answer if method == b"GET" else answer[: len(answer) - len(body)]
 
 

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.meters import Meters
+from sluice.gateway.observability.openmetrics import END, OPENMETRICS, TEXT, as_openmetrics, wants_openmetrics
 from sluice.gateway.observability.statistics import Statistics, nv_metrics
 from sluice.gateway.version import is_compiled, server_version
 from sluice.models.spec import public_key
@@ -76,6 +77,13 @@ class ServerMetrics(Collector):
         for remote in self._remotes:
             await remote.refresh()
         return self.exposition()
+
+    async def scrape_as(self, accept: str) -> tuple[bytes, str]:
+        """As `scrape`, in the format that the header `Accept` asks for, and its content type."""
+        text = await self.scrape()
+        if not wants_openmetrics(accept):
+            return text, TEXT
+        return as_openmetrics(text, self.meters.pipelines) + END, OPENMETRICS
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""

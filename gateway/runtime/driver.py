@@ -198,9 +198,10 @@ class Runtime:
         """Start a checked request; its tensors belong to the runtime until the future is done.
 
         `pipeline` is `name:version`, `client` as in `RequestArrived`, and `trace` is the trace that the client names.
-        The size of the stages' outputs is added to `options.memory_bytes`. The request's time counts from `received_ns` (0: from the first `submit` since events
-        were last handled: what is read before they are handled again had come by then). Inputs that lie in shared
-        memory are given as `shared`, too: workers read them there, and they are released when nothing needs them.
+        The size of the stages' outputs is added to `options.memory_bytes`. The request's time counts from `received_ns`
+        (0: from the first `submit` since events were last handled: what is read before they are handled again had come
+        by then). Inputs that lie in shared memory are given as `shared`, too: workers read them there, and they are
+        released when nothing needs them.
         Raises RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory that
         a pipeline may have.
         """

@@ -338,9 +338,8 @@ def test_slow_and_failed_requests_are_logged(repository: Path, tmp_path: Path) -
 def test_without_the_libraries_the_error_names_the_extra(repository: Path, tmp_path: Path) -> None:
     settings = tmp_path / "sluice.yaml"
     settings.write_text(json.dumps({"trace": {"mode": "opentelemetry"}, "http_port": 0, "grpc_port": 0}))
-    program = (
-        "import sys; sys.modules['opentelemetry'] = None; from sluice.gateway.cli.main import main; sys.exit(main())"
-    )
+    block = "import sys; sys.modules['opentelemetry.sdk'] = None"
+    program = f"{block}; from sluice.gateway.cli.main import main; sys.exit(main())"
     words = ["serve", "--repository", str(repository), "--config", str(settings)]
     done = subprocess.run(
         [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

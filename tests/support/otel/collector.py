@@ -101,7 +101,7 @@ def grpc_collector(address: str = "127.0.0.1:0") -> Iterator[Collector]:
 
     class Service(trace_service_pb2_grpc.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-            collector.take(request, {name: value for name, value in context.invocation_metadata()})
+            collector.take(request, dict(context.invocation_metadata()))
             return trace_service_pb2.ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(4))
@@ -122,7 +122,7 @@ def http_collector() -> Iterator[Collector]:
     collector = Collector()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             status = 200 if self.path == "/v1/traces" else 404
             if status == 200:

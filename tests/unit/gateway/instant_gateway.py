@@ -30,6 +30,7 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.openmetrics import TEXT
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
@@ -137,8 +138,8 @@ class InstantRuntime:
 
 
 class Exposition:
-    async def scrape(self) -> bytes:
-        return b"sluice_requests_total 3\n"
+    async def scrape_as(self, accept: str) -> tuple[bytes, str]:
+        return b"sluice_requests_total 3\n", TEXT
 
 
 class InstantGateway(NamedTuple):
