@@ -626,5 +626,6 @@ allowed_hosts: [models.example]
 cors: {origins: ["https://app.example"]}
 trace: {file: traces.json, rate: 100}
 trace_requests: 50000
+request_log: {slower_than_ms: 500, failed: true}
 drain_timeout_s: 10
 ```"""

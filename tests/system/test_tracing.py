@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -268,6 +269,80 @@ def test_the_environment_configures_the_exporter(
         assert len(roots) == 2
         assert roots[0].resource["service.name"] == "mine"
         assert roots[0].resource["team"] == "a"
+
+
+PYTHON_CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 64 }
+output { name: "y" data_type: TYPE_FP32 dims: 64 }
+output { name: "seen" data_type: TYPE_STRING dims: 1 }
+"""
+CALLER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "x")
+        call = pb_utils.InferenceRequest(
+            model_name="quick", requested_output_names=["y"], inputs=[x], trace=request.trace()
+        )
+        response = call.exec()
+        seen = np.full((x.as_numpy().shape[0], 1), request.trace().get_context() or "none", np.object_)
+        return pb_utils.InferenceResponse([
+            pb_utils.Tensor("y", x.as_numpy()), pb_utils.Tensor("seen", seen)
+        ])
+"""
+
+
+def test_models_in_python_see_the_trace_and_their_calls_are_in_it(repository: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    shutil.copytree(repository / "quick", models / "quick")
+    (models / "caller" / "1").mkdir(parents=True)
+    (models / "caller" / "config.pbtxt").write_text(PYTHON_CONFIG)
+    (models / "caller" / "1" / "model.py").write_text(CALLER)
+    with grpc_collector() as collector, gateway_server(models, tmp_path, server_config(otel(collector))) as server:
+        trace = trace_id(1)
+        values = {"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [0.01] * 64}
+        body = json.dumps({"inputs": [values]}).encode()
+        _, _, text = server.request("POST", "/v2/models/caller/infer", body, context(trace))
+        outputs = {each["name"]: each["data"] for each in json.loads(text)["outputs"]}
+        spans = collector.tree(trace, roots=2)
+        (batch,) = [span for span in spans if span.name == "batch caller:1"]
+        seen = json.loads(outputs["seen"][0])
+        assert seen == {"traceparent": f"00-{trace}-{batch.id}-01", "tracestate": "vendor=value"}
+        (called,) = [span for span in spans if span.name == "infer quick"]
+        assert called.parent == batch.id
+        untraced = {each["name"]: each["data"] for each in json.loads(post(server, "caller", body))["outputs"]}
+        assert untraced["seen"] == ["none"]
+
+
+def post(server: GatewayServer, name: str, body: bytes) -> bytes:
+    return server.request("POST", f"/v2/models/{name}/infer", body)[2]
+
+
+def test_a_trace_goes_on_in_a_server_of_tritons_protocol_behind_this_one(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "behind").mkdir()
+    (tmp_path / "front").mkdir()
+    with grpc_collector() as collector:
+        trace = otel(collector, rate=0)
+        with gateway_server(repository, tmp_path / "behind", server_config(trace)) as behind:
+            config = server_config(trace, triton=[{"name": "t", "url": behind.grpc_url, "cores": []}], partitions=[])
+            with gateway_server(None, tmp_path / "front", config) as front:
+                id = trace_id(1)
+                infer(front, "quick", context(id))
+                spans = collector.tree(id, roots=2)
+        (batch,) = [
+            span
+            for span in spans
+            if span.attributes.get("sluice.partition") == "t" and span.links == () and span.name == "batch quick:1"
+        ]
+        (inner,) = [span for span in spans if span.is_server and span.parent != PARENT]
+        assert inner.parent == batch.id
+        assert inner.state == "vendor=value"
 
 
 def test_a_collector_that_is_away_costs_spans_and_nothing_else(repository: Path, tmp_path: Path) -> None:
