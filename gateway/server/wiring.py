@@ -413,7 +413,7 @@ def _build_execution(
 
 
 def _on_ended(config: ServerConfig, traces: TraceSettings) -> Callable[[Trace], None] | None:
-    """What gets each request that has its outcome, if anything does."""
+    """The receiver of the requests that have their outcomes; None if there is none."""
     if not config.request_log.is_on:
         return traces.ended if traces.available else None
     requests = RequestLog(config.request_log)

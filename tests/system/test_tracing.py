@@ -205,11 +205,14 @@ def test_clients_change_the_rate_and_the_level(server: GatewayServer, collector:
     assert settings["trace_level"] == ["TIMESTAMPS"]
     assert settings["trace_rate"] == "0"
     before = len(collector.spans)
+
+    def roots() -> list[ReceivedSpan]:
+        return [span for span in collector.spans[before:] if span.is_server]
+
     try:
         assert server.request("POST", path, b'{"trace_rate": "2"}')[0] == 200
         for _ in range(6):
             infer(server, "quick")
-        roots = lambda: [span for span in collector.spans[before:] if span.is_server]  # noqa: E731
         collector.wait(lambda: len(roots()) >= 3)
         assert server.request("POST", path, b'{"trace_level": ["OFF"]}')[0] == 200
         for _ in range(6):

@@ -105,7 +105,7 @@ def grpc_collector(address: str = "127.0.0.1:0") -> Iterator[Collector]:
             return trace_service_pb2.ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port(address)
     server.start()
     collector.endpoint = f"http://127.0.0.1:{port}"

@@ -1,6 +1,9 @@
 """The exposition in OpenMetrics, read by the parser of prometheus_client."""
 
+from collections.abc import Callable, Iterable
+
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.batcher.interface.outcome import Outcome
@@ -42,7 +45,8 @@ def test_a_scraper_gets_the_format_that_it_names(accept: str, wanted: bool) -> N
 def test_the_parser_takes_it_and_finds_the_exemplars() -> None:
     metrics = served()
     text = as_openmetrics(metrics.exposition(), metrics.meters.pipelines) + END
-    families = {family.name: family for family in text_string_to_metric_families(text.decode())}
+    parse: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
+    families = {family.name: family for family in parse(text.decode())}
     assert families["sluice_requests"].type == "counter"
     assert families["nv_inference_request_success"].type == "unknown"
     samples = families["sluice_request_duration_seconds"].samples
