@@ -13,7 +13,6 @@ from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.page_files import EVENT_HEADERS, EVENT_TYPE, PageFiles, read_question, send_events, wants_html
-from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.overview.document import Question
 from sluice.gateway.overview.live import LiveOverview
@@ -127,7 +126,8 @@ class MetricsServer:
         if request.method not in (b"GET", b"HEAD"):
             return _error("405 Method Not Allowed", "Method Not Allowed")
         if group is ApiGroup.METRICS:
-            return _Answer("200 OK", {"content-type": CONTENT_TYPE}, b"".join(await self._metrics.scrape()))
+            pieces, content_type = await self._metrics.scrape_as(request.headers.get("accept", ""))
+            return _Answer("200 OK", {"content-type": content_type, "vary": "accept"}, b"".join(pieces))
         assert self._page is not None, "there is a page, since there is a group"
         try:
             return await self._of_page(request, self._page)

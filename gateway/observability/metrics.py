@@ -11,6 +11,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.exposition import (
+    CONTENT_TYPE,
     ExposedMetric,
     Group,
     HistogramText,
@@ -27,6 +28,7 @@ from sluice.gateway.observability.meters import (
     Meters,
     PipelineMeter,
 )
+from sluice.gateway.observability.openmetrics import END, OPENMETRICS, openmetrics_in_slices, wants_openmetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.triton_metrics import triton_groups
 from sluice.gateway.version import is_compiled, server_version
@@ -183,6 +185,13 @@ class ServerMetrics:
             self._scraping = asyncio.get_running_loop().create_task(self._scrape())
             self._scraping.add_done_callback(self._scraped)
         return await asyncio.shield(self._scraping)
+
+    async def scrape_as(self, accept: str) -> tuple[Sequence[bytes], str]:
+        """As `scrape`, in the format that the header `Accept` asks for, and its content type."""
+        pieces = await self.scrape()
+        if not wants_openmetrics(accept):
+            return pieces, CONTENT_TYPE
+        return [*await openmetrics_in_slices(pieces, self.meters.pipelines), END], OPENMETRICS
 
     async def _scrape(self) -> list[bytes]:
         await asyncio.gather(*(remote.refresh() for remote in self._remotes))

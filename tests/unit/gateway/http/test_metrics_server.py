@@ -12,6 +12,7 @@ import pytest
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.http.metrics_server import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsServer, PageAccess
 from sluice.gateway.http.page_files import PageFiles
+from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.overview.live import LiveOverview
 from sluice.models.errors import ConfigError, NotFoundError
@@ -23,8 +24,9 @@ TIMEOUT_S = 30
 
 
 class Exposition:
-    async def scrape(self) -> list[bytes]:
-        return [b"sluice_requests_total", b" 3\n"]
+    async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
+        assert not accept
+        return [b"sluice_requests_total", b" 3\n"], CONTENT_TYPE
 
 
 def answered(*sent: bytes) -> list[bytes]:
