@@ -5,6 +5,7 @@ from typing import Final, TypeAlias
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
+from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
 from sluice.models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -15,6 +16,7 @@ MAX_KNOWN_BYTES = 2048
 
 _HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
+_LOAD_FORMAT = LOAD_FORMAT_HEADER.encode()
 _V2: Final = Dialect.V2
 _SAGEMAKER: Final = Dialect.SAGEMAKER
 
@@ -24,7 +26,8 @@ class RequestHead:
 
     `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
     JSON). The body is `encoded`, or not, and `accepted` is the encoding for the response (b"" for none). `added_lines`
-    are header lines that the response gets besides. A head that is wrong has an `error`.
+    are header lines that the response gets besides. `load` is the format of a load report, if one is asked for. A head
+    that is wrong has an `error`.
     """
 
     __slots__ = (
@@ -38,6 +41,7 @@ class RequestHead:
         "json_length",
         "keep_alive",
         "length",
+        "load",
         "target",
     )
 
@@ -58,6 +62,7 @@ class RequestHead:
         self.json_length: int | None = None
         self.explain = self.encoded = False
         self.accepted = b""
+        self.load: LoadFormat | None = None
         self.error: RequestError | None = None
 
     def read_headers(self) -> None:
@@ -72,6 +77,8 @@ class RequestHead:
                         self.json_length = _parse_json_length(value)
                 elif name == _EXPLAIN:
                     self.explain = asks_for_explanation(value.decode("latin-1"))
+                elif name == _LOAD_FORMAT:
+                    self.load = load_format(value.decode("latin-1"))
                 elif name == b"content-encoding":
                     self.encoded = is_encoded(value) or self.encoded
                 elif name == b"accept-encoding":

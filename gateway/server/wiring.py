@@ -43,6 +43,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
 from sluice.gateway.observability.load_metrics import LoadMetrics
+from sluice.gateway.observability.load_report import LoadReport
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -201,6 +202,13 @@ def build_gateway(
         config.front_door.id_bytes,
         execution.executor.bodies,
         execution.executor.responses,
+    )
+    dataplane.load_report = LoadReport(
+        core.scheduler,
+        execution.metrics.meters,
+        lambda: execution.runtime.in_flight,
+        lambda: execution.runtime.headrooms,
+        surroundings.clock,
     )
     models = RepositoryApi(state.registry, changes.deployer, config.control, allow_upload=config.allow_upload)
     calls = ModelCalls(
