@@ -133,7 +133,7 @@ class ServerMetrics:
 
     The callables are evaluated at each scrape. `queues` has the waiting requests and rows of models, by key; it is read
     step by step. `corrections` has, by model and kind of partition, the measured latency divided by the profile's.
-    `breakers` is the state of each Triton server's circuit breaker.
+    `breakers` is the state of each Triton server's circuit breaker. Triton's counters of latencies can be left out.
     """
 
     def __init__(
@@ -145,12 +145,15 @@ class ServerMetrics:
         corrections: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
         breakers: Callable[[], Mapping[str, str]] = dict,
         statistics: Statistics | None = None,
+        *,
+        counter_latencies: bool = True,
     ) -> None:
         self.meters = Meters(stages, partitions, statistics)
         self._queues = queues
         self._input_bytes = [arena_bytes]
         self._corrections = corrections
         self._breakers = breakers
+        self._counter_latencies = counter_latencies
         self._build = (server_version(), "true" if is_compiled() else "false")
         self._of_models: Callable[[], Iterable[Group]] = tuple
         self._remotes: list[MetricsSource] = []
@@ -203,7 +206,12 @@ class ServerMetrics:
         yield from of_metrics(self._few())
         for remote in self._remotes:
             yield from remote.groups()
-        yield from triton_groups(self.meters.statistics, list(self.meters.pipelines), waiting)
+        yield from triton_groups(
+            self.meters.statistics,
+            list(self.meters.pipelines),
+            waiting,
+            counter_latencies=self._counter_latencies,
+        )
         yield from self._of_models()
 
     def _few(self) -> Iterator[Metric]:

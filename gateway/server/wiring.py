@@ -42,12 +42,14 @@ from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
+from sluice.gateway.observability.latency_summaries import LatencySummaries
 from sluice.gateway.observability.load_metrics import LoadMetrics
 from sluice.gateway.observability.load_report import LoadReport
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
+from sluice.gateway.observability.trace import Trace
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.latency_log import LatencyLog
@@ -386,6 +388,7 @@ def _build_execution(
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
         statistics=statistics,
+        counter_latencies=config.metrics_config.counter_latencies,
     )
     metrics.include_models(workers.metrics.groups)
     metrics.include(PartitionMetrics(inventory))
@@ -396,6 +399,10 @@ def _build_execution(
     if config.triton:
         metrics.include(executor.statistics)
     trace_settings = TraceSettings(config.trace, state.registry)
+    summaries = None
+    if config.metrics_config.summary_latencies:
+        summaries = LatencySummaries(config.metrics_config.quantiles, clock)
+        metrics.include(summaries)
     runtime = Runtime(
         scheduler,
         executor,
@@ -406,11 +413,26 @@ def _build_execution(
         observe=None if journal is None else JournalWriter(journal, spec).record,
         trace_requests=config.trace_requests,
         build_plan=build_plan,
-        on_ended=trace_settings.ended if trace_settings.available else None,
+        on_ended=_on_ended(trace_settings, summaries),
     )
     default_slo_ns = ms_to_ns(config.default_slo_ms)
     metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, lambda: runtime.headrooms))
     return _Execution(executor, runtime, metrics, trace_settings, cache)
+
+
+def _on_ended(traces: TraceSettings, summaries: LatencySummaries | None) -> Callable[[Trace], None] | None:
+    """Gets each request that has its outcome; None where nothing is to be done with it."""
+    listeners = [traces.ended] if traces.available else []
+    if summaries is not None:
+        listeners.append(summaries.ended)
+    if len(listeners) < 2:
+        return listeners[0] if listeners else None
+
+    def ended(trace: Trace) -> None:
+        for listener in listeners:
+            listener(trace)
+
+    return ended
 
 
 @dataclass(frozen=True, slots=True)

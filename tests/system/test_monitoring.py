@@ -64,7 +64,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         "metrics_port": 0,
         "metrics_interval_ms": 100,
     }
-    with gateway_server(repository, directory, config) as server:
+    with gateway_server(repository, directory, config, ["--metrics-config", "summary_latencies=true"]) as server:
         target = f"127.0.0.1:{json.loads((directory / 'ready.json').read_text())['metrics_port']}"
         (port,) = free_ports(1)
         with prometheus(directory, port, target, ALERTS) as scraper, _traffic(server):
