@@ -15,7 +15,7 @@ from sluice.models.units import NS_PER_S, NS_PER_US
 AGE_NS = 60 * NS_PER_S
 """Quantiles are of the values of this time, as in Triton."""
 PARTS = 5
-"""The time is left behind in so many parts."""
+"""The parts of that time that are forgotten one by one."""
 _FINE = 6
 """Values are counted in 2 ** _FINE buckets for each factor of 2, so quantiles are right within 1 %."""
 
