@@ -24,6 +24,8 @@ CONTRADICTORY = 1
 """Exit status with --strict when settings cannot work together."""
 
 _HIDDEN = "********"
+_HEADERS = "trace.opentelemetry.headers"
+"""The headers for a collector, whose values may be keys."""
 _SECRET = "value"
 """The key of an element of `restricted` that is a secret."""
 
@@ -141,7 +143,11 @@ def _settings(effective: serve.EffectiveConfig, path: str) -> Iterator[tuple[str
             origin = effective.lines.prefix(path, at)[:-1]
         else:
             origin = "default"
-        yield at, _without_secrets(value) if at == "restricted" else value, origin
+        if at == "restricted":
+            value = _without_secrets(value)
+        elif at.startswith(f"{_HEADERS}."):
+            value = _HIDDEN
+        yield at, value, origin
 
     yield from walk(msgspec.to_builtins(effective.config), "")
 

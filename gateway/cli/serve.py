@@ -3,7 +3,7 @@
 import argparse
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,17 @@ _DIRECTORY = "DIR"
 """The origin of a repository that is named without an option."""
 _LISTS = {"load_models": "load_model", "open_groups": "open_group", "allowed_hosts": "allowed_host"}
 """Repeatable options by the key that they override."""
+_TRACE_KEYS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "mode": (("mode",), False),
+    "level": (("level",), False),
+    "rate": (("rate",), True),
+    "count": (("count",), True),
+    "triton,file": (("file",), False),
+    "triton,log-frequency": (("log_frequency",), True),
+    "opentelemetry,url": (("opentelemetry", "endpoint"), False),
+    "opentelemetry,bsp_max_queue_size": (("opentelemetry", "queue_spans"), True),
+}
+"""The keys below `trace`, and whether the value is a number, by the names of Triton's `--trace-config`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,6 +159,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="ORIGIN",
         help="an origin whose pages may ask for inference (repeatable)",
+    )
+    add(
+        "--trace-config",
+        action="append",
+        metavar="[MODE,]KEY=VALUE",
+        help="a setting of traces as Triton has it, such as mode=opentelemetry, opentelemetry,url=URL, "
+        "triton,file=FILE or rate=100 (repeatable)",
     )
     add("--journal", type=Path, metavar="FILE", help="record every event and decision in a new file")
     add("--ready-file", type=Path, metavar="FILE", help="write the ports and process id here, as JSON, when ready")
@@ -299,6 +317,34 @@ def model_files(options: argparse.Namespace) -> list[Path]:
     return files
 
 
+def trace_settings(entries: Sequence[str]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The keys below `trace`, and the values, of settings that are written as for Triton's `--trace-config`.
+
+    Raises ConfigError for one that is malformed or unknown.
+    """
+    from sluice.models.errors import ConfigError
+
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals:
+            raise ConfigError(f"--trace-config: expected KEY=VALUE or MODE,KEY=VALUE, got '{entry:.80}'")
+        if name == "opentelemetry,resource":
+            key, equals, value = value.partition("=")
+            if not (key and equals):
+                raise ConfigError(f"--trace-config: {name}: expected KEY=VALUE, got '{entry.partition('=')[2]:.80}'")
+            yield ("opentelemetry", "resource", key), value
+            continue
+        if name not in _TRACE_KEYS:
+            expected = ", ".join([*_TRACE_KEYS, "opentelemetry,resource"])
+            raise ConfigError(f"--trace-config: expected one of {expected}, got '{name:.80}'")
+        keys, is_number = _TRACE_KEYS[name]
+        if is_number and not value.removeprefix("-").isdecimal():
+            raise ConfigError(f"--trace-config: {name}: expected a whole number, got '{value:.80}'")
+        if name == "opentelemetry,url" and "://" not in value:
+            value = f"http://{value}"
+        yield keys, int(value) if is_number else value
+
+
 def _is_repository(place: str) -> bool:
     """True for a directory or a URL, which is no path: a path has `/` for `//`."""
     from sluice.models.sources.source import is_url
@@ -342,6 +388,8 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
                 f"expected the repository as {repositories[0]} or as --repository {options.repository[0]}, got both"
             )
         settings["repository"], given["repository"] = repositories, _DIRECTORY
+    for keys, value in trace_settings(options.trace_config or ()):
+        override(value, "trace_config", "trace", *keys)
     override(None if options.policy is None else {"name": options.policy}, "policy", "policy")
     override(options.objective, "objective", "policy", "objective")
     override(options.max_delay_ms, "max_delay_ms", "policy", "max_delay_ms")

@@ -60,6 +60,8 @@ def table(explanation: Explanation) -> str:
         cells = [_COLUMNS, *(_cells(stage) for stage in explanation.stages)]
         lines += aligned(cells, left=len(_COLUMNS))
         lines.append("(times in ms; predicted and actual run from the dispatch to the end of the batch)")
+    if explanation.trace_id:
+        lines.append(f"trace {explanation.trace_id}")
     return "\n".join([*lines, explanation.sentence])
 
 

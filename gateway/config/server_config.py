@@ -17,7 +17,7 @@ from sluice.gateway.config.metrics_settings import MetricsSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
-from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, TraceFileSettings
+from sluice.gateway.config.tracing import MAX_TRACE_REQUESTS, TRACE_REQUESTS, RequestLogSettings, TraceFileSettings
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S, TritonSettings
 from sluice.models.conversion import NO_LINES
 from sluice.models.errors import ConfigError, InfeasibleLayout
@@ -113,6 +113,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     cors: CorsSettings = CorsSettings()
     trace: TraceFileSettings = TraceFileSettings()
     trace_requests: int = TRACE_REQUESTS
+    request_log: RequestLogSettings = RequestLogSettings()
     client_key: str | None = None
     default_model: str | None = None
     json_nan: JsonNan | None = JsonNan.LITERAL

@@ -63,6 +63,8 @@ class MixedExecutor:
         """Have the calls of models run by `calls`, and show models the requests that `submission` knows."""
         self._workers.calls = calls
         self._workers.submission = submission
+        for server in self._servers.values():
+            server.show_requests(submission)
 
     @property
     def bodies(self) -> BodyMemory:

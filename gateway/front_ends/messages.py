@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.models.backends.requests import FailureCode
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.sequence_batching import SequenceStep
@@ -117,7 +118,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Particulars(msgspec.Struct, frozen=True, array_like=True):
-    """The parts that only some requests have: an id, a client, BYTES, inputs that were not written, a sequence.
+    """The parts that only some requests have: an id, a client, BYTES, inputs not written, a sequence, a trace.
 
     `row_offsets` has an entry for each input of BYTES: the start of each row, and the end of the last one. `starts` has
     one for each input of numbers if they do not lie one after the other: how far it is from the offset of the arrival.
@@ -130,6 +131,7 @@ class Particulars(msgspec.Struct, frozen=True, array_like=True):
     starts: tuple[int, ...] = ()
     parameters: str = "{}"
     sequence: SequenceStep | None = None
+    trace: TraceContext = NO_TRACE
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True, array_like=True):

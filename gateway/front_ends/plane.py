@@ -23,6 +23,7 @@ from sluice.gateway.front_ends.templates import SentTemplates
 from sluice.gateway.inference.dataplane import DataPlane, Submitted
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.request_ids import server_id
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer, RelayNeeded
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
@@ -117,7 +118,12 @@ class FrontEndDataPlane(DataPlane):
         return self._memory.bodies.allocate(nbytes)
 
     def submit(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> PassedRequest:
         """Pass on a checked request. Raises RejectedError without memory for its tensors."""
         assert isinstance(signature, _NamedSignature), "it was made here"
@@ -127,9 +133,11 @@ class FrontEndDataPlane(DataPlane):
         request = self._next = self._next + 1
         region, offset, row_offsets, starts = self._memory.write(request, inputs)
         particulars = None
-        has_more = options.sequence is not None or options.parameters != NO_PARAMETERS
+        has_more = options.sequence is not None or options.parameters != NO_PARAMETERS or trace.trace_id != ""
         if options.id or client or row_offsets or starts or has_more:
-            particulars = Particulars(options.id, client, row_offsets, starts, options.parameters, options.sequence)
+            particulars = Particulars(
+                options.id, client, row_offsets, starts, options.parameters, options.sequence, trace
+            )
         template = self._templates.find(signature, signature.asked, inputs, options)
         arrival = Arrival(request, template, region, offset, options.budget_ns, self._received_ns, particulars)
         passed = self._open[request] = PassedRequest(request, self._loop, signature)
@@ -138,7 +146,12 @@ class FrontEndDataPlane(DataPlane):
         return passed
 
     def open_responses(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> ResponseStream:
         """Only the gateway's process has the responses of decoupled models."""
         raise RelayNeeded

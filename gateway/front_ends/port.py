@@ -296,7 +296,7 @@ class FrontEndPort:
         inputs.references += 1  # ours, until it is submitted
         try:
             submission = self._dataplane.submit(
-                template.signature, tensors, options, particulars.client, received_ns, inputs
+                template.signature, tensors, options, particulars.client, particulars.trace, received_ns, inputs
             )
         except ServingError:  # the relay finds the same error, and says so as the server does
             self._answer(Answered(request, None))

@@ -24,6 +24,7 @@ from sluice.gateway.inference.dataplane import (
 )
 from sluice.gateway.inference.request_template import RequestTemplate
 from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
+from sluice.gateway.observability.trace_context import OVER_GRPC, TraceContext, parse_context
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import InferResponse
@@ -198,9 +199,10 @@ class InferHandler:
                 if self._relay is not None:
                     return self._relay.stream(context, kept, service_pb2.ModelStreamInferResponse.FromString)
                 client = _client(signature, context)
-                responses = self._dataplane.open_responses(signature, inputs, options, client)
+                responses = self._dataplane.open_responses(signature, inputs, options, client, _trace(context))
                 return replies(responses, encoder)
-            submission = self._dataplane.submit(signature, inputs, options, _client(signature, context))
+            client = _client(signature, context)
+            submission = self._dataplane.submit(signature, inputs, options, client, _trace(context))
             answer = await self._dataplane.answer(submission)
         except RelayNeeded:
             assert self._relay is not None, "only its data plane asks for it"
@@ -262,7 +264,7 @@ class InferHandler:
             if signature is known.template.signature:
                 inputs, client = known.template.tensors(body, tensor), _client(signature, call)
                 options = _explained(explain, _within(budget_ns, known.template.options))
-                return self._dataplane.submit(signature, inputs, options, client), known.encoder
+                return self._dataplane.submit(signature, inputs, options, client, _trace(call)), known.encoder
         body = _joined(message)
         request = self.parse(body)
         signature, inputs, encoder = self._check(request, None, one_response="ModelInfer RPC")
@@ -277,7 +279,8 @@ class InferHandler:
                     request.model_name, request.model_version, template, head_bytes, encoder
                 )
         options = _explained(explain, _within(budget_ns, encoder.options))
-        return self._dataplane.submit(signature, inputs, options, _client(signature, call)), encoder
+        client = _client(signature, call)
+        return self._dataplane.submit(signature, inputs, options, client, _trace(call)), encoder
 
     def _check(
         self, request: Any, budget_ns: int | None, one_response: str = ""
@@ -325,6 +328,15 @@ def _client(signature: Signature, context: Any) -> str:
     """The client that the call's metadata names."""
     key = signature.client_key
     return "" if key is None else key.in_metadata(context.invocation_metadata())
+
+
+def _trace(context: Any) -> TraceContext:
+    """The trace that the call's metadata names."""
+    for name, value in context.invocation_metadata():
+        if name == "traceparent":
+            states = [each for key, each in context.invocation_metadata() if key == "tracestate"]
+            return parse_context(value, ",".join(states), OVER_GRPC)
+    return OVER_GRPC
 
 
 def _takes_final_mark(parameters: Any) -> bool:

@@ -22,7 +22,6 @@ from sluice.gateway.http.settings_routes import settings_routers
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
 from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
@@ -90,8 +89,9 @@ def build_app(
     explanations, exposition = router(ApiGroup.EXPLAIN, restrictions), router(ApiGroup.METRICS, restrictions)
 
     @exposition.get("/metrics")
-    async def metrics_exposition() -> Response:
-        return PiecesResponse(await metrics.scrape(), CONTENT_TYPE)
+    async def metrics_exposition(request: Request) -> Response:
+        pieces, content_type = await metrics.scrape_as(request.headers.get("accept", ""))
+        return PiecesResponse(pieces, {"content-type": content_type, "vary": "accept"})
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:

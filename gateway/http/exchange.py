@@ -413,7 +413,7 @@ class Exchange:
         options = template.options
         if self.head.explain and not options.explain:
             options = options._replace(explain=True)
-        self._submission = self._route.dataplane.submit(signature, inputs, options, client)
+        self._submission = self._route.dataplane.submit(signature, inputs, options, client, self.head.trace)
         self._submission.then(self._answered, self._relay)
 
     def _fail(self, error: Exception) -> None:

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from sluice.gateway.config.json_rules import JsonRules
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.exchange import LARGE_JSON_BYTES, error_response, json_tensor_bytes
+from sluice.gateway.http.request_head import trace_in
 from sluice.gateway.http.routes import Version, body_schema, read_body, router
 from sluice.gateway.inference.dataplane import (
     REQUEST_HEADER,
@@ -18,6 +19,7 @@ from sluice.gateway.inference.dataplane import (
     build_model_response,
     build_response,
 )
+from sluice.gateway.observability.trace_context import TraceContext
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.protocol.generate import decode_generate, encode_generated
 from sluice.gateway.protocol.request import InferRequest, InferResponse
@@ -136,7 +138,8 @@ async def _begin(
     inputs, options = dataplane.check(signature, decoded)
     client = "" if signature.client_key is None else signature.client_key.in_headers(request.scope["headers"])
     submit = _decoupled if signature.pipeline.decoupled else _plain
-    responses, given_id = submit(dataplane, signature, inputs, options, client, rules)
+    trace = trace_in(request.scope["headers"])
+    responses, given_id = submit(dataplane, signature, inputs, options, client, trace, rules)
     return Generation(responses, request), {REQUEST_HEADER: given_id} if given_id else {}
 
 
@@ -146,10 +149,11 @@ def _plain(
     inputs: dict[str, Tensor],
     options: RequestOptions,
     client: str,
+    trace: TraceContext,
     rules: JsonRules,
 ) -> tuple[Generated, str]:
     """Submit a request of a model with one response."""
-    submission = dataplane.submit(signature, inputs, options, client)
+    submission = dataplane.submit(signature, inputs, options, client, trace)
 
     async def responses() -> Generated:
         answer = await dataplane.answer(submission)
@@ -171,10 +175,11 @@ def _decoupled(
     inputs: dict[str, Tensor],
     options: RequestOptions,
     client: str,
+    trace: TraceContext,
     rules: JsonRules,
 ) -> tuple[Generated, str]:
     """Submit a request of a decoupled model."""
-    stream = dataplane.open_responses(signature, inputs, options, client)
+    stream = dataplane.open_responses(signature, inputs, options, client, trace)
 
     async def responses() -> Generated:
         sent = 0

@@ -9,7 +9,6 @@ import orjson
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.http.access import AccessRules
-from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
 
 MAX_CONNECTIONS = 64
@@ -85,8 +84,8 @@ class MetricsServer:
             return _error("403 Forbidden", refusal)
         if method not in (b"GET", b"HEAD"):
             return _error("405 Method Not Allowed", "Method Not Allowed")
-        body = await self._metrics.scrape()
-        head = _head("200 OK", CONTENT_TYPE, sum(map(len, body)))
+        body, content_type = await self._metrics.scrape_as(headers.get("accept", ""))
+        head = _head("200 OK", content_type, sum(map(len, body)))
         return [head, *body] if method == b"GET" else [head]
 
 

@@ -1,6 +1,6 @@
 """Responses whose large bodies are sent in pieces, between which the event loop has its turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -9,9 +9,8 @@ from starlette.types import Receive, Scope, Send
 class PiecesResponse(Response):
     """A response of known length whose body is never put together."""
 
-    def __init__(self, pieces: Sequence[bytes], content_type: str) -> None:
-        length = sum(map(len, pieces))
-        super().__init__(headers={"content-type": content_type, "content-length": str(length)})
+    def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str]) -> None:
+        super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

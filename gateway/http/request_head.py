@@ -1,11 +1,13 @@
 """The heads of inference requests: what they say, and the latest one of a connection, which its client repeats."""
 
+import re
 from typing import Final, TypeAlias
 
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
 from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
+from sluice.gateway.observability.trace_context import OVER_HTTP, TraceContext, parse_context
 from sluice.models.errors import RequestError
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -17,6 +19,9 @@ MAX_KNOWN_BYTES = 2048
 _HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
 _LOAD_FORMAT = LOAD_FORMAT_HEADER.encode()
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+_EXTRAS = frozenset({_EXPLAIN, _LOAD_FORMAT, TRACEPARENT})
+"""Headers that ask for more than inference, or tell where it belongs."""
 _V2: Final = Dialect.V2
 _SAGEMAKER: Final = Dialect.SAGEMAKER
 
@@ -26,8 +31,8 @@ class RequestHead:
 
     `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
     JSON). The body is `encoded`, or not, and `accepted` is the encoding for the response (b"" for none). `added_lines`
-    are header lines that the response gets besides. `load` is the format of a load report, if one is asked for. A head
-    that is wrong has an `error`.
+    are header lines that the response gets besides. `load` is the format of a load report, if one is asked for. `trace`
+    is the trace that the client says it is in. A head that is wrong has an `error`.
     """
 
     __slots__ = (
@@ -43,6 +48,7 @@ class RequestHead:
         "length",
         "load",
         "target",
+        "trace",
     )
 
     def __init__(
@@ -63,7 +69,21 @@ class RequestHead:
         self.explain = self.encoded = False
         self.accepted = b""
         self.load: LoadFormat | None = None
+        self.trace: TraceContext = OVER_HTTP
         self.error: RequestError | None = None
+
+    def in_trace(self, traceparent: bytes, trace: TraceContext) -> "RequestHead":
+        """The same head with another trace, which the header names."""
+        headers = [(name, traceparent if name == TRACEPARENT else value) for name, value in self.headers]
+        head = RequestHead(self.target, headers, self.expects_continue, self.keep_alive, self.added_lines)
+        head.length = self.length
+        head.json_length = self.json_length
+        head.explain = self.explain
+        head.encoded = self.encoded
+        head.accepted = self.accepted
+        head.load = self.load
+        head.trace = trace
+        return head
 
     def read_headers(self) -> None:
         """Take from the headers what concerns inference."""
@@ -75,10 +95,8 @@ class RequestHead:
                 elif name == b"inference-header-content-length":
                     if dialect is _V2:
                         self.json_length = _parse_json_length(value)
-                elif name == _EXPLAIN:
-                    self.explain = asks_for_explanation(value.decode("latin-1"))
-                elif name == _LOAD_FORMAT:
-                    self.load = load_format(value.decode("latin-1"))
+                elif name in _EXTRAS:
+                    self._read_extra(name, value)
                 elif name == b"content-encoding":
                     self.encoded = is_encoded(value) or self.encoded
                 elif name == b"accept-encoding":
@@ -91,27 +109,66 @@ class RequestHead:
         except RequestError as error:
             self.error = error
 
+    def _read_extra(self, name: bytes, value: bytes) -> None:
+        """Take one of `_EXTRAS`. Raises RequestError."""
+        if name == TRACEPARENT:
+            self.trace = trace_in(self.headers)
+        elif name == _EXPLAIN:
+            self.explain = asks_for_explanation(value.decode("latin-1"))
+        else:
+            self.load = load_format(value.decode("latin-1"))
+
+
+def trace_in(headers: Headers) -> TraceContext:
+    """The trace that headers name; those of several lines `tracestate` are joined."""
+    traceparent = ""
+    states: list[str] = []
+    for name, value in headers:
+        if name == TRACEPARENT:
+            if traceparent:  # two of them mean nothing
+                return OVER_HTTP
+            traceparent = value.decode("latin-1")
+        elif name == TRACESTATE:
+            states.append(value.decode("latin-1"))
+    return parse_context(traceparent, ",".join(states), OVER_HTTP) if traceparent else OVER_HTTP
+
+
+_TRACEPARENT_BYTES: Final = 55
+_TRACE_LINE = re.compile(rb"\r\ntraceparent:[ \t]*([0-9a-f-]{55})[ \t]*(?=\r\n)", re.IGNORECASE)
+
 
 class KnownRequest:
     """A request of `size` bytes that begins with `begin`, the bytes of `head`.
 
-    The next one mostly differs in its body alone, and then its head need not be parsed.
+    The next one mostly differs in its body alone, or in the ids of its trace, and then its head need not be parsed.
     """
 
-    __slots__ = ("begin", "head", "size")
+    __slots__ = ("_after", "_before", "_head", "begin", "size")
 
     def __init__(self, begin: bytes, size: int, head: RequestHead) -> None:
         self.begin = begin
         self.size = size
-        self.head = head
+        self._head = head
+        self._before = self._after = b""
+        """The bytes of the head before and after the ids of its trace, empty if it has none."""
+        if head.trace.trace_id:
+            places = list(_TRACE_LINE.finditer(begin))
+            if len(places) == 1:
+                self._before, self._after = begin[: places[0].start(1)], begin[places[0].end(1) :]
 
-    def matches(self, data: bytes) -> bool:
-        """True if these bytes are a whole request with the same head."""
-        return len(data) == self.size and data.startswith(self.begin)
-
-    def is_begun(self, data: bytes) -> bool:
-        """True if these bytes are the beginning of a request with the same head."""
-        return data.startswith(self.begin)
+    def head_of(self, data: bytes) -> RequestHead | None:
+        """The head of a request that begins with these bytes, with the ids of its own trace; None if it is another."""
+        if data.startswith(self.begin):
+            return self._head
+        before = self._before
+        if not before or not data.startswith(before):
+            return None
+        end = len(before) + _TRACEPARENT_BYTES
+        if not data.startswith(self._after, end):
+            return None
+        traceparent = data[len(before) : end]
+        trace = parse_context(traceparent.decode("latin-1"), self._head.trace.state, OVER_HTTP)
+        return self._head.in_trace(traceparent, trace) if trace.trace_id else None
 
 
 def known_request(data: bytes, head: RequestHead) -> KnownRequest | None:

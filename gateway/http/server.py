@@ -316,14 +316,14 @@ class Connection(HttpToolsProtocol):
     def on_next_bytes(self, data: bytes) -> None:
         """Take the first bytes after a large body: those of another one need no parser if its head is the same."""
         known = self._known_large
-        begins = known is not None and self.turns.is_between() and known.is_begun(data)
-        if known is None or not begins or known.size - len(data) < DIRECT_BYTES:
+        head = known.head_of(data) if known is not None and self.turns.is_between() else None
+        if known is None or head is None or known.size - len(data) < DIRECT_BYTES:
             self._end_direct()
             self.data_received(data)
             return
         self.turns.since_s = 0.0
         body = data[len(known.begin) :]
-        exchange = Exchange(self._route, self.turns, known.head, body)
+        exchange = Exchange(self._route, self.turns, head, body)
         self.turns.hold(exchange, len(body))
         self.turns.turn = self.cycle = exchange
         self.turns.in_body = True

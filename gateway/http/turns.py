@@ -68,12 +68,13 @@ class Turns(Client):
     def data_received(self, data: bytes) -> None:
         """Take what has been read: a whole request with the head of an earlier one, or something to be parsed."""
         known = self.known
-        if known is None or not known.matches(data) or not self.is_between():
+        head = None if known is None or len(data) != known.size else known.head_of(data)
+        if known is None or head is None or not self.is_between():
             self._connection.parse(data)
             return
         self.since_s = 0.0
         body = data[len(known.begin) :]
-        exchange = Exchange(self._route, self, known.head, body)
+        exchange = Exchange(self._route, self, head, body)
         exchange.ready = True
         exchange.held = size = len(body)
         budget = self._budget

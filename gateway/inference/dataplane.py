@@ -13,6 +13,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.load_report import LoadReport
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
 from sluice.gateway.protocol.pending_answer import OnAnswered
@@ -223,13 +224,23 @@ class DataPlane(ABC):
 
     @abstractmethod
     def submit(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> Submitted:
         """Submit a checked request of a client. Raises RejectedError when the server has stopped."""
 
     @abstractmethod
     def open_responses(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> ResponseStream:
         """Submit a checked request of a decoupled model; raises as `submit`."""
 

@@ -8,6 +8,7 @@ from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.inference.dataplane import DataPlane, ServedPipelines, Submitted
 from sluice.gateway.inference.response_stream import ResponseStream
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -30,12 +31,18 @@ class RequestRuntime(Protocol):
         client: str = "",
         received_ns: int = 0,
         shared: BatchOutputs | None = None,
+        trace: TraceContext = NO_TRACE,
     ) -> Submission:
         """Start a checked request."""
         ...
 
     def answer_from_cache(
-        self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
+        self,
+        pipeline: str,
+        options: RequestOptions,
+        outputs: Mapping[str, Tensor],
+        now_ns: int,
+        trace: TraceContext = NO_TRACE,
     ) -> Submission:
         """Answer a request with cached outputs."""
         ...
@@ -84,6 +91,7 @@ class LocalDataPlane(DataPlane):
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
         client: str = "",
+        trace: TraceContext = NO_TRACE,
         received_ns: int = 0,
         shared: BatchOutputs | None = None,
     ) -> Submission:
@@ -96,8 +104,8 @@ class LocalDataPlane(DataPlane):
             shared = self._bodies.locate(inputs)
         cached = self._cache is not None and signature.pipeline.response_cache and options.sequence is None
         if cached and self._cache is not None and not self._served.draining:
-            return self._cached(self._cache, signature, inputs, options, client, received_ns, shared)
-        return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
+            return self._cached(self._cache, signature, inputs, options, client, trace, received_ns, shared)
+        return self._runtime.submit(signature.key, inputs, options, client, received_ns, shared, trace)
 
     def _cached(
         self,
@@ -106,6 +114,7 @@ class LocalDataPlane(DataPlane):
         inputs: Mapping[str, Tensor],
         options: RequestOptions,
         client: str,
+        trace: TraceContext,
         received_ns: int,
         shared: BatchOutputs | None,
     ) -> Submission:
@@ -113,15 +122,20 @@ class LocalDataPlane(DataPlane):
         key = request_key(signature.key, inputs)
         outputs = cache.look_up(key, now_ns)
         if outputs is not None:
-            return self._runtime.answer_from_cache(signature.key, options, outputs, received_ns or now_ns)
+            return self._runtime.answer_from_cache(signature.key, options, outputs, received_ns or now_ns, trace)
         lookup_ns = self._clock() - now_ns
-        submission = self._runtime.submit(signature.key, inputs, options, client, received_ns, shared)
+        submission = self._runtime.submit(signature.key, inputs, options, client, received_ns, shared, trace)
         # The first callback: it runs while the outputs are still valid.
         submission.then(partial(cache.store_answer, key, lookup_ns))
         return submission
 
     def open_responses(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> ResponseStream:
         """Submit a checked request of a decoupled model. Raises RejectedError when the runtime is closed.
 
@@ -130,7 +144,7 @@ class LocalDataPlane(DataPlane):
         """
         responses, pipeline = self._responses, signature.key
         options = options._replace(budget_ns=options.budget_ns + responses.tail_ns(pipeline))
-        submission = self.submit(signature, inputs, options, client)
+        submission = self.submit(signature, inputs, options, client, trace)
         stream = ResponseStream(self.statuses, self._clock)
         stream.given_id = submission.given_id
         stream.cancel = partial(self._runtime.cancel, submission.request)

@@ -14,6 +14,7 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.executors.worker.waiting import AnswerCall
 from sluice.gateway.inference.dataplane import DataPlane, Submitted, build_response
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext, parse_context
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request import InferRequest, Parameters, SharedMemoryOutput, WireTensor
 from sluice.gateway.protocol.request_options import RequestOptions
@@ -175,13 +176,25 @@ class ModelCalls:
             budget_ns = min(budget_ns, call.timeout_us * NS_PER_US)
         timeout_ns = call.timeout_us * NS_PER_US or options.timeout_ns
         options = options._replace(budget_ns=budget_ns, is_call=True, timeout_ns=timeout_ns)
-        submission = self._dataplane.submit(signature, inputs, options, parents[0].trace.arrival.client)
+        client, trace = parents[0].trace.arrival.client, self._trace(batch, call)
+        submission = self._dataplane.submit(signature, inputs, options, client, trace)
         self._depths[submission.request] = caller.depth + 1
         caller.calls[submission.request] = submission
         made = _Call(caller, submission, signature, options, answer, call.model)
         if budget_ns < INFINITE_NS // 2:
             self._wait(made, budget_ns / NS_PER_S)
         submission.then(partial(self._answered, made))
+
+    def _trace(self, batch: DispatchBatch, call: CallRequest) -> TraceContext:
+        """The trace that the model names; else that of the first request of the batch that is in one."""
+        if call.traceparent:
+            return parse_context(call.traceparent, call.tracestate, NO_TRACE)
+        for member in batch.members:
+            if (parent := self._requests.submission(member.request)) is not None:
+                trace = parent.trace.context_in(batch.batch, member.stage)
+                if trace.trace_id:
+                    return trace
+        return NO_TRACE
 
     async def _change(self, call: CallRequest, request: InferRequest, answer: AnswerCall) -> None:
         """Load or unload a model, or say whether it is ready."""

@@ -67,7 +67,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """The outcome of a request and where its time went; times are in milliseconds, costs in units of currency.
 
     `deadline_ms` and `total_ms` run from its arrival, to the deadline and to the completion of its answer. `cause` is
-    the largest `Cause`, or the outcome of a request that never ran.
+    the largest `Cause`, or the outcome of a request that never ran. `trace_id` is the id of its trace in OpenTelemetry,
+    "" if it belongs to none.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Explanation(msgspec.Struct, frozen=True):
     stages: tuple[StageTrace, ...]
     cause: str
     sentence: str
+    trace_id: str = ""
 
     def headers(self) -> list[tuple[str, str]]:
         """The explanation as short `x-sluice-*` headers or metadata."""
@@ -94,13 +96,15 @@ class Explanation(msgspec.Struct, frozen=True):
         ]
         if self.reason:
             lines.append(("x-sluice-reason", _header_text(self.reason)))
+        if self.trace_id:
+            lines.append(("x-sluice-trace-id", self.trace_id))
         if self.stages:
             lines.append(("x-sluice-plan", _joined([_configuration(stage) for stage in self.stages])))
             lines.append(("x-sluice-stages", _joined([_figures(stage) for stage in self.stages])))
         return lines
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """The run of a stage.
 
     `ready_ns` is the time when its inputs were complete, `before` the run that it waited for last.
@@ -109,7 +113,7 @@ class _Step(NamedTuple):
     run: BatchTrace
     member: Member
     ready_ns: int
-    before: "_Step | None"
+    before: "Step | None"
 
     @property
     def startable_ns(self) -> int:
@@ -135,7 +139,7 @@ class _Step(NamedTuple):
 
 def explain(trace: Trace, now_ns: int) -> Explanation:
     """The explanation of a request, as of `now_ns` if it is still in flight."""
-    steps = _steps(trace)
+    steps = steps_of(trace)
     stages = tuple(_stage_trace(step, trace.stages) for step in steps)
     ended_ns = now_ns if trace.outcome is None else trace.ended_ns
     cause, part = _largest(trace, _critical_path(steps), ended_ns)
@@ -153,29 +157,30 @@ def explain(trace: Trace, now_ns: int) -> Explanation:
         stages,
         outcome.value if outcome is not None and not outcome.answered and not steps else cause.value,
         _sentence(trace, ended_ns, part),
+        trace.context.trace_id,
     )
 
 
-def _steps(trace: Trace) -> list[_Step]:
+def steps_of(trace: Trace) -> list[Step]:
     """The runs of a request's stages, in the order of their ends."""
-    done: dict[int, _Step] = {}
-    steps: list[_Step] = []
+    done: dict[int, Step] = {}
+    steps: list[Step] = []
     for index, run in enumerate(trace.runs):
-        if index and run is trace.runs[index - 1]:
+        if index and run.batch.batch == trace.runs[index - 1].batch.batch:
             continue  # two stages of the request were in one batch
         for member in run.batch.members:
             if member.request == trace.arrival.request:
                 # A stage that ran before was in a batch that failed.
                 before = done.get(member.stage) or _gate(trace.stages, member.stage, done)
                 ready_ns = trace.arrived_ns if before is None else before.run.reported_ns
-                steps.append(_Step(run, member, ready_ns, before))
+                steps.append(Step(run, member, ready_ns, before))
         done.update((step.member.stage, step) for step in steps if step.run is run)
     return steps
 
 
-def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, _Step]) -> _Step | None:
+def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, Step]) -> Step | None:
     """The run that a stage waited for last; stages that never ran (combiners, empty escalations) take no time."""
-    settled: list[_Step | None] = []
+    settled: list[Step | None] = []
     for number, stage in enumerate(stages[: index + 1]):
         asked = () if stage.when is None else (stage.when.stage,)
         gates = [gate for source in (*stage.sources, *asked) if (gate := settled[source]) is not None]
@@ -184,9 +189,9 @@ def _gate(stages: Sequence[StageConfig], index: int, done: dict[int, _Step]) -> 
     return settled[index]
 
 
-def _critical_path(steps: Sequence[_Step]) -> list[_Step]:
+def _critical_path(steps: Sequence[Step]) -> list[Step]:
     """The runs that the end of the request depended on, the last one first."""
-    path: list[_Step] = []
+    path: list[Step] = []
     step = max(steps, key=lambda step: step.run.reported_ns, default=None)
     while step is not None:
         path.append(step)
@@ -194,7 +199,7 @@ def _critical_path(steps: Sequence[_Step]) -> list[_Step]:
     return path
 
 
-def _largest(trace: Trace, path: Sequence[_Step], ended_ns: int) -> tuple[Cause, str]:
+def _largest(trace: Trace, path: Sequence[Step], ended_ns: int) -> tuple[Cause, str]:
     """The largest cause and its description; for a late request, the largest part beyond its predictable time."""
     parts = [(step, step.parts()) for step in path]
     totals = {cause: sum(each.get(cause, 0) for _, each in parts) for cause in Cause}
@@ -251,7 +256,7 @@ def _reason(trace: Trace) -> str:
     return trace.reason or ("" if trace.outcome is None else _REASONS.get(trace.outcome, ""))
 
 
-def _stage_trace(step: _Step, stages: Sequence[StageConfig]) -> StageTrace:
+def _stage_trace(step: Step, stages: Sequence[StageConfig]) -> StageTrace:
     run, member, batch = step.run, step.member, step.run.batch
     return StageTrace(
         stages[member.stage].name,

@@ -35,9 +35,12 @@ class Histogram:
 
 
 class PipelineMeter:
-    """The counts of one pipeline; `stages` are the names of its stages."""
+    """The counts of one pipeline; `stages` are the names of its stages.
 
-    __slots__ = ("cost", "duration", "outcomes", "stage_rows", "stages")
+    `exemplars` are the durations and trace ids of the latest traced requests, by the index of the bucket of `duration`.
+    """
+
+    __slots__ = ("cost", "duration", "exemplars", "outcomes", "stage_rows", "stages")
 
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = stages
@@ -45,12 +48,18 @@ class PipelineMeter:
         self.cost = 0.0
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.duration = Histogram(DURATION_BOUNDS_NS)
+        self.exemplars: dict[int, tuple[int, str]] = {}
 
     def request_ended(self, outcome: Outcome, duration_ns: int) -> None:
         """Count an outcome, and the duration of a request that was answered."""
         self.outcomes[outcome] += 1
         if outcome in ANSWERED:
             self.duration.observe(duration_ns)
+
+    def note_exemplar(self, outcome: Outcome, duration_ns: int, trace_id: str) -> None:
+        """Keep a traced request that was answered as the example of its duration."""
+        if outcome in ANSWERED:
+            self.exemplars[bisect_left(DURATION_BOUNDS_NS, duration_ns)] = duration_ns, trace_id
 
     def stage_ran(self, stage: int, rows: int, cost: float = 0.0) -> None:
         """Count the rows of stage number `stage`, and their cost."""

@@ -9,6 +9,7 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.request_ids import server_id
+from sluice.gateway.observability.trace_context import NO_TRACE, SpanRef, TraceContext, batch_span_id
 from sluice.models.errors import NotFoundError
 
 
@@ -17,7 +18,7 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
 
     `free_ns` is when its worker was free for it, `expected_ns` when that was expected. `failed` is the reason of a
     batch without a result ("" otherwise), which has no times of the worker. `cost` is the cost of its time in the
-    backend.
+    backend. `traced` are the spans of those of its requests whose spans are exported.
     """
 
     batch: DispatchBatch
@@ -29,6 +30,7 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     reported_ns: int = 0
     cost: float = 0.0
     failed: str = ""
+    traced: tuple[SpanRef, ...] = ()
 
     @property
     def startable_ns(self) -> int:
@@ -53,7 +55,8 @@ class Trace(msgspec.Struct, eq=False, gc=False):
 
     `client_id` is the id that the client gave. `outcome` is None and `ended_ns` 0 while the request is in flight.
     `queue_ns` is the time that its stages waited until only the hand-off kept them from starting, summed over its runs
-    without a failure.
+    without a failure. `context` is the trace that the request belongs to, and `span_id` the id of its span, 0 if its
+    spans are not exported.
     """
 
     client_id: str
@@ -65,11 +68,23 @@ class Trace(msgspec.Struct, eq=False, gc=False):
     reason: str = ""
     ended_ns: int = 0
     queue_ns: int = 0
+    context: TraceContext = NO_TRACE
+    span_id: int = 0
 
     @property
     def id(self) -> str:
         """The request's id: the client's, else one made of its number."""
         return self.client_id or server_id(self.arrival.request)
+
+    def context_in(self, batch: int, stage: int) -> TraceContext:
+        """The context for what is called while a stage of the request is in a batch; NO_TRACE without a trace.
+
+        Its parent is the span of the stage in the batch, or the client's if the request's spans are not exported.
+        """
+        context = self.context
+        if not self.span_id:
+            return context if context.trace_id else NO_TRACE
+        return TraceContext(context.trace_id, f"{batch_span_id(self.span_id, batch, stage):016x}", True, context.state)
 
     @property
     def is_pipeline(self) -> bool:

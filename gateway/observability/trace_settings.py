@@ -2,11 +2,12 @@
 
 import logging
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from sluice.gateway.config.tracing import LEAST, MAX_NUMBER, TraceFileSettings, TraceLevel
+from sluice.gateway.config.tracing import MAX_NUMBER, TraceFileSettings, TraceLevel, TraceMode
 from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.trace_context import new_context, new_span_id
 from sluice.gateway.observability.trace_file import TraceFile
 from sluice.models.errors import RequestError, UnsupportedRequest
 from sluice.models.units import NS_PER_S
@@ -33,7 +34,7 @@ class _Sampler:
 
     def takes(self) -> bool:
         """True if the next request is traced."""
-        if not self.on or not self.left:
+        if not self.on or not self.left or not self.rate:
             return False
         self.seen += 1
         if self.seen < self.rate:
@@ -47,23 +48,28 @@ class _Sampler:
 class TraceSettings:
     """The trace settings for all requests, and the deviating ones of single models or pipelines.
 
-    A change restarts the counts of `trace_rate` and `trace_count`.
+    A change restarts the counts of `trace_rate` and `trace_count`. In mode opentelemetry, `export` gets each traced
+    request that has its outcome.
     """
 
-    def __init__(self, start: TraceFileSettings, names: Container[str]) -> None:
+    def __init__(
+        self, start: TraceFileSettings, names: Container[str], export: Callable[[Trace], None] | None = None
+    ) -> None:
         self._names = names
+        self._start = start
+        self._export = export
         self._file = TraceFile(start.file, start.max_bytes, start.max_files) if start.file else None
         self._retry_ns = 0
         """The time from which a file that could not be written is tried again; 0 if it could be written."""
         self._lost = 0
         """The requests that were not written since."""
         self._defaults: dict[str, Any] = {
-            "trace_level": [start.level.value],
+            "trace_level": [start.start_level.value],
             "trace_rate": str(start.rate),
             "trace_count": str(start.count),
             "log_frequency": str(start.log_frequency),
             "trace_file": start.file,
-            "trace_mode": "triton",
+            "trace_mode": start.mode.value,
         }
         self._changes: dict[str, dict[str, Any]] = {"": {}}
         self._samplers: dict[str, _Sampler] = {}
@@ -71,8 +77,13 @@ class TraceSettings:
 
     @property
     def available(self) -> bool:
-        """True if there is a trace file."""
-        return self._file is not None
+        """True if there is a trace file, or a collector."""
+        return self._file is not None or self.has_spans
+
+    @property
+    def has_spans(self) -> bool:
+        """True in mode opentelemetry."""
+        return self._start.mode is TraceMode.OPENTELEMETRY
 
     def get(self, model: str = "") -> dict[str, Any]:
         """The settings for a model, or those for all: strings, except the level, which is a list.
@@ -92,15 +103,32 @@ class TraceSettings:
         self._changes[model] = {name: value for name, value in merged.items() if value is not None}
         self._reset_samplers()
 
+    def began(self, trace: Trace) -> None:
+        """Decide, in mode opentelemetry, whether the spans of a request are exported.
+
+        Its client decides if it has sent a trace context; otherwise it may be the request's turn. A call of a model
+        belongs to the trace of the request that makes it, or to none.
+        """
+        context = trace.context
+        if not context.trace_id and trace.arrival.is_call:
+            return
+        sampler = self._sampler(trace)
+        if context.trace_id:
+            if context.sampled and sampler.on:
+                trace.span_id = new_span_id()
+        elif sampler.takes():
+            trace.context, trace.span_id = new_context(context.transport), new_span_id()
+
     def ended(self, trace: Trace) -> None:
-        """Write a request that has its outcome to the trace file, if it is its turn.
+        """Export the spans of a traced request that has its outcome, or write it to the trace file if it is its turn.
 
         A file that cannot be written is tried again every RETRY_NS.
         """
+        if trace.span_id and self._export is not None:
+            self._export(trace)
         if self._file is None:
             return
-        name = trace.arrival.pipeline.rpartition(":")[0]
-        sampler = self._samplers.get(name) or self._samplers[""]
+        sampler = self._sampler(trace)
         if not sampler.takes():
             return
         if trace.ended_ns < self._retry_ns:
@@ -119,6 +147,9 @@ class TraceSettings:
             logger.warning("the trace file is written again; the traces of %d requests are lost", self._lost)
             self._retry_ns = self._lost = 0
 
+    def _sampler(self, trace: Trace) -> _Sampler:
+        return self._samplers.get(trace.arrival.pipeline.rpartition(":")[0]) or self._samplers[""]
+
     def _reset_samplers(self) -> None:
         self._samplers = {model: _Sampler(self.get(model)) for model in self._changes}
 
@@ -135,7 +166,9 @@ class TraceSettings:
             raise UnsupportedRequest("trace mode can not be updated through network protocol")
         if value is None:
             return None
-        return self._check_level(value) if name == "trace_level" else _check_number(name, value)
+        if name == "trace_level":
+            return self._check_level(value)
+        return _check_number(name, value, self._start.least(name))
 
     def _check_level(self, value: object) -> list[str]:
         levels = [value] if isinstance(value, str) else value
@@ -150,10 +183,10 @@ class TraceSettings:
         return [TraceLevel.TIMESTAMPS.value]
 
 
-def _check_number(name: str, value: object) -> str:
+def _check_number(name: str, value: object, least: int) -> str:
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not _NUMBER.fullmatch(text) or not LEAST[name] <= int(text) <= MAX_NUMBER:
+    if not _NUMBER.fullmatch(text) or not least <= int(text) <= MAX_NUMBER:
         raise RequestError(
-            f"trace setting '{name}' must be a whole number from {LEAST[name]} to {MAX_NUMBER}, got {value!r:.80}"
+            f"trace setting '{name}' must be a whole number from {least} to {MAX_NUMBER}, got {value!r:.80}"
         )
     return str(int(text))

@@ -8,15 +8,23 @@ from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRe
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.trace import BatchTrace
+from sluice.gateway.observability.trace_context import SpanRef, batch_span_id
 from sluice.gateway.runtime.submission import Submission
 
 logger = logging.getLogger(__name__)
 
+MOST_TRACED = 64
+"""The spans that a batch knows; each of its requests is linked to the others."""
+
 
 class BatchLog:
-    """Keeps batches until they end. `price` gives the present cost of a nanosecond of a partition."""
+    """Keeps batches until they end. `price` gives the present cost of a nanosecond of a partition.
+
+    With `notes_traced`, a batch knows the spans of its requests that are exported.
+    """
 
     def __init__(self, meters: Meters, price: Callable[[str], float]) -> None:
+        self.notes_traced = False
         self._meters = meters
         self._price = price
         self._batches: dict[int, tuple[BatchTrace, Sequence[Submission], float]] = {}
@@ -34,6 +42,8 @@ class BatchLog:
         """Count a batch, and add it to the traces of its requests; a revoked batch leaves no trace."""
         run, opened, price = self._batches.pop(event.batch)
         run.reported_ns = now_ns
+        if self.notes_traced:
+            run.traced = _traced(run.batch, opened)
         if isinstance(event, BatchCompleted):
             self._completed(run, opened, price, event)
         elif isinstance(event, BatchFailed):
@@ -70,6 +80,20 @@ class BatchLog:
                 ready_ns += since_ns
             trace.runs += (run,)
         self._meters.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
+
+
+def _traced(batch: DispatchBatch, opened: Sequence[Submission]) -> tuple[SpanRef, ...]:
+    """The spans of the requests of a batch whose spans are exported."""
+    refs: list[SpanRef] = []
+    for position, each in enumerate(opened):
+        trace = each.trace
+        if trace.span_id:
+            member = batch.members[position]
+            span_id = batch_span_id(trace.span_id, batch.batch, member.stage)
+            refs.append(SpanRef(trace.context.trace_id, span_id))
+            if len(refs) == MOST_TRACED:
+                break
+    return tuple(refs)
 
 
 def _has_run(run: BatchTrace, member: Member) -> bool:

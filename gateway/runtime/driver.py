@@ -45,6 +45,7 @@ from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces, Trace
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
@@ -97,7 +98,8 @@ class Runtime:
 
     Any error while a decision is carried out is reported to the scheduler as a failed batch or combination. When the
     scheduler itself fails, all open requests are answered with an error and `failed` is set; when `observe` raises
-    OSError, it gets no more steps. `on_ended` gets each request that has its outcome.
+    OSError, it gets no more steps. `on_began` gets each request that is submitted, and `on_ended` each that has its
+    outcome.
 
     Without `build_plan` there are no plans. They are built in `planning`, which is shut down with the runtime: a thread
     of its own unless given.
@@ -116,6 +118,7 @@ class Runtime:
         trace_requests: int = TRACE_REQUESTS,
         build_plan: BuildPlans | None = None,
         planning: PlanExecutor | None = None,
+        on_began: Callable[[Trace], None] | None = None,
         on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -125,10 +128,12 @@ class Runtime:
         self._meters = metrics.meters
         self._inventory = inventory
         self._observe = observe
+        self._on_began = on_began
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, Submission] = {}
         self._runs = BatchLog(metrics.meters, lambda name: scheduler.dispatcher.fleet.partitions[name].price / NS_PER_S)
+        self._runs.notes_traced = on_began is not None
         self._stages = {pipeline.name: pipeline.stages for pipeline in scheduler.spec.pipelines}
         self.traces = RecentTraces(trace_requests)
         self._plans = PlanBuilding(build_plan, planning, self._enqueue)
@@ -193,13 +198,15 @@ class Runtime:
         client: str = "",
         received_ns: int = 0,
         shared: BatchOutputs | None = None,
+        trace: TraceContext = NO_TRACE,
     ) -> Submission:
         """Start a checked request; its tensors belong to the runtime until the future is done.
 
-        `pipeline` is `name:version`, `client` as in `RequestArrived`. The size of the stages' outputs is added to
-        `options.memory_bytes`. The request's time counts from `received_ns` (0: from the first `submit` since events
-        were last handled: what is read before they are handled again had come by then). Inputs that lie in shared
-        memory are given as `shared`, too: workers read them there, and they are released when nothing needs them.
+        `pipeline` is `name:version`, `client` as in `RequestArrived`, and `trace` is the trace that the client names.
+        The size of the stages' outputs is added to `options.memory_bytes`. The request's time counts from `received_ns`
+        (0: from the first `submit` since events were last handled: what is read before they are handled again had come
+        by then). Inputs that lie in shared memory are given as `shared`, too: workers read them there, and they are
+        released when nothing needs them.
         Raises RejectedError once the runtime is closed, and RequestError when the tensors alone exceed the memory that
         a pipeline may have.
         """
@@ -210,7 +217,7 @@ class Runtime:
         if len(self._arrivals) >= self._most_waiting:
             reason = f"the server is overloaded: {self._most_waiting} requests wait for their turn"
             full = Answer(Outcome.REJECTED_QUEUE_FULL, reason, retry_after_s=1)
-            return self._answer_at_once(pipeline, options, full, received_ns)
+            return self._answer_at_once(pipeline, options, full, received_ns, trace)
         request = self._next_request = self._next_request + 1
         input_bytes = options.memory_bytes
         memory_bytes = input_bytes + self._executor.admit(request, pipeline, inputs, options.rows, input_bytes, shared)
@@ -235,25 +242,37 @@ class Runtime:
             options.is_call,
             options.sequence,
         )
-        submission = self._opened(arrival, options.id, received_ns, options.parameters)
+        submission = self._opened(arrival, options.id, received_ns, trace, options.parameters)
         self._received_ns = read_ns
         self._enqueue(arrival)
         return submission
 
     def answer_from_cache(
-        self, pipeline: str, options: RequestOptions, outputs: Mapping[str, Tensor], now_ns: int
+        self,
+        pipeline: str,
+        options: RequestOptions,
+        outputs: Mapping[str, Tensor],
+        now_ns: int,
+        trace: TraceContext = NO_TRACE,
     ) -> Submission:
         """Answer a request that arrived at `now_ns` with cached outputs; the scheduler does not see it."""
         cached = Answer(Outcome.COMPLETED, _FROM_CACHE, outputs=outputs)
-        return self._answer_at_once(pipeline, options, cached, now_ns, counted=True)
+        return self._answer_at_once(pipeline, options, cached, now_ns, trace, counted=True)
 
     def _answer_at_once(
-        self, pipeline: str, options: RequestOptions, answer: Answer, arrived_ns: int, *, counted: bool = False
+        self,
+        pipeline: str,
+        options: RequestOptions,
+        answer: Answer,
+        arrived_ns: int,
+        trace: TraceContext,
+        *,
+        counted: bool = False,
     ) -> Submission:
         """Answer a request that the scheduler does not see."""
         request = self._next_request = self._next_request + 1
         arrival = RequestArrived(request, pipeline, options.rows, arrived_ns + options.budget_ns)
-        submission = self._opened(arrival, options.id, arrived_ns)
+        submission = self._opened(arrival, options.id, arrived_ns, trace)
         self._now_ns = self._clock()
         self._settle(request, answer, counted=counted)
         self._deliver()
@@ -268,10 +287,19 @@ class Runtime:
         return self._runs.has(request)
 
     def _opened(
-        self, arrival: RequestArrived, client_id: str, arrived_ns: int, parameters: str = NO_PARAMETERS
+        self,
+        arrival: RequestArrived,
+        client_id: str,
+        arrived_ns: int,
+        context: TraceContext,
+        parameters: str = NO_PARAMETERS,
     ) -> Submission:
         pipeline = arrival.pipeline
         trace = Trace(client_id, arrival, arrived_ns, self._stages[pipeline])
+        if context is not NO_TRACE:
+            trace.context = context
+        if self._on_began is not None:
+            self._on_began(trace)
         submission = Submission(arrival.request, self._loop, trace, self._meters.pipeline(pipeline), parameters)
         self._open[arrival.request] = submission
         self.traces.add(trace)
@@ -496,6 +524,8 @@ class Runtime:
         if answer.outcome is not _COMPLETED:
             self.traces.add_missed(trace)
         opened.meter.request_ended(answer.outcome, self._now_ns - trace.arrived_ns)
+        if trace.span_id:
+            opened.meter.note_exemplar(answer.outcome, self._now_ns - trace.arrived_ns, trace.context.trace_id)
         if answer.outcome is not _COMPLETED or (trace.is_pipeline and not counted):
             self._meters.statistics.request_ended(trace)
         if self._on_ended is not None:

@@ -20,6 +20,7 @@ from sluice.gateway.runtime.driver import Runtime
 from sluice.gateway.server.client_servers import ClientServers
 from sluice.gateway.server.reload import Reload
 from sluice.gateway.server.signals import ServerSignals, SignalActions
+from sluice.gateway.tracing.export import SpanExport
 from sluice.models.errors import PartitionError
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Server:
     client_servers: ClientServers
     reload: Reload
     deployer: Deployer
+    spans: SpanExport | None = None
     poll: Poll | None = None
     auto_resize: AutoResize | None = None
 
@@ -56,6 +58,8 @@ class Server:
         actions = SignalActions(stop.set, force.set, self.reload, reopen, _log_ignored)
         signals.attach(asyncio.get_running_loop(), actions)
         self.runtime.start()
+        if self.spans is not None:
+            self.spans.start()
         ends = self.client_servers
         await ends.grpc.start()
         if ends.metrics is not None:
@@ -144,7 +148,7 @@ class Server:
         if ends.metrics is not None:
             await ends.metrics.stop()
         await asyncio.gather(http, closing)
-        await self.executor.drain()
+        await asyncio.gather(self.executor.drain(), *([] if self.spans is None else [self.spans.stop()]))
 
 
 def _log_ignored(name: str) -> None:

@@ -18,6 +18,7 @@ from sluice.batcher.settings.initial_residency import InitialResidency, initial_
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
+from sluice.gateway.config.tracing import TraceMode
 from sluice.gateway.deployment.dependencies import DependencyGraph
 from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.known_sizes import KnownSizes
@@ -48,6 +49,7 @@ from sluice.gateway.observability.load_report import LoadReport
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.request_log import RequestLog
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.observability.trace_settings import TraceSettings
@@ -67,6 +69,7 @@ from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.response_cache import ResponseCache
 from sluice.gateway.tensors.stage_cache import StageCache
+from sluice.gateway.tracing.export import SpanExport
 from sluice.gateway.version import server_version
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
@@ -115,6 +118,7 @@ class Gateway:
     executor: MixedExecutor
     metrics: ServerMetrics
     trace_settings: TraceSettings
+    spans: SpanExport | None
     dataplane: LocalDataPlane
     repository: RepositoryApi
     deployer: Deployer
@@ -166,6 +170,7 @@ def build_server(
         ),
         reload=Reload(config, read_again or (lambda: config), poll),
         deployer=gateway.deployer,
+        spans=gateway.spans,
         poll=poll,
         auto_resize=gateway.auto_resize,
     )
@@ -231,6 +236,7 @@ def build_gateway(
         execution.executor,
         execution.metrics,
         execution.trace_settings,
+        execution.spans,
         dataplane,
         models,
         changes.deployer,
@@ -350,6 +356,7 @@ class _Execution:
     runtime: Runtime
     metrics: ServerMetrics
     trace_settings: TraceSettings
+    spans: SpanExport | None
     cache: ResponseCache | None
 
 
@@ -398,11 +405,15 @@ def _build_execution(
     metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
     if config.triton:
         metrics.include(executor.statistics)
-    trace_settings = TraceSettings(config.trace, state.registry)
     summaries = None
     if config.metrics_config.summary_latencies:
         summaries = LatencySummaries(config.metrics_config.quantiles, clock)
         metrics.include(summaries)
+    spans = None
+    if config.trace.mode is TraceMode.OPENTELEMETRY:
+        spans = SpanExport(config.trace.opentelemetry, server_version())
+        metrics.include(spans)
+    trace_settings = TraceSettings(config.trace, state.registry, None if spans is None else spans.export)
     runtime = Runtime(
         scheduler,
         executor,
@@ -413,24 +424,29 @@ def _build_execution(
         observe=None if journal is None else JournalWriter(journal, spec).record,
         trace_requests=config.trace_requests,
         build_plan=build_plan,
-        on_ended=_on_ended(trace_settings, summaries),
+        on_began=trace_settings.began if trace_settings.has_spans else None,
+        on_ended=_on_ended(config, trace_settings, summaries),
     )
     default_slo_ns = ms_to_ns(config.default_slo_ms)
     metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, lambda: runtime.headrooms))
-    return _Execution(executor, runtime, metrics, trace_settings, cache)
+    return _Execution(executor, runtime, metrics, trace_settings, spans, cache)
 
 
-def _on_ended(traces: TraceSettings, summaries: LatencySummaries | None) -> Callable[[Trace], None] | None:
-    """Gets each request that has its outcome; None where nothing is to be done with it."""
-    listeners = [traces.ended] if traces.available else []
+def _on_ended(
+    config: ServerConfig, traces: TraceSettings, summaries: LatencySummaries | None
+) -> Callable[[Trace], None] | None:
+    """The receiver of the requests that have their outcomes; None if there is none."""
+    receivers = [traces.ended] if traces.available else []
+    if config.request_log.is_on:
+        receivers.append(RequestLog(config.request_log).ended)
     if summaries is not None:
-        listeners.append(summaries.ended)
-    if len(listeners) < 2:
-        return listeners[0] if listeners else None
+        receivers.append(summaries.ended)
+    if len(receivers) < 2:
+        return receivers[0] if receivers else None
 
     def ended(trace: Trace) -> None:
-        for listener in listeners:
-            listener(trace)
+        for receive in receivers:
+            receive(trace)
 
     return ended
 

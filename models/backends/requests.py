@@ -25,7 +25,7 @@ class RequestPart(msgspec.Struct, frozen=True, array_like=True):
     """A request of a batch: its rows, the id that its client gave, and its parameters as a JSON object.
 
     `sequence` is its part in a sequence, None outside of sequences. `timeout_us` is the time that the client lets it
-    wait (0: no limit).
+    wait (0: no limit). `traceparent` and `tracestate` are the headers of its trace, "" without one.
     """
 
     rows: int
@@ -33,6 +33,8 @@ class RequestPart(msgspec.Struct, frozen=True, array_like=True):
     parameters: str = "{}"
     sequence: SequenceStep | None = None
     timeout_us: int = 0
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 class RequestFailure(msgspec.Struct, frozen=True, array_like=True):
@@ -67,7 +69,7 @@ class CallRequest(msgspec.Struct, frozen=True, array_like=True):
 
     `version` "" is the latest, and empty `outputs` ask for all. `timeout_us` bounds the time of the call (0: only by
     the time that is left to the caller). `parameters` is a JSON object. The inputs of a model that is to be loaded are
-    its files.
+    its files. `traceparent` and `tracestate` are the headers of the trace that the model says the call belongs to.
     """
 
     model: str
@@ -79,6 +81,8 @@ class CallRequest(msgspec.Struct, frozen=True, array_like=True):
     parameters: str = "{}"
     timeout_us: int = 0
     kind: CallKind = CallKind.INFER
+    traceparent: str = ""
+    tracestate: str = ""
 
 
 class CallResult(msgspec.Struct, frozen=True, array_like=True):

@@ -20,7 +20,7 @@ from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
 from sluice.gateway.config.tls import TlsSettings
-from sluice.gateway.config.tracing import TraceFileSettings
+from sluice.gateway.config.tracing import OtlpSettings, RequestLogSettings, TraceFileSettings
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.models.measuring.model_loading import ModelLoadingSettings
 from sluice.mps.partitions.balance import BalanceSettings
@@ -119,9 +119,11 @@ SERVER = Section(
         "allowed_hosts": "Names in the header `Host` that are [accepted](../operate/access.md#names) besides those of "
         'the server, `"*"` for all.',
         "cors": "Web pages that may ask for inference. See [below](#cors).",
-        "trace": "A file of traces in Triton's format. See [below](#trace).",
+        "trace": "Traces of requests: a file in Triton's format, or spans for a collector of OpenTelemetry. See "
+        "[below](#trace).",
         "trace_requests": "Recent requests that are remembered for [`sluice why`](../use/explain.md), and as many "
         "that were not answered in time.",
+        "request_log": "Slow and failed requests that get a line in the log. See [below](#request_log).",
         "drain_timeout_s": "Seconds for open requests to end when the server is stopped.",
     },
     defaults={
@@ -137,6 +139,7 @@ SERVER = Section(
         "cors": "see below",
         "trace": "see below",
         "metrics_config": "see below",
+        "request_log": "see below",
     },
 )
 
@@ -341,13 +344,48 @@ SECTIONS = (
         {
             "file": "A JSON array that is complete after every request; an existing file is overwritten.",
             "level": "`OFF` or `TIMESTAMPS`.",
-            "rate": "One of this many requests is traced.",
+            "rate": "One of this many requests is traced. In mode `opentelemetry` this is for requests whose clients "
+            "send no trace context; `0` is none of them.",
             "count": "Largest number of traced requests; `-1` for no bound.",
             "log_frequency": "Traces in a file, after which another file with a number begins; `0` for one file.",
             "max_bytes": "Size of a file; a full one gets a number, and another one begins. At least 65536.",
             "max_files": "Files that are kept, the latest; numbered ones of earlier servers count. At most 10000.",
+            "mode": "`triton` for a file, or `opentelemetry` for spans, which needs the extra `otel`.",
+            "opentelemetry": "The collector of mode `opentelemetry`. See [below](#traceopentelemetry).",
         },
-        "The initial trace settings of the protocol. Clients can change them, but only this setting names a file.",
+        "The initial trace settings of the protocol. Clients can change them, but only this setting names a file or a "
+        "collector. See [tracing](../operate/tracing.md).",
+        defaults={
+            "level": "`OFF`; in mode `opentelemetry` `TIMESTAMPS`",
+            "opentelemetry": "see below",
+        },
+    ),
+    Section(
+        "trace.opentelemetry",
+        OtlpSettings,
+        {
+            "endpoint": "URL of the collector, such as `http://localhost:4318`.",
+            "protocol": "`http/protobuf` or `grpc`.",
+            "headers": "Headers of each export, such as a key for the collector.",
+            "resource": "Attributes of the server, such as `service.name`.",
+            "queue_spans": "Spans that may wait for the collector; further ones are dropped and counted.",
+        },
+        "What is left out is as the variables `OTEL_*` of the environment say "
+        "([tracing](../operate/tracing.md#the-collector)).",
+        defaults={
+            "endpoint": "`http://localhost:4318`, over gRPC `http://localhost:4317`",
+            "protocol": "`http/protobuf`",
+        },
+    ),
+    Section(
+        "request_log",
+        RequestLogSettings,
+        {
+            "slower_than_ms": "Requests that take longer are logged.",
+            "failed": "Requests without an answer are logged, unless their client has left.",
+            "lines_per_s": "The most lines in a second; the next line says how many were left out.",
+        },
+        "Each line has the fields of `sluice why` ([tracing](../operate/tracing.md#the-request-log)).",
     ),
     Section(
         "metrics_config",
@@ -605,5 +643,6 @@ allowed_hosts: [models.example]
 cors: {origins: ["https://app.example"]}
 trace: {file: traces.json, rate: 100}
 trace_requests: 50000
+request_log: {slower_than_ms: 500, failed: true}
 drain_timeout_s: 10
 ```"""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from sluice.batcher.interface.config import ConfidenceSpec
 from sluice.batcher.interface.decisions import DispatchBatch
@@ -14,6 +15,7 @@ from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
 from sluice.gateway.executors.triton.memory import TritonMemory
 from sluice.gateway.executors.triton.models import TritonModels
 from sluice.gateway.executors.triton.wire import EncodedInfer, decode_batch, encode_for
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Tensor
 from sluice.gateway.tensors.assembly import Assembly
 from sluice.gateway.tensors.request_tensors import BatchOutputs
@@ -25,6 +27,27 @@ from sluice.models.tensors.arrays import WireBytes
 from sluice.models.units import NS_PER_S
 
 logger = logging.getLogger(__name__)
+
+
+class TracedRequest(Protocol):
+    """The record of a request (see `Trace`)."""
+
+    def context_in(self, batch: int, stage: int) -> TraceContext:
+        """The context of its trace for what is called while a stage of it is in a batch."""
+        ...
+
+
+class TracedSubmission(Protocol):
+    """A request that has no outcome yet (see `Submission`)."""
+
+    @property
+    def trace(self) -> TracedRequest:
+        """Its record."""
+        ...
+
+
+RequestLookup = Callable[[int], TracedSubmission | None]
+"""Finds a request that has no outcome yet by its number."""
 
 
 class TritonBatches:
@@ -59,6 +82,8 @@ class TritonBatches:
         self._calls: set[asyncio.Task[None]] = set()
         self._free_ns = 0
         self.answered = 0
+        self.submission: RequestLookup = _no_submission
+        """Knows the requests of batches, whose traces go along."""
         self._report: EventSink
 
     def start(self, report: EventSink) -> None:
@@ -103,7 +128,7 @@ class TritonBatches:
         except BaseException:
             self._assembly.abandon(batch.batch)
             raise
-        task = asyncio.get_running_loop().create_task(self._run(batch, sent))
+        task = asyncio.get_running_loop().create_task(self._run(batch, sent, self._trace(batch)))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         self._running[batch.batch] = batch, task, sent
@@ -119,12 +144,21 @@ class TritonBatches:
         self._assembly.abandon(batch)
         self._report(BatchRevoked(batch))
 
-    async def _run(self, batch: DispatchBatch, sent: EncodedInfer) -> None:
+    def _trace(self, batch: DispatchBatch) -> TraceContext:
+        """The trace of the first request of a batch that is in one: a call can be in one only."""
+        for member in batch.members:
+            if (submission := self.submission(member.request)) is not None:
+                trace = submission.trace.context_in(batch.batch, member.stage)
+                if trace.trace_id:
+                    return trace
+        return NO_TRACE
+
+    async def _run(self, batch: DispatchBatch, sent: EncodedInfer, trace: TraceContext) -> None:
         sent_ns = self._clock()
         limit_s = LATENCY_FACTOR * self._models.tables[batch.model].latency_ns(batch.rows) / NS_PER_S
         free = True
         try:
-            answer = await self._client.infer(sent.message, max(self._timeout_s, limit_s), sent.http)
+            answer = await self._client.infer(sent.message, max(self._timeout_s, limit_s), sent.http, trace)
             if batch.batch in self._running:
                 self._complete(batch, sent_ns, answer, sent)
                 free = False  # with the last of the outputs
@@ -174,6 +208,11 @@ class TritonBatches:
         if self._running.pop(batch.batch, None) is not None:
             self._assembly.abandon(batch.batch)
             self._report(BatchFailed(batch.batch, cause, f"{batch.model}: {reason}"))
+
+
+def _no_submission(request: int) -> TracedSubmission | None:
+    del request
+    return None
 
 
 def _confidences(tensors: Mapping[str, Tensor], wanted: ConfidenceSpec) -> tuple[float, ...]:

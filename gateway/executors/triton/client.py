@@ -8,8 +8,9 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost, meaning
-from sluice.gateway.executors.triton.http import TritonHttp
+from sluice.gateway.executors.triton.http import TritonHttp, with_headers
 from sluice.gateway.executors.triton.statistics import ModelCounts
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.models.errors import BackendFailed, ServingError
 from sluice.models.spec import ModelSpec
 
@@ -44,12 +45,18 @@ class TritonClient:
         # Bytes both ways: see `triton_wire`.
         self._infer = self._channel.unary_unary(_INFER, request_serializer=None, response_deserializer=None)
 
-    async def infer(self, message: bytes, timeout_s: float, by_http: bytes = b"") -> bytes:
-        """Run a batch: a ModelInferRequest, answered by a ModelInferResponse, or the same as a request over HTTP."""
+    async def infer(
+        self, message: bytes, timeout_s: float, by_http: bytes = b"", trace: TraceContext = NO_TRACE
+    ) -> bytes:
+        """Run a batch: a ModelInferRequest, answered by a ModelInferResponse, or the same as a request over HTTP.
+
+        The headers of `trace`, if there is one, go along.
+        """
+        headers = _headers(trace) if trace.trace_id else ()
         if by_http and self._http is not None:
-            return await self._http.infer(by_http, timeout_s)
+            return await self._http.infer(with_headers(by_http, headers) if headers else by_http, timeout_s)
         try:
-            answer: bytes = await self._infer(message, timeout=timeout_s)
+            answer: bytes = await self._infer(message, timeout=timeout_s, metadata=headers or None)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise ServerLost(f"no answer within {timeout_s:g} s") from error
@@ -124,6 +131,11 @@ class TritonClient:
         if self._http is not None:
             self._http.close()
         await self._channel.close(None)
+
+
+def _headers(trace: TraceContext) -> tuple[tuple[str, str], ...]:
+    state = (("tracestate", trace.state),) if trace.state else ()
+    return (("traceparent", trace.traceparent), *state)
 
 
 async def _meant(call: Awaitable[_T]) -> _T:

@@ -1,7 +1,7 @@
 """Batches sent to a Triton server over HTTP/1.1, whose tensors lie in shared memory."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, cast
 
 import grpc
@@ -56,6 +56,12 @@ def encode_request(host: str, spec: ModelSpec, region: str, inputs: list[RegionR
     body = msgspec.json.encode({"inputs": given, "outputs": [parameters(each) for each in outputs]})
     head = f"POST /v2/models/{spec.name}/versions/{spec.version}/infer HTTP/1.1\r\nHost: {host}\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def with_headers(request: bytes, headers: Iterable[tuple[str, str]]) -> bytes:
+    """A request made by `encode_request`, with further headers."""
+    line, end, rest = request.partition(b"\r\n")
+    return b"".join((line, end, *(f"{name}: {value}\r\n".encode() for name, value in headers), rest))
 
 
 def decode_answer(body: bytes) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -11,7 +11,7 @@ from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.triton.batches import TritonBatches
+from sluice.gateway.executors.triton.batches import RequestLookup, TritonBatches
 from sluice.gateway.executors.triton.client import TritonClient
 from sluice.gateway.executors.triton.errors import ServerLost
 from sluice.gateway.executors.triton.memory import TritonMemory
@@ -76,6 +76,10 @@ class TritonPartition:
         self._lost = asyncio.Event()
         self._serving: asyncio.Task[None]
         self._report: EventSink
+
+    def show_requests(self, submission: RequestLookup) -> None:
+        """Have batches carry the traces of the requests that `submission` knows."""
+        self._batches.submission = submission
 
     def start(self, report: EventSink) -> None:
         """Connect, and report the models that the server holds once it is ready."""

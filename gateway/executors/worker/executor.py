@@ -282,7 +282,11 @@ class WorkerExecutor:
                 arrival = submission.trace.arrival
                 timeout_us = (arrival.expires_ns - arrival.received_ns) // NS_PER_US if arrival.expires_ns else 0
                 client_id, parameters = submission.trace.client_id, submission.parameters
-                parts.append(RequestPart(member.rows, client_id, parameters, step, timeout_us))
+                trace = submission.trace.context_in(batch.batch, member.stage)
+                traceparent = trace.traceparent if trace.trace_id else ""
+                parts.append(
+                    RequestPart(member.rows, client_id, parameters, step, timeout_us, traceparent, trace.state)
+                )
         return tuple(parts)
 
     def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:

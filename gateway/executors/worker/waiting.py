@@ -6,6 +6,7 @@ from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import RequestArrived
+from sluice.gateway.observability.trace_context import TraceContext
 from sluice.models.backends.requests import CallRequest, CallResult, FailureCode
 
 MOST_WAITING = 256
@@ -22,6 +23,10 @@ class RequestRecord(Protocol):
 
     client_id: str
     arrival: RequestArrived
+
+    def context_in(self, batch: int, stage: int) -> TraceContext:
+        """The context of its trace for what is called while a stage of it is in a batch."""
+        ...
 
 
 class CallingSubmission(Protocol):

@@ -130,10 +130,18 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request, for the calls that belong to it."""
+    """The trace of a request, for the calls that belong to it, from the headers of its context in OpenTelemetry."""
 
-    def get_context(self) -> None:
-        """None: requests have no context of OpenTelemetry."""
+    def __init__(self, traceparent: str = "", tracestate: str = "") -> None:
+        self._traceparent = traceparent
+        self._tracestate = tracestate
+
+    def get_context(self) -> str | None:
+        """The headers as a JSON object, for propagators of OpenTelemetry; None for a request without a trace."""
+        if not self._traceparent:
+            return None
+        state = {"tracestate": self._tracestate} if self._tracestate else {}
+        return json.dumps({"traceparent": self._traceparent, **state})
 
 
 class InferenceRequest:
@@ -248,6 +256,8 @@ class InferenceRequest:
             self._request_id,
             self._call_parameters(),
             self._timeout,
+            traceparent=self._trace._traceparent,
+            tracestate=self._trace._tracestate,
         )
 
     def _call_parameters(self) -> str:
@@ -572,6 +582,8 @@ class TritonModel:
         identity, flags = 0 if part.sequence is None else part.sequence.id, _flags(part.sequence)
         request = InferenceRequest(part.id, identity, tensors, self._names, flags=flags, timeout=part.timeout_us)
         request._parameters = part.parameters  # it is JSON already
+        if part.traceparent:
+            request._trace = InferenceTrace(part.traceparent, part.tracestate)
         return request
 
     def _await(self, answers: Awaitable[Any]) -> Any:

@@ -30,8 +30,10 @@ from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.openmetrics import TEXT
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import RecentTraces, Trace
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
@@ -59,6 +61,7 @@ class InstantRuntime:
     def __init__(self) -> None:
         self.submitted: list[dict[str, Any]] = []
         self.shared: list[BatchOutputs | None] = []
+        self.contexts: list[TraceContext] = []
         self.cancelled: list[int] = []
         self.traces = RecentTraces(8)
         self.arrived = asyncio.Event()
@@ -77,6 +80,7 @@ class InstantRuntime:
         client: str = "",
         received_ns: int = 0,
         shared: BatchOutputs | None = None,
+        trace: TraceContext = NO_TRACE,
     ) -> Submission:
         deadline_ns = ARRIVED_NS + options.budget_ns
         self.submitted.append(
@@ -95,6 +99,7 @@ class InstantRuntime:
             }
         )
         self.shared.append(shared)
+        self.contexts.append(trace)
         self.arrived.set()
         answer = self.answer or Answer(Outcome.COMPLETED, "", 0, dict(inputs), self._released)
         arrival = RequestArrived(
@@ -106,10 +111,10 @@ class InstantRuntime:
             options.memory_bytes,
             options.max_cost,
         )
-        trace = Trace(options.id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
-        trace.outcome, trace.reason, trace.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
-        self.traces.add(trace)
-        submission = Submission(arrival.request, asyncio.get_running_loop(), trace, PipelineMeter(["only"]))
+        record = Trace(options.id, arrival, ARRIVED_NS, (StageConfig("only", pipeline),))
+        record.outcome, record.reason, record.ended_ns = answer.outcome, answer.reason, ARRIVED_NS
+        self.traces.add(record)
+        submission = Submission(arrival.request, asyncio.get_running_loop(), record, PipelineMeter(["only"]))
         if self.hold:
             self._held.append((submission, answer))
         else:
@@ -133,8 +138,8 @@ class InstantRuntime:
 
 
 class Exposition:
-    async def scrape(self) -> list[bytes]:
-        return [b"sluice_requests_total", b" 3\n"]
+    async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
+        return [b"sluice_requests_total", b" 3\n"], TEXT
 
 
 class InstantGateway(NamedTuple):

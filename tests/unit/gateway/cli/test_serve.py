@@ -108,3 +108,51 @@ def test_a_wrong_value_of_a_variable_is_refused(
         status = int(str(left.code))
     assert status == 2
     assert reason in capsys.readouterr().err
+
+
+TRACE_CONFIG = [
+    "mode=opentelemetry",
+    "rate=0",
+    "count=5",
+    "level=TIMESTAMPS",
+    "opentelemetry,url=collector:4318/v1/traces",
+    "opentelemetry,resource=service.name=mine",
+    "opentelemetry,resource=note=a=b",
+    "opentelemetry,bsp_max_queue_size=100",
+]
+
+
+def test_traces_are_configured_as_those_of_triton(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").mkdir()
+    options = [word for entry in TRACE_CONFIG for word in ("--trace-config", entry)]
+    given = {name: each["value"] for name, each in shown([str(tmp_path / "a"), *options], capsys).items()}
+    assert {name: value for name, value in given.items() if name.startswith("trace.")}.items() >= {
+        "trace.mode": "opentelemetry",
+        "trace.rate": 0,
+        "trace.count": 5,
+        "trace.level": "TIMESTAMPS",
+        "trace.opentelemetry.endpoint": "http://collector:4318/v1/traces",
+        "trace.opentelemetry.resource.service.name": "mine",
+        "trace.opentelemetry.resource.note": "a=b",
+        "trace.opentelemetry.queue_spans": 100,
+    }.items()
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("mode", "expected KEY=VALUE or MODE,KEY=VALUE, got 'mode'"),
+        ("rate=often", "rate: expected a whole number, got 'often'"),
+        ("opentelemetry,resource=name", "opentelemetry,resource: expected KEY=VALUE, got 'name'"),
+        ("triton,url=a", "expected one of mode, level, rate, count, triton,file, triton,log-frequency, "),
+    ],
+)
+def test_a_wrong_setting_of_traces_is_refused(entry: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "mlp.onnx", "--trace-config", entry]) == 2
+    assert f"--trace-config: {problem}" in capsys.readouterr().err
+
+
+def test_headers_for_a_collector_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text("trace: {mode: opentelemetry, opentelemetry: {headers: {x-key: secret}}}")
+    assert shown(["--config", str(file)], capsys)["trace.opentelemetry.headers.x-key"]["value"] == "********"

@@ -151,8 +151,8 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
             "metrics_config, front_ends, partitions, strict, strict_readiness, resize, batch_timeout_s, quarantine, "
             "spare_worker, model_loading, triton, max_body_bytes, front_door, allow_client_shm, client_shm_prefix, "
             "allow_upload, cache_bytes, statuses, tls, restricted, open_groups, allowed_hosts, cors, trace, "
-            "trace_requests, client_key, default_model, json_nan, drain_timeout_s, policy, max_batch_size, models, "
-            "default_slo_ms, network_ms, late, percentile, residency, prices",
+            "trace_requests, request_log, client_key, default_model, json_nan, drain_timeout_s, policy, "
+            "max_batch_size, models, default_slo_ms, network_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",
@@ -182,6 +182,22 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         ("trace: {level: TIMESTAMPS}", "trace: expected a file for level TIMESTAMPS"),
         ("cache_bytes: -1", "cache_bytes: expected at least 0, got -1"),
         ("trace: {rate: 0}", "trace: expected a rate from 1 to 2147483647"),
+        ("trace: {mode: opentelemetry, rate: -1}", "trace: expected a rate from 0 to 2147483647"),
+        ("trace: {mode: opentelemetry, file: a}", "trace: expected no file in mode opentelemetry, got 'a'"),
+        (
+            "trace: {opentelemetry: {protocol: grpc}}",
+            "trace: expected mode: opentelemetry for the settings of a collector, got mode triton",
+        ),
+        (
+            "trace: {mode: opentelemetry, opentelemetry: {endpoint: 'collector:4317'}}",
+            "trace.opentelemetry: endpoint: expected a URL such as http://localhost:4318, got 'collector:4317'",
+        ),
+        ("trace: {opentelemetry: {queue_spans: 0}}", "trace.opentelemetry: queue_spans: expected 1 to 1000000, got 0"),
+        (
+            "request_log: {slower_than_ms: -1}",
+            "request_log: slower_than_ms: expected a finite number of at least 0, got -1",
+        ),
+        ("request_log: {lines_per_s: 0}", "request_log: lines_per_s: expected 1 to 1000, got 0"),
         (
             "models: {mlp: {policy: {delay: 1}}}",
             "models.mlp.policy: Object contains unknown field `delay`; expected name, objective",

@@ -172,3 +172,59 @@ def test_answers_depend_neither_on_earlier_requests_nor_on_the_pieces_in_which_t
         return replies + [comparable(await client.reply()) for _ in range(open_requests)]
 
     assert talk(gateway(), conversation) == [alone(number) for number, _ in sent]
+
+
+def traceparent(number: int, flags: str = "01") -> str:
+    return f"00-{number:032x}-{number:016x}-{flags}"
+
+
+def test_a_head_that_differs_in_the_ids_of_its_trace_is_not_parsed_again(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        client.send(request([1, 2], traceparent=traceparent(1), tracestate="a=b"))
+        await client.reply()
+        connection: Any = client.connection
+        connection.parser = None
+        for number in (2, 3):
+            client.send(request([3, 4], traceparent=traceparent(number, "00"), tracestate="a=b"))
+            assert values(await client.reply()) == [3, 4]
+
+    talk(served, conversation)
+    assert [(each.trace_id, each.parent_id, each.sampled) for each in served.runtime.contexts] == [
+        (f"{number:032x}", f"{number:016x}", number == 1) for number in (1, 2, 3)
+    ]
+    assert {(each.state, each.transport) for each in served.runtime.contexts} == {("a=b", "http")}
+
+
+@pytest.mark.parametrize(
+    ("value", "trace_id"),
+    [
+        ("00-" + "0" * 32 + "-" + "1" * 16 + "-01", ""),
+        ("ff-" + "1" * 32 + "-" + "1" * 16 + "-01", ""),
+        ("00-" + "1" * 32 + "-" + "1" * 16 + "-0g", ""),
+        ("01-" + "1" * 32 + "-" + "1" * 16 + "-01", "1" * 32),
+        ("00-1\r\nx-sluice-explain: 1\r\nother: " + "1" * 21, ""),
+    ],
+)
+def test_other_values_of_that_length_are_read_as_any_head(served: InstantGateway, value: str, trace_id: str) -> None:
+    assert len(value) == 55
+
+    async def conversation(client: Client) -> None:
+        client.send(request([1, 2], traceparent=traceparent(1)))
+        await client.reply()
+        client.send(request([3, 4], traceparent=value))
+        reply = await client.reply()
+        assert values(reply) == [3, 4]
+        assert ("x-sluice-outcome" in reply.headers) is ("explain" in value)
+
+    talk(served, conversation)
+    assert served.runtime.contexts[1].trace_id == trace_id
+
+
+def test_two_traces_in_one_head_are_none(served: InstantGateway) -> None:
+    async def conversation(client: Client) -> None:
+        for number in (1, 2):
+            client.send(request([1, 2], traceparent=traceparent(number), Traceparent=traceparent(7)))
+            await client.reply()
+
+    talk(served, conversation)
+    assert [each.trace_id for each in served.runtime.contexts] == ["", ""]

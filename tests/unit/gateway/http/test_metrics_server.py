@@ -8,14 +8,16 @@ import pytest
 
 from sluice.gateway.http.metrics_server import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsServer
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.openmetrics import TEXT
 from sluice.models.errors import ConfigError
 
 TIMEOUT_S = 30
 
 
 class Exposition:
-    async def scrape(self) -> list[bytes]:
-        return [b"sluice_requests_total", b" 3\n"]
+    async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
+        assert not accept
+        return [b"sluice_requests_total", b" 3\n"], TEXT
 
 
 def answered(*sent: bytes) -> list[bytes]:

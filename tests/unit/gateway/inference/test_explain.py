@@ -101,6 +101,7 @@ def test_what_is_known_of_a_request_can_be_got_later(served: InstantGateway) -> 
         "stages": [],
         "cause": "queue",
         "sentence": reply.json["sentence"],
+        "trace_id": "",
     }
     reply = get(served, "/v2/sluice/requests/other")
     assert (reply.status, reply.json) == (

@@ -16,6 +16,7 @@ from sluice.gateway.inference.model_calls import MOST_DEPTH, ModelCalls
 from sluice.gateway.inference.response_stream import ResponseStream
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.trace import Trace
+from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import PendingAnswer
 from sluice.gateway.protocol.request_options import RequestOptions
@@ -58,16 +59,28 @@ class Plane(DataPlane):
         super().__init__(Served(), 1000, 0, SharedMemory(False, 0))
         self.submitted: list[tuple[Mapping[str, Tensor], RequestOptions, PendingAnswer]] = []
         self.cancelled: list[int] = []
+        self.traces: list[TraceContext] = []
 
     def submit(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> Submitted:
         pending = submission(100 + len(self.submitted))
         self.submitted.append((inputs, options, pending))
+        self.traces.append(trace)
         return pending
 
     def open_responses(
-        self, signature: Signature, inputs: Mapping[str, Tensor], options: RequestOptions, client: str = ""
+        self,
+        signature: Signature,
+        inputs: Mapping[str, Tensor],
+        options: RequestOptions,
+        client: str = "",
+        trace: TraceContext = NO_TRACE,
     ) -> ResponseStream:
         raise NotImplementedError
 

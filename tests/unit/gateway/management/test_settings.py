@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluice.batcher.interface.config import StageConfig
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.interface.outcome import Outcome
-from sluice.gateway.config.tracing import TraceFileSettings, TraceLevel
+from sluice.gateway.config.tracing import TraceFileSettings, TraceLevel, TraceMode
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import LogFormat, configure, log
 from sluice.gateway.observability.trace import BatchTrace, Trace
+from sluice.gateway.observability.trace_context import NO_TRACE, OVER_HTTP, TraceContext
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.models.errors import RequestError, UnsupportedRequest
 from sluice.models.units import NS_PER_S
@@ -285,6 +287,72 @@ def test_a_wrong_trace_setting_changes_nothing(
         traces.update("", {"trace_count": "5"} | changes)
     assert problem in str(caught.value)
     assert traces.get() == before
+
+
+def spans(rate: int = 0, count: int = -1) -> tuple[TraceSettings, list[Trace]]:
+    """Settings in mode opentelemetry, and the requests that are exported."""
+    exported: list[Trace] = []
+    start = TraceFileSettings(mode=TraceMode.OPENTELEMETRY, rate=rate, count=count)
+    return TraceSettings(start, ["m", "pair"], exported.append), exported
+
+
+def began(traces: TraceSettings, number: int, context: TraceContext = OVER_HTTP, *, is_call: bool = False) -> Trace:
+    trace = traced(number)
+    trace.arrival = msgspec.structs.replace(trace.arrival, is_call=is_call)
+    trace.context = context
+    traces.began(trace)
+    traces.ended(trace)
+    return trace
+
+
+SAMPLED = TraceContext("1" * 32, "2" * 16, True, "", "http")
+UNSAMPLED = msgspec.structs.replace(SAMPLED, sampled=False)
+
+
+def test_callers_decide_whether_their_traces_are_exported() -> None:
+    traces, exported = spans(rate=1)
+    assert began(traces, 1, SAMPLED).span_id != 0
+    assert began(traces, 2, UNSAMPLED).span_id == 0
+    assert [trace.id for trace in exported] == ["r1"]
+
+
+def test_the_rate_is_for_requests_without_a_context() -> None:
+    traces, exported = spans(rate=3, count=2)
+    for number in range(1, 13):
+        began(traces, number)
+    assert [trace.id for trace in exported] == ["r3", "r6"]
+    assert all(trace.context.trace_id and not trace.context.parent_id for trace in exported)
+    began(traces, 13, SAMPLED)
+    assert exported[-1].id == "r13"
+
+
+def test_rate_0_is_no_request_without_a_context() -> None:
+    traces, exported = spans()
+    began(traces, 1)
+    assert not exported
+    with pytest.raises(RequestError, match="'trace_rate' must be a whole number from 0 to 2147483647, got '-1'"):
+        traces.update("", {"trace_rate": "-1"})
+    traces.update("", {"trace_rate": "1"})
+    assert began(traces, 2).span_id
+
+
+def test_a_call_of_a_model_is_in_the_trace_of_its_caller_or_in_none() -> None:
+    traces, exported = spans(rate=1)
+    began(traces, 1, NO_TRACE, is_call=True)
+    assert not exported
+    began(traces, 2, SAMPLED, is_call=True)
+    assert len(exported) == 1
+
+
+def test_the_level_turns_all_off_and_models_have_levels_of_their_own() -> None:
+    traces, exported = spans(rate=1)
+    traces.update("m", {"trace_level": ["OFF"]})
+    began(traces, 1, SAMPLED)
+    began(traces, 2)
+    assert not exported
+    assert traces.get("m")["trace_level"] == ["OFF"]
+    assert traces.get()["trace_level"] == ["TIMESTAMPS"]
+    assert traces.get()["trace_mode"] == "opentelemetry"
 
 
 def test_tracing_needs_a_file_from_the_start() -> None:

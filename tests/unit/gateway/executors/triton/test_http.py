@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from sluice.gateway.executors.triton.errors import ModelLost, ServerLost
-from sluice.gateway.executors.triton.http import RegionRef, TritonHttp, decode_answer, encode_request
+from sluice.gateway.executors.triton.http import RegionRef, TritonHttp, decode_answer, encode_request, with_headers
 from sluice.models.errors import BackendFailed, BadTensor
 from tests.support.triton.fake_server import M
 
@@ -59,6 +59,13 @@ def test_a_request_says_where_the_tensors_lie() -> None:
         ],
         "outputs": [{"name": "y", "parameters": {**place, "shared_memory_offset": 64}}],
     }
+
+
+def test_headers_of_a_trace_follow_the_first_line() -> None:
+    request = with_headers(REQUEST, (("traceparent", "00-1"), ("tracestate", "a=b")))
+    line, *lines = request.split(b"\r\n")
+    assert lines[:2] == [b"traceparent: 00-1", b"tracestate: a=b"]
+    assert b"\r\n".join((line, *lines[2:])) == REQUEST
 
 
 def test_an_answer_tells_the_outputs() -> None:

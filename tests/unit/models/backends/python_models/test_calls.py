@@ -296,6 +296,24 @@ class TritonPythonModel:
     assert ran.outputs["y"].item() == 250_001
 
 
+def test_a_request_in_a_trace_gives_its_context_to_libraries_and_calls(tmp_path: Path) -> None:
+    text = """
+import json
+
+class TritonPythonModel:
+    def execute(self, requests):
+        traces = [json.loads(request.trace().get_context()) for request in requests]
+        assert traces == [{"traceparent": "00-1", "tracestate": "a=b"}, {"traceparent": "00-2"}]
+        call = pb_utils.InferenceRequest(model_name="m", inputs=[], trace=requests[1].trace())
+        assert (call._call().traceparent, call._call().tracestate) == ("00-2", "")
+        return [answer(x_of(request)) for request in requests]
+"""
+    backend = load(tmp_path, text)
+    parts = RequestPart(1, traceparent="00-1", tracestate="a=b"), RequestPart(1, traceparent="00-2")
+    (ran,) = backend.start(1, {"x": np.zeros((2, 1), np.float32)}, parts)
+    assert isinstance(ran, BatchRan)
+
+
 def test_the_end_of_a_process_ends_its_sequences_and_all_batches_that_wait(tmp_path: Path) -> None:
     config = CONFIG | {"sequence_batching": {}}
     text = f"""
