@@ -93,6 +93,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="least time between two readings of the machine for metrics (default 2000)",
     )
     add(
+        "--metrics-config",
+        action="append",
+        type=_metrics_setting,
+        metavar="NAME=VALUE",
+        help="a setting of Triton's metrics of latencies, such as summary_latencies=true (repeatable)",
+    )
+    add(
         "--partitions",
         type=_partitions,
         metavar="N",
@@ -194,6 +201,13 @@ def _partitions(text: str) -> int | str:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number or auto, got '{text:.80}'") from None
+
+
+def _metrics_setting(text: str) -> tuple[str, bool | str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got '{text:.80}'")
+    return name, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -384,6 +398,8 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
     for key, dest in _LISTS.items():
         override(getattr(options, dest), dest, key)
     override(options.cors_origin, "cors_origin", "cors", "origins")
+    for name, value in options.metrics_config or ():
+        override(value, "metrics_config", "metrics_config", name)
     for name in _SAME_NAME:
         override(getattr(options, name), name, name)
     if repositories := [place for place in options.files if _is_repository(place)]:

@@ -13,6 +13,7 @@ from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, c
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.json_rules import JsonNan, JsonRules
+from sluice.gateway.config.metrics_settings import MetricsSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -86,6 +87,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     grpc_server: GrpcServerKind = GrpcServerKind.SLUICE
     metrics_port: int | None = None
     metrics_interval_ms: float = 2000
+    metrics_config: MetricsSettings = MetricsSettings()
     front_ends: int | Literal["auto"] = 0
     partitions: int | Literal["auto"] | tuple[Partition, ...] | None = None
     strict: bool = False

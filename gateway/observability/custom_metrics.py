@@ -108,7 +108,7 @@ def _group(name: str, family: _Family) -> Group:
 def _text(name: str, family: _Family, labels: _Labels, series: _Series) -> str:
     if family.kind is not MetricKind.HISTOGRAM:
         return f"{name}{_labels(labels)} {_number(series.value)}\n"
-    limits = [*map(_number, family.buckets), "+Inf"]
+    limits = [*(repr(float(bound)) for bound in family.buckets), "+Inf"]
     buckets = [
         f"{name}_bucket{_labels((*labels, ('le', limit)))} {count}\n"
         for limit, count in zip(limits, accumulate(series.counts), strict=True)

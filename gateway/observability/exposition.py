@@ -1,7 +1,10 @@
-"""The text format of Prometheus, written in small steps, so that a scrape never keeps the event loop for long."""
+"""The text formats of Prometheus and OpenMetrics, written in small steps: no scrape keeps the event loop for long.
+
+Source of the latter: https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
 from time import perf_counter_ns
@@ -15,7 +18,11 @@ CHUNK_TEXTS = 64
 """The texts that are put together in one step."""
 KEPT_LABELS = 1 << 14
 """The labels that are kept as text from one scrape to the next."""
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+END = b"# EOF\n"
+"""The last line of OpenMetrics."""
+Exemplars = Mapping[int, tuple[int, str]]
+"""A value and a trace id, by the index of a bucket."""
+NO_EXEMPLARS: Exemplars = {}
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
 
@@ -30,8 +37,21 @@ class ExposedMetric(NamedTuple):
 
     @property
     def header(self) -> str:
-        """The lines before the samples."""
+        """The lines before the samples in the text format."""
         return f"# HELP {self.name} {escaped(self.help)}\n# TYPE {self.name} {self.kind}\n"
+
+    @property
+    def openmetrics_header(self) -> str:
+        """The lines before the samples in OpenMetrics, where a family of counters is named without `_total`.
+
+        A counter whose samples do not end in that, as those of Triton, has no type there that it could have.
+        """
+        name, kind = self.name, str(self.kind)
+        if kind == "counter":
+            name = name.removesuffix("_total")
+            kind = "unknown" if name == self.name else kind
+        text = escaped(self.help, quotes=True)
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
     def sample(self, values: tuple[str, ...], value: float) -> str:
         """The line of one sample, with a value for each label."""
@@ -54,15 +74,22 @@ class HistogramText:
 
     def __init__(self, family: ExposedMetric, bounds: Sequence[int], unit: int = 1) -> None:
         name = family.name
-        limits = [*(f"{bound / unit:g}" for bound in bounds), "+Inf"]
-        lines = [f'{name}_bucket{{\0,le="{limit}"}} %d.0\n' for limit in limits]
-        self._lines = "".join([*lines, f"{name}_count{{\0}} %d.0\n", f"{name}_sum{{\0}} %r\n"])
+        limits = [*(repr(bound / unit) for bound in bounds), "+Inf"]
+        self._buckets = [f'{name}_bucket{{\0,le="{limit}"}} %d.0' for limit in limits]
+        self._lines = "\n".join([*self._buckets, f"{name}_count{{\0}} %d.0", f"{name}_sum{{\0}} %r", ""])
         self._unit = unit
 
-    def text(self, labels: str, counts: Sequence[int], total: int) -> str:
-        """The lines of one histogram; `labels` are as in `pairs`, `counts` are by bucket and not accumulated."""
+    def text(self, labels: str, counts: Sequence[int], total: int, exemplars: Exemplars = NO_EXEMPLARS) -> str:
+        """The lines of one histogram; `labels` are as in `pairs`, `counts` are by bucket and not accumulated.
+
+        Exemplars are only for OpenMetrics; their values are in the unit of the bounds.
+        """
         ascending = tuple(accumulate(counts))
-        return (self._lines % (*ascending, ascending[-1], total / self._unit)).replace("\0", labels)
+        lines = self._lines
+        for index, (value, trace_id) in exemplars.items():
+            bucket = self._buckets[index]
+            lines = lines.replace(bucket, f'{bucket} # {{trace_id="{trace_id}"}} {value / self._unit!r}', 1)
+        return (lines % (*ascending, ascending[-1], total / self._unit)).replace("\0", labels)
 
 
 def escaped(text: str, *, quotes: bool = False) -> str:
@@ -95,7 +122,7 @@ def of_metrics(metrics: Iterable[Metric]) -> Iterator[Group]:
         yield Group((family,), lines)
 
 
-def steps(groups: Iterable[Group]) -> Iterator[bytes | None]:
+def steps(groups: Iterable[Group], *, openmetrics: bool = False) -> Iterator[bytes | None]:
     """The exposition in pieces; None is a step without a piece."""
     for families, texts in groups:
         columns: list[list[str]] = [[] for _ in families]
@@ -108,24 +135,30 @@ def steps(groups: Iterable[Group]) -> Iterator[bytes | None]:
             if not column:
                 continue
             rest = iter(column)
-            header = family.header
+            header = family.openmetrics_header if openmetrics else family.header
             while chunk := list(islice(rest, CHUNK_TEXTS)):
                 yield (header + "".join(chunk)).encode()
                 header = ""
+    if openmetrics:
+        yield END
 
 
-def exposition(groups: Iterable[Group]) -> bytes:
+def exposition(groups: Iterable[Group], *, openmetrics: bool = False) -> bytes:
     """The exposition in one step."""
-    return b"".join(piece for piece in steps(groups) if piece is not None)
+    return b"".join(piece for piece in steps(groups, openmetrics=openmetrics) if piece is not None)
 
 
 async def exposition_in_slices(
-    groups: Iterable[Group], clock_ns: Callable[[], int] = perf_counter_ns, slice_ns: int = SLICE_NS
+    groups: Iterable[Group],
+    clock_ns: Callable[[], int] = perf_counter_ns,
+    slice_ns: int = SLICE_NS,
+    *,
+    openmetrics: bool = False,
 ) -> list[bytes]:
     """The exposition in pieces; the loop gets its turn after each `slice_ns`."""
     pieces = []
     until_ns = clock_ns() + slice_ns
-    for piece in steps(groups):
+    for piece in steps(groups, openmetrics=openmetrics):
         if piece is not None:
             pieces.append(piece)
         if clock_ns() >= until_ns:

@@ -11,7 +11,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import FailureCause
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.exposition import (
-    CONTENT_TYPE,
+    NO_EXEMPLARS,
     ExposedMetric,
     Group,
     HistogramText,
@@ -28,7 +28,7 @@ from sluice.gateway.observability.meters import (
     Meters,
     PipelineMeter,
 )
-from sluice.gateway.observability.openmetrics import END, OPENMETRICS, openmetrics_in_slices, wants_openmetrics
+from sluice.gateway.observability.openmetrics import OPENMETRICS, TEXT, wants_openmetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.triton_metrics import triton_groups
 from sluice.gateway.version import is_compiled, server_version
@@ -135,7 +135,7 @@ class ServerMetrics:
 
     The callables are evaluated at each scrape. `queues` has the waiting requests and rows of models, by key; it is read
     step by step. `corrections` has, by model and kind of partition, the measured latency divided by the profile's.
-    `breakers` is the state of each Triton server's circuit breaker.
+    `breakers` is the state of each Triton server's circuit breaker. Triton's counters of latencies can be left out.
     """
 
     def __init__(
@@ -147,20 +147,23 @@ class ServerMetrics:
         corrections: Callable[[], Iterable[tuple[str, str, float]]] = tuple,
         breakers: Callable[[], Mapping[str, str]] = dict,
         statistics: Statistics | None = None,
+        *,
+        counter_latencies: bool = True,
     ) -> None:
         self.meters = Meters(stages, partitions, statistics)
         self._queues = queues
         self._input_bytes = [arena_bytes]
         self._corrections = corrections
         self._breakers = breakers
+        self._counter_latencies = counter_latencies
         self._build = (server_version(), "true" if is_compiled() else "false")
         self._of_models: Callable[[], Iterable[Group]] = tuple
         self._remotes: list[MetricsSource] = []
-        self._scraping: asyncio.Task[list[bytes]] | None = None
+        self._scraping: dict[bool, asyncio.Task[list[bytes]]] = {}
 
-    def exposition(self) -> bytes:
-        """All metrics in the text format of Prometheus, of one instant."""
-        return exposition(self._groups())
+    def exposition(self, *, openmetrics: bool = False) -> bytes:
+        """All metrics in the text format of Prometheus, or in OpenMetrics, of one instant."""
+        return exposition(self._groups(openmetrics), openmetrics=openmetrics)
 
     def include(self, remote: MetricsSource) -> None:
         """Add metrics that another part of the server counts."""
@@ -174,37 +177,34 @@ class ServerMetrics:
         """Count the memory for inputs that another part of the server has, too; evaluated at each scrape."""
         self._input_bytes.append(used_bytes)
 
-    async def scrape(self) -> Sequence[bytes]:
+    async def scrape(self, *, openmetrics: bool = False) -> Sequence[bytes]:
         """The metrics in pieces, after a refresh of the included sources.
 
         The event loop gets its turn again and again, so that requests are served meanwhile. The lines about one
-        pipeline, or about one model on one partition, are of the same instant. A call during a scrape gets the result
-        of that one.
+        pipeline, or about one model on one partition, are of the same instant. A call during a scrape in the same
+        format gets the result of that one.
         """
-        if self._scraping is None:
-            self._scraping = asyncio.get_running_loop().create_task(self._scrape())
-            self._scraping.add_done_callback(self._scraped)
-        return await asyncio.shield(self._scraping)
+        scraping = self._scraping.get(openmetrics)
+        if scraping is None:
+            scraping = asyncio.get_running_loop().create_task(self._scrape(openmetrics))
+            self._scraping[openmetrics] = scraping
+            scraping.add_done_callback(lambda _: self._scraping.pop(openmetrics))
+        return await asyncio.shield(scraping)
 
     async def scrape_as(self, accept: str) -> tuple[Sequence[bytes], str]:
         """As `scrape`, in the format that the header `Accept` asks for, and its content type."""
-        pieces = await self.scrape()
-        if not wants_openmetrics(accept):
-            return pieces, CONTENT_TYPE
-        return [*await openmetrics_in_slices(pieces, self.meters.pipelines), END], OPENMETRICS
+        openmetrics = wants_openmetrics(accept)
+        return await self.scrape(openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
 
-    async def _scrape(self) -> list[bytes]:
+    async def _scrape(self, openmetrics: bool) -> list[bytes]:
         await asyncio.gather(*(remote.refresh() for remote in self._remotes))
-        return await exposition_in_slices(self._groups())
+        return await exposition_in_slices(self._groups(openmetrics), openmetrics=openmetrics)
 
-    def _scraped(self, task: asyncio.Task[list[bytes]]) -> None:
-        self._scraping = None
-
-    def _groups(self) -> Iterator[Group]:
+    def _groups(self, openmetrics: bool) -> Iterator[Group]:
         waiting: Counter[str] = Counter()
         yield Group(
             (REQUESTS, DURATION, ATTAINMENT, STAGE_ROWS, COST, COST_OF_GOOD),
-            map(_pipeline_text, list(self.meters.pipelines.items())),
+            (_pipeline_text(*each, with_exemplars=openmetrics) for each in list(self.meters.pipelines.items())),
         )
         yield Group((BATCHES, BATCH_FAILURES, BATCH_ROWS, BATCH_COMPUTE), self._batch_texts())
         yield Group((QUEUE_REQUESTS, QUEUE_ROWS), self._queue_texts(waiting))
@@ -212,7 +212,12 @@ class ServerMetrics:
         yield from of_metrics(self._few())
         for remote in self._remotes:
             yield from remote.groups()
-        yield from triton_groups(self.meters.statistics, list(self.meters.pipelines), waiting)
+        yield from triton_groups(
+            self.meters.statistics,
+            list(self.meters.pipelines),
+            waiting,
+            counter_latencies=self._counter_latencies,
+        )
         yield from self._of_models()
 
     def _few(self) -> Iterator[Metric]:
@@ -290,15 +295,16 @@ def _batch_text(labels: str, meter: BatchMeter, failed_batches: str) -> tuple[st
     )
 
 
-def _pipeline_text(entry: tuple[str, PipelineMeter]) -> tuple[str, ...]:
-    key, meter = entry
+def _pipeline_text(key: str, meter: PipelineMeter, *, with_exemplars: bool) -> tuple[str, ...]:
     labels = pairs(("pipeline",), (key,))
     counted = meter.outcomes
     good = counted[Outcome.COMPLETED]
     share = meter.attainment
     return (
         (_REQUESTS % tuple(counted.values())).replace("\0", labels),
-        _histogram(_DURATION, labels, meter.duration),
+        _DURATION.text(
+            labels, meter.duration.counts, meter.duration.total, meter.exemplars if with_exemplars else NO_EXEMPLARS
+        ),
         "" if share is None else f"{ATTAINMENT.name}{{{labels}}} {share!r}\n",
         "".join(
             [STAGE_ROWS.sample((key, stage), rows) for stage, rows in zip(meter.stages, meter.stage_rows, strict=True)]

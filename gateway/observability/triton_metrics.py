@@ -79,9 +79,18 @@ _FAMILIES = (REQUEST_SUCCESS, REQUEST_FAILURE, *INFERENCE, *DURATIONS, PENDING)
 _NAMES = tuple(family.name for family in _FAMILIES)
 
 
-def triton_groups(statistics: Statistics, keys: Sequence[str], pending: Mapping[str, int]) -> Iterator[Group]:
-    """The counts of `keys` (`name:version`), and their waiting requests."""
-    yield Group(_FAMILIES, (_texts(key, statistics.of(key), pending.get(key, 0)) for key in keys))
+def triton_groups(
+    statistics: Statistics, keys: Sequence[str], pending: Mapping[str, int], *, counter_latencies: bool = True
+) -> Iterator[Group]:
+    """The counts of `keys` (`name:version`), and their waiting requests; those of latencies can be left out."""
+    texts = (_texts(key, statistics.of(key), pending.get(key, 0)) for key in keys)
+    if counter_latencies:
+        yield Group(_FAMILIES, texts)
+    else:
+        shown = [index for index, family in enumerate(_FAMILIES) if family not in DURATIONS]
+        yield Group(
+            tuple(_FAMILIES[index] for index in shown), (tuple(each[index] for index in shown) for each in texts)
+        )
     yield Group(CACHE, (_cache_texts(key, statistics.of(key)) for key in keys))
 
 

@@ -44,7 +44,9 @@ from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
+from sluice.gateway.observability.latency_summaries import LatencySummaries
 from sluice.gateway.observability.load_metrics import LoadMetrics
+from sluice.gateway.observability.load_report import LoadReport
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -212,6 +214,13 @@ def build_gateway(
         config.front_door.id_bytes,
         execution.executor.bodies,
         execution.executor.responses,
+    )
+    dataplane.load_report = LoadReport(
+        core.scheduler,
+        execution.metrics.meters,
+        lambda: execution.runtime.in_flight,
+        lambda: execution.runtime.headrooms,
+        surroundings.clock,
     )
     models = RepositoryApi(state.registry, changes.deployer, config.control, allow_upload=config.allow_upload)
     calls = ModelCalls(
@@ -393,6 +402,7 @@ def _build_execution(
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
         statistics=statistics,
+        counter_latencies=config.metrics_config.counter_latencies,
     )
     metrics.include_models(workers.metrics.groups)
     metrics.include(PartitionMetrics(inventory))
@@ -402,6 +412,10 @@ def _build_execution(
     metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
     if config.triton:
         metrics.include(executor.statistics)
+    summaries = None
+    if config.metrics_config.summary_latencies:
+        summaries = LatencySummaries(config.metrics_config.quantiles, clock)
+        metrics.include(summaries)
     spans = None
     if config.trace.mode is TraceMode.OPENTELEMETRY:
         spans = SpanExport(config.trace.opentelemetry, server_version())
@@ -418,7 +432,7 @@ def _build_execution(
         trace_requests=config.trace_requests,
         build_plan=build_plan,
         on_began=trace_settings.began if trace_settings.has_spans else None,
-        on_ended=_on_ended(config, trace_settings),
+        on_ended=_on_ended(config, trace_settings, summaries),
     )
     default_slo_ns = ms_to_ns(config.default_slo_ms)
     metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, lambda: runtime.headrooms))
@@ -438,17 +452,21 @@ def _build_execution(
     return _Execution(executor, runtime, metrics, trace_settings, spans, cache, overview)
 
 
-def _on_ended(config: ServerConfig, traces: TraceSettings) -> Callable[[Trace], None] | None:
+def _on_ended(
+    config: ServerConfig, traces: TraceSettings, summaries: LatencySummaries | None
+) -> Callable[[Trace], None] | None:
     """The receiver of the requests that have their outcomes; None if there is none."""
-    if not config.request_log.is_on:
-        return traces.ended if traces.available else None
-    requests = RequestLog(config.request_log)
-    if not traces.available:
-        return requests.ended
+    receivers = [traces.ended] if traces.available else []
+    if config.request_log.is_on:
+        receivers.append(RequestLog(config.request_log).ended)
+    if summaries is not None:
+        receivers.append(summaries.ended)
+    if len(receivers) < 2:
+        return receivers[0] if receivers else None
 
     def ended(trace: Trace) -> None:
-        traces.ended(trace)
-        requests.ended(trace)
+        for receive in receivers:
+            receive(trace)
 
     return ended
 
@@ -526,8 +544,8 @@ def _queues(scheduler: Scheduler) -> Iterator[tuple[str, int, int]]:
 def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
     """The factors by which batches take longer than their tables say, by model and kind of partition, one by one."""
     for key, model in list(scheduler.dispatcher.models.items()):
-        for kind in list(model.estimates):
-            yield key, kind, model.estimates[kind].correction
+        for kind, estimate in list(model.estimates.items()):
+            yield key, kind, estimate.correction
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:

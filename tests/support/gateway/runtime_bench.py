@@ -17,6 +17,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
@@ -125,6 +126,7 @@ class Bench:
         executor: type[TimedExecutor] = TimedExecutor,
         steps: type[Steps] = Steps,
         trace_requests: int = 10,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self.loop = loop
         self.steps = steps()
@@ -141,6 +143,7 @@ class Bench:
             inventory=self.inventory,
             observe=self.steps.record,
             trace_requests=trace_requests,
+            on_ended=on_ended,
         )
         self.runtime.start()
 

@@ -29,10 +29,10 @@ from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
-from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.meters import PipelineMeter
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.openmetrics import TEXT
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
@@ -143,7 +143,7 @@ class InstantRuntime:
 
 class Exposition:
     async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
-        return [b"sluice_requests_total", b" 3\n"], CONTENT_TYPE
+        return [b"sluice_requests_total", b" 3\n"], TEXT
 
 
 class InstantGateway(NamedTuple):

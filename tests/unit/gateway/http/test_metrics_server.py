@@ -12,8 +12,8 @@ import pytest
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.http.metrics_server import MAX_CONNECTIONS, MAX_HEAD_BYTES, MetricsServer, PageAccess
 from sluice.gateway.http.page_files import PageFiles
-from sluice.gateway.observability.exposition import CONTENT_TYPE
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.openmetrics import TEXT
 from sluice.gateway.overview.live import LiveOverview
 from sluice.models.errors import ConfigError, NotFoundError
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
@@ -26,7 +26,7 @@ TIMEOUT_S = 30
 class Exposition:
     async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
         assert not accept
-        return [b"sluice_requests_total", b" 3\n"], CONTENT_TYPE
+        return [b"sluice_requests_total", b" 3\n"], TEXT
 
 
 def answered(*sent: bytes) -> list[bytes]:
