@@ -22,7 +22,22 @@ import numpy as np
 import tritonclient.{protocol} as client
 tensor = client.InferInput("x", [1, 4], "FP32")
 tensor.set_data_from_numpy(np.ones((1, 4), np.float32))
-print(client.InferenceServerClient("127.0.0.1:{port}").infer("mlp", [tensor]).as_numpy("y").sum())
+print(client.InferenceServerClient("127.0.0.1:{port}").infer("{model}", [tensor]).as_numpy("y").sum())
+"""
+PYTHON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        tensors = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * each)]) for each in tensors]
+"""
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input [{ name: "x", data_type: TYPE_FP32, dims: [4] }]
+output [{ name: "y", data_type: TYPE_FP32, dims: [4] }]
 """
 BUILD_TOOLS = ("gcc", "cc", "make", "pip", "pip3", "hatchling", "mypyc")
 
@@ -37,6 +52,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
 def container(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     models, directory = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("container")
     save_mlp(models / "mlp" / "1" / "model.onnx", [4, 2])
+    double = models / "double"
+    (double / "1").mkdir(parents=True)
+    (double / "1" / "model.py").write_text(PYTHON_MODEL)
+    (double / "config.pbtxt").write_text(PYTHON_CONFIG)
     models.chmod(0o755)
     with running(image, models, directory) as started:
         yield started
@@ -79,7 +98,9 @@ def test_it_serves_as_process_1_of_a_container_with_a_read_only_root(container: 
     until(lambda: container.process.poll() is not None or health(container) == 0, 120)
     assert container.process.poll() is None, container.log.read_text()
     for protocol, port in (("http", 8000), ("grpc", 8001)):
-        assert float(container.ask(INFER.format(protocol=protocol, port=port))) == pytest.approx(1)
+        for model, expected in (("mlp", 1), ("double", 8)):
+            answer = container.ask(INFER.format(protocol=protocol, port=port, model=model))
+            assert float(answer) == pytest.approx(expected)
     assert container.execute(["sh", "-c", "touch /opt/sluice/file || touch /models/file"]).returncode != 0
     status = Path(f"/proc/{container.pid}/status").read_text()
     assert re.search(r"^NSpid:\t\d+\t1$", status, re.MULTILINE)
