@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     write_files(task, place, folder / "digits")
                     page = each.page if kind == "model" else ""
                     answered = serve(each, task, place, environments / each.package, page)
-                    _merge(figures[each.name][kind], answered)
+                    merge(figures[each.name][kind], answered)
     for found in figures.values():
         print(json.dumps(found))
     if options.out is not None:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _merge(figures: dict[str, Any], found: dict[str, Any]) -> None:
+def merge(figures: dict[str, Any], found: dict[str, Any]) -> None:
     """Add a round to the figures of a task: times are lists, with their median."""
     for name, value in found.items():
         if name.endswith("_s") and value is not None:
