@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 240.0
 STOP_S = 20.0
 POLL_S = 0.05
-_ELSEWHERE = re.compile(rb"(?:src|href)=[\"'](https?://[^\"']+\.(?:js|css))")
+_ELSEWHERE = re.compile(rb"src\s*=\s*[\"'](https?://[^\"']+)|href=[\"'](https?://[^\"']+\.css)")
+"""What the HTML of a page loads from other hosts."""
 
 
 class Task(NamedTuple):
@@ -216,7 +217,7 @@ def serve(contender: Contender, task: Task, place: Path, environment: Path, page
             )
             figures["page_s"] = None if shown is None else round(time.monotonic() - begun, 1)
             figures["page_loads_from_elsewhere"] = (
-                [] if shown is None else [each.decode() for each in _ELSEWHERE.findall(shown)]
+                [] if shown is None else [(each[0] or each[1]).decode() for each in _ELSEWHERE.findall(shown)]
             )
         return figures
     finally:
