@@ -33,7 +33,7 @@ TIMEOUT_S = 240.0
 STOP_S = 20.0
 POLL_S = 0.05
 _ELSEWHERE = re.compile(rb"src\s*=\s*[\"'](https?://[^\"']+)|href=[\"'](https?://[^\"']+\.css)")
-"""What the HTML of a page loads from other hosts."""
+"""Matches what the HTML of a page loads from other hosts."""
 
 
 class Task(NamedTuple):
