@@ -71,6 +71,11 @@ class Restrictions:
         """The groups that need a key."""
         return frozenset(self._keys)
 
+    @property
+    def headers(self) -> dict[ApiGroup, str]:
+        """The header with the key of each group that needs one."""
+        return {group: key.header for group, key in self._keys.items()}
+
     def refusal(self, group: ApiGroup, headers: Mapping[str, str], prefix: str = "") -> str:
         """The reason to refuse a request with these headers the use of a group; "" if it may."""
         if group in self.closed:

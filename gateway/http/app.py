@@ -130,18 +130,18 @@ def build_app(
     ):
         app.include_router(routes)
     _add_errors(app)
-    _describe_operations(app)
+    _describe_operations(app, restrictions)
     _make_routes(app)
     return app
 
 
-def _describe_operations(app: FastAPI) -> None:
+def _describe_operations(app: FastAPI, restrictions: Restrictions) -> None:
     """Make the OpenAPI document, when it is first asked for, with descriptions and examples."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            describe(generate())
+            describe(generate(), restrictions.headers)
         return generate()  # which keeps what it has made
 
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's documentation extends it

@@ -1,6 +1,7 @@
 """The page `/docs` in a browser: it shows every operation, asks the server, and loads nothing from elsewhere."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, sync_playwright
@@ -75,3 +76,28 @@ def test_it_shows_all_operations_and_asks_the_server(server: GatewayServer, watc
 def test_it_follows_the_colours_of_the_system(watched: Watched) -> None:
     dark = watched.page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
     assert watched.page.evaluate("document.documentElement.classList.contains('dark-mode')") is dark
+
+
+def test_it_asks_with_the_key_of_a_restricted_group(tmp_path: Path) -> None:
+    chromium = require_tool("chromium")
+    save_identity(tmp_path / "models" / "m" / "1" / "model.onnx", DataType.FP32, [2])
+    key = {"groups": ["statistics"], "header": "api-key", "value": "s3cret"}
+    with (
+        gateway_server(tmp_path / "models", tmp_path, {"partitions": 1, "restricted": [key]}) as server,
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_context().new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(f"http://{server.http_url}/docs")
+        page.locator("button.authorize").first.click()
+        page.locator(".modal-ux input").fill("s3cret")
+        page.locator(".modal-ux button.authorize").click()
+        page.locator(".modal-ux button.btn-done").click()
+        statistics = page.locator(".opblock").filter(has=page.locator('[data-path="/v2/models/stats"]'))
+        statistics.locator(".opblock-summary-control").click()
+        statistics.locator("button.execute").click()
+        answer = statistics.locator(".live-responses-table")
+        answer.wait_for()
+        assert answer.locator("tbody .response-col_status").first.inner_text().strip() == "200"
+        browser.close()

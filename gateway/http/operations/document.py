@@ -56,9 +56,14 @@ def tags() -> list[dict[str, str]]:
     return [{"name": group.value, "description": text} for group, text in GROUPS.items()]
 
 
-def describe(document: dict[str, Any]) -> None:
-    """Add to each operation of an OpenAPI document what `OPERATIONS` says of it."""
+def describe(document: dict[str, Any], key_headers: Mapping[ApiGroup, str]) -> None:
+    """Add to each operation of an OpenAPI document what `OPERATIONS` says of it, and the header with its key."""
+    for header in set(key_headers.values()):
+        schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+        schemes[header] = {"type": "apiKey", "in": "header", "name": header}
     for method, path, described in operations(document):
+        if headers := [key_headers[ApiGroup(tag)] for tag in described["tags"] if tag in key_headers]:
+            described["security"] = [{header: [] for header in headers}]
         known = OPERATIONS.get(f"{method} {path.replace(_VERSION, '')}")
         if known is not None:
             described["summary"] = known.summary + (", by version" if _VERSION in path else "")

@@ -196,7 +196,8 @@ PAGE: Mapping[str, Operation] = MappingProxyType(
         "GET /v2/sluice/now/events": Operation(
             "What the server does now, as events",
             "Sends the same every second as a server-sent event, until the client leaves or the server stops. From the "
-            "second one on, the history and the bars are only those that are new.",
+            "second one on, the history and the bars are only those that are new. `curl -N` shows them; a page such as "
+            "`/docs` waits for the end of an answer, which this one has not.",
             (Example(Body(f"data: {json.dumps(_NOW, separators=(',', ':'))}\n\n", EVENTS)),),
             _QUESTIONS,
         ),

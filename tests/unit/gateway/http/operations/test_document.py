@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.http.operations.document import GROUPS, OPERATIONS, operations
 from sluice.gateway.http.operations.inference import BINARY_LENGTH, BINARY_REQUEST, IMAGE
 from sluice.models.tensors.spec import DataType
@@ -64,6 +65,20 @@ def test_paths_with_a_version_are_described_as_those_without(document: dict[str,
     assert (infer["summary"], version["summary"]) == ("Infer", "Infer, by version")
     for part in ("description", "requestBody", "responses", "tags"):
         assert version[part] == infer[part]
+
+
+def test_restricted_groups_name_the_header_of_their_key_only() -> None:
+    keys = RestrictedSettings((ApiGroup.INFERENCE, ApiGroup.TRACE), "api-key", "s3cret")
+    served = instant_gateway(identity("m", ("x", DataType.FP32, (2,))), restrictions=Restrictions([keys]))
+    reply = get(served, "/openapi.json")
+    assert reply.json["components"]["securitySchemes"] == {
+        "api-key": {"type": "apiKey", "in": "header", "name": "api-key"}
+    }
+    paths = reply.json["paths"]
+    assert paths["/v2/models/{name}/infer"]["post"]["security"] == [{"api-key": []}]
+    assert paths["/v2/sluice/requests/{id}"]["get"]["security"] == [{"api-key": []}]
+    assert "security" not in paths["/v2"]["get"]
+    assert b"s3cret" not in reply.body
 
 
 def test_the_binary_example_is_json_followed_by_the_bytes_of_its_tensor() -> None:
