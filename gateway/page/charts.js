@@ -154,7 +154,7 @@ export class Charts {
     const sums = [];
     let sum = new Array(steps).fill(0);
     for (const name of OUTCOMES) {
-      sum = sum.map((value, index) => value + (history[name][index] ?? 0));
+      sum = sum.map((value, index) => (history[name][index] === null ? null : value + history[name][index]));
       sums.unshift(sum);
     }
     this._outcomes.update(times, OUTCOMES.map((name) => history[name]), sums);

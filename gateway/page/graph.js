@@ -62,10 +62,12 @@ export class Graph {
     const width = upright ? CARD.most : Math.min(Math.max(Math.floor(spare), CARD.least), CARD.most);
     const tall = (node) => (node.kind === "stage" ? CARD.height + (node.stage.when ? CARD.when : 0) : node.kind === "bend" ? BEND : END.height);
     const wide = (node) => (node.kind === "stage" ? width : node.kind === "bend" ? BEND : END.width);
-    const size = place(graph, {
-      upright, along: upright ? tall : wide, across: upright ? wide : tall, gap: upright ? 30 : GAP, between: 14,
-      length: upright ? 0 : room, breadth: upright ? room : height - 4,
-    });
+    const shape = { upright, along: upright ? tall : wide, across: upright ? wide : tall, gap: upright ? 30 : GAP, between: upright ? 14 : 10 };
+    // A picture that is too large is made smaller, as far as it can still be read; the rest is scrolled to.
+    const natural = place(graph, { ...shape, length: 0, breadth: 0 });
+    const fits = upright ? room / natural.width : Math.min(room / natural.width, (height - 2) / natural.height);
+    const scale = Math.max(Math.min(fits, 1), LEAST_SCALE);
+    const size = place(graph, { ...shape, length: upright ? 0 : room / scale, breadth: upright ? room / scale : (height - 2) / scale });
     const svg = drawn("svg", { width: size.width, height: size.height, "aria-hidden": "true" });
     const canvas = element("div", upright ? "graph upright" : "graph");
     canvas.style.width = `${size.width}px`;
@@ -95,7 +97,6 @@ export class Graph {
       canvas.append(made);
       if (node.kind === "stage") this._cards.push(made);
     }
-    const scale = Math.max(Math.min(room / size.width, 1), LEAST_SCALE);
     if (scale < 1) canvas.style.transform = `scale(${scale})`;
     const frame = element("div", "frame");
     frame.style.height = `${size.height * scale}px`;

@@ -9,6 +9,7 @@ const AHEAD = 0.12; // of the window is time to come
 const COMFORTABLE = 12; // pixels that a usual bar should have, as long as
 const ENOUGH = 50; // bars are in the window of the busiest lane
 const PATIENCE = 4; // ticks for which another window must suit better
+const TOUCH_MS = 4_000; // for which a batch that was touched is described
 const LANE = { least: 34, most: 62 }; // pixels
 const LEGEND = 10;
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -25,6 +26,8 @@ export class Lanes {
     this._held = false;
     this._shownTo = 0;
     this._picked = null;
+    this._touched = 0;
+    this._suited = false;
     this._buildWindows();
     new ResizeObserver(() => this._drawAll()).observe($("lanes"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this._drawAll());
@@ -84,6 +87,7 @@ export class Lanes {
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "slider");
     canvas.setAttribute("aria-label", `Batches of ${partition.name}`);
+    for (const name of ["aria-valuemin", "aria-valuemax", "aria-valuenow"]) canvas.setAttribute(name, "0");
     canvas.setAttribute("aria-valuetext", "none chosen; arrow keys choose a batch");
     const over = element("span", "over");
     made.append(label, canvas, over);
@@ -98,7 +102,11 @@ export class Lanes {
     });
     canvas.addEventListener("pointermove", (event) => this._point(lane, event));
     canvas.addEventListener("pointerdown", (event) => this._point(lane, event));
-    canvas.addEventListener("pointerleave", () => this._release());
+    canvas.addEventListener("pointerleave", (event) => {
+      clearTimeout(this._touched);
+      if (event.pointerType === "mouse") this._release();
+      else this._touched = setTimeout(() => this._release(), TOUCH_MS);
+    });
     canvas.addEventListener("blur", () => this._release());
     canvas.addEventListener("keydown", (event) => this._key(lane, event));
     return made;
@@ -239,7 +247,7 @@ export class Lanes {
       }
       const text = String(bar.rows);
       if (length > 3 + 6.5 * text.length) {
-        context.fillStyle = bar.planned ? colours.muted : "#10151d";
+        context.fillStyle = bar.planned ? colours.muted : bar.running ? colours.now : "#10151d";
         context.fillText(text, Math.max(left, 0) + (Math.min(left + length, width) - Math.max(left, 0)) / 2, height / 2 + 0.5);
       }
       if (bar === picked) {

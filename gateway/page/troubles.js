@@ -11,7 +11,7 @@ export function showTroubles(now) {
   const { troubles, not_served: missing, not_served_more: more } = now;
   setHidden($("troubles-none"), troubles.length > 0);
   setHidden($("troubles-table"), troubles.length === 0);
-  keyed($("troubles-rows"), troubles, (each) => each.id, troubleRow, (row, each) => {
+  keyed($("troubles-rows"), troubles, (each) => `${each.id} ${each.at_s}`, troubleRow, (row, each) => {
     const [, pipeline, took, cause, ago] = row.cells;
     setName(pipeline, each.pipeline);
     setText(took, each.total_ms === null ? "–" : milliseconds(each.total_ms));

@@ -340,9 +340,9 @@ def test_half_a_day_of_ticks_makes_nothing_grow(browser: Browser, made_up: Docum
             return counters["nodes"], session.send("Runtime.getHeapUsage")["usedSize"]
 
         # All documents are taken in, and one of some is drawn.
-        page.evaluate(PUSH, [text, HOUR_S, 200])
+        page.evaluate(PUSH, [text, HOUR_S, 400])
         nodes, heap = used()
-        page.evaluate(PUSH, [text, 11 * HOUR_S, 200])
+        page.evaluate(PUSH, [text, 11 * HOUR_S, 400])
         later_nodes, later_heap = used()
         assert later_nodes <= nodes + 20
         assert later_heap <= heap + 500_000

@@ -64,7 +64,13 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
             "percentile": 99,
             "history": _history(situation, now_s, since_s),
             "stages": stages,
-            "outputs": [{"name": "probs", "from": [stage["name"] for stage in stages[:0:-1]] or [stages[0]["name"]]}],
+            "outputs": [
+                {
+                    "name": "probs",
+                    "from": [stage["name"] for stage in stages[:0:-1] if stage["combiner"] or "ensemble" not in name]
+                    or [stages[0]["name"]],
+                }
+            ],
             "plan": _plan(situation, now_s, stages),
         },
         "partitions": partitions,

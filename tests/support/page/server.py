@@ -90,7 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
             while True:
                 found = self._document(query)
                 self.wfile.write(f"data: {json.dumps(found)}\n\n".encode())
-                query["since"] = str(int(time.time()) + 1)
+                history = (found["pipeline"] or {}).get("history", {"start_s": 0, "good": []})
+                query["since"] = str(history["start_s"] + len(history["good"]))
                 query["bars_since"] = str(found["timeline"]["last"])
                 if self.server.stopped.wait(1):
                     return
