@@ -262,6 +262,12 @@ class Recorder:
             return ModelWork(0, 0, 0)
         return ModelWork(*map(sub, samples[-1], samples[0]))
 
+    def watch_models(self, keys: Collection[str]) -> None:
+        """Take the counters of models that are sampled from now on, as those of a chosen pipeline."""
+        for key in keys:
+            if key not in self._models:
+                self._models[key] = deque([self._work_so_far(key)], maxlen=WINDOW_STEPS + 1)
+
     def _track(self, name: str, meter: PipelineMeter) -> Track:
         replaced = self.tracks.get(name)
         track = self.tracks[name] = Track(meter)
@@ -285,16 +291,17 @@ class Recorder:
 
     def _sample_models(self, models: Collection[str]) -> None:
         self._models = {key: self._models.get(key) or deque(maxlen=WINDOW_STEPS + 1) for key in models}
-        batches = self._meters.batches
         for key, samples in self._models.items():
-            meters = [meter for name in self._meters.busy_ns if (meter := batches.get((key, name))) is not None]
-            samples.append(
-                ModelWork(
-                    sum(sum(meter.rows.counts) for meter in meters),
-                    sum(meter.rows.total for meter in meters),
-                    sum(meter.compute.total for meter in meters),
-                )
-            )
+            samples.append(self._work_so_far(key))
+
+    def _work_so_far(self, key: str) -> ModelWork:
+        batches = self._meters.batches
+        meters = [meter for name in self._meters.busy_ns if (meter := batches.get((key, name))) is not None]
+        return ModelWork(
+            sum(sum(meter.rows.counts) for meter in meters),
+            sum(meter.rows.total for meter in meters),
+            sum(meter.compute.total for meter in meters),
+        )
 
 
 def _counts(meter: PipelineMeter) -> list[int]:

@@ -19,8 +19,8 @@ from sluice.models.spec import public_key
 
 MAX_REASONS = 5
 MAX_RESIDENT = 4
-OVERLOAD_SHARE = 0.01
-"""The share of requests that are refused from which the server counts as overloaded."""
+OVERLOAD_SHARE, OVERLOAD_LEAST = 0.01, 10
+"""The share of the requests of the window, and their least number, that are refused by a server that is overloaded."""
 RECOUNT_STEPS = 10
 """Steps after which the memory of models is counted again, since it may be measured anew."""
 _OVERLOAD = (
@@ -202,7 +202,7 @@ class Rows:
         counts = self._sampled.recorder.totals.sums
         refused = {each: counts[_OUTCOMES.index(each)] for each in _OVERLOAD}
         total = self._sampled.recorder.totals.ended.total
-        if total and sum(refused.values()) > OVERLOAD_SHARE * total:
+        if sum(refused.values()) >= max(OVERLOAD_SHARE * total, OVERLOAD_LEAST):
             most = max(refused, key=refused.__getitem__)
             share = sum(refused.values()) / total
             return "overloaded", [f"{share:.1%} of the requests of the last seconds were refused, most as {most.value}"]

@@ -54,13 +54,7 @@ class Sampled:
         self.step = max(day_ns // NS_PER_S, self.step + 1)
         self._find_served()
         self.chosen = {name: step for name, step in self.chosen.items() if self.step - step < HISTORY_STEPS}
-        models = {
-            public_key(key)
-            for name in self.chosen
-            if name in self.served
-            for stage in self.served[name].stages
-            for key in stage.models
-        }
+        models = {key for name in self.chosen for key in self._models(name)}
         self.timeline.limit = max(MOST_BARS - 4 * min(len(self._order), MAX_PIPELINES), LEAST_BARS)
         self.timeline.end_step()
         yield from self.recorder.sample(self.step, now_ns, self.chosen, models)
@@ -68,7 +62,8 @@ class Sampled:
 
     def choose(self, name: str) -> None:
         """Record that somebody looks at a pipeline."""
-        self.chosen.pop(name, None)
+        if self.chosen.pop(name, None) is None:
+            self.recorder.watch_models(self._models(name))
         self.chosen[name] = self.step
         if len(self.chosen) > MAX_CHOSEN:
             del self.chosen[next(iter(self.chosen))]
@@ -84,6 +79,12 @@ class Sampled:
     def state(self, pipeline: Pipeline) -> PipelineState | None:
         """A pipeline as the scheduler has it; None for one that it does not know yet."""
         return self.sources.scheduler.pipelines.get(pipeline.key)
+
+    def _models(self, name: str) -> list[str]:
+        """The public keys of the models of a pipeline; none if it is not served any more."""
+        pipeline = self.served.get(name)
+        stages = () if pipeline is None else pipeline.stages
+        return [public_key(key) for stage in stages for key in stage.models]
 
     def _find_served(self) -> None:
         serving = self.sources.registry.serving

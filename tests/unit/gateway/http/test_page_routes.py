@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
+from sluice.gateway.http import page_files
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.page_files import SLOW_S, send_events, wants_html
+from sluice.gateway.overview.document import Question
 from sluice.gateway.overview.live import MAX_VIEWERS
 from sluice.models.tensors.spec import DataType
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 from tests.unit.gateway.instant_gateway import (
+    TIMEOUT_S,
     Client,
     InstantGateway,
     Reply,
@@ -24,6 +27,7 @@ from tests.unit.gateway.instant_gateway import (
     post,
     send,
     talk,
+    until,
 )
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -289,6 +293,31 @@ def test_a_viewer_that_does_not_take_a_document_is_left_and_its_documents_are_cl
         assert closed == [True]
 
     run_virtual(scene)
+
+
+def test_the_connection_of_a_viewer_that_does_not_read_is_closed(
+    served: InstantGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = asyncio.Event()
+
+    async def documents(question: Question) -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield b"x" * 20_000
+        finally:
+            left.set()
+
+    monkeypatch.setattr(page_files, "SLOW_S", 0.01)
+    monkeypatch.setattr(served.overview, "stream", documents)
+
+    async def conversation(client: Client) -> None:
+        client.send(message("GET", "/v2/sluice/now/events"))
+        await next_event(client)
+        client.pause_reading()
+        await asyncio.wait_for(left.wait(), TIMEOUT_S)
+        await until(client.connection.transport.is_closing)
+
+    talk(served, conversation)
 
 
 def test_a_viewer_that_goes_while_no_document_comes_is_noticed() -> None:
