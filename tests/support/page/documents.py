@@ -19,6 +19,8 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
     name = chosen if chosen in names else names[0]
     stages = _stages(situation, name)
     models = [stage["model"] for stage in stages if stage["model"]]
+    gated = [stage for stage in stages if stage["when"]]
+    answering = [*gated, stages[-2]] if gated else stages[-1:]
     partitions = _partitions(situation, models)
     reasons = {
         "overload": [
@@ -64,13 +66,7 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
             "percentile": 99,
             "history": _history(situation, now_s, since_s),
             "stages": stages,
-            "outputs": [
-                {
-                    "name": "probs",
-                    "from": [stage["name"] for stage in stages[:0:-1] if stage["combiner"] or "ensemble" not in name]
-                    or [stages[0]["name"]],
-                }
-            ],
+            "outputs": [{"name": "probs", "from": [stage["name"] for stage in answering]}],
             "plan": _plan(situation, now_s, stages),
         },
         "partitions": partitions,
