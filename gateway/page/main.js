@@ -56,11 +56,17 @@ function showChosen({ server, pipeline, timeline }) {
     return;
   }
   // In this order, so that another viewer of this pipeline sees the same colours.
-  for (const model of [...pipeline.stages.map((stage) => stage.model), ...timeline.models.toSorted()]) if (model) colourOf(model);
+  for (const model of [...pipeline.stages.map((stage) => stage.model), ...timeline.models.toSorted()])
+    if (model) colourOf(model);
   setText($("chosen-name"), pipeline.name);
   $("chosen-name").title = pipeline.name;
   setText($("chosen-kind"), pipeline.kind);
-  setText($("chosen-objective"), pipeline.objective_ms === null ? "no objective" : `objective: p${pipeline.percentile} within ${significant(pipeline.objective_ms)} ms`);
+  setText(
+    $("chosen-objective"),
+    pipeline.objective_ms === null
+      ? "no objective"
+      : `objective: p${pipeline.percentile} within ${significant(pipeline.objective_ms)} ms`,
+  );
   setText($("chosen-asked"), pipeline.asked ? `'${pipeline.asked}' is not served` : "");
   charts.update(pipeline, store.history);
   graph.update(pipeline);

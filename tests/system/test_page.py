@@ -1,5 +1,6 @@
 """The operators' page in a browser: against a server under load, and against made-up documents."""
 
+import itertools
 import json
 import re
 import signal
@@ -303,6 +304,29 @@ def test_screen_readers_get_landmarks_tables_and_words(browser: Browser, made_up
             assert table.locator("caption").count() == 1
             assert table.locator("thead th:not([scope=col])").count() == 0
             assert table.locator("tbody tr > :first-child:not([scope=row])").count() == 0
+
+
+@pytest.mark.parametrize("width", [1360, 390])
+def test_stages_come_after_their_sources_and_do_not_cover_each_other(
+    browser: Browser, made_up: DocumentServer, width: int
+) -> None:
+    for pipeline, order in (
+        ("digits-cascade:1", ["request", "prep", "small", "large", "answer"]),
+        ("digits-ensemble:1", ["request", "prep", "forest", "vote", "answer"]),
+    ):
+        with watched(browser, f"{made_up.url}#{pipeline}", (width, 844)) as seen:
+            expect(seen.page.locator("#chosen-name")).to_have_text(pipeline)
+            boxes = {}
+            for card in seen.page.locator(".card, .end").all():
+                box = card.bounding_box()
+                assert box is not None
+                boxes[card.inner_text().split("\n")[0]] = box
+            along = "x" if width == 1360 else "y"
+            places = [boxes[name][along] for name in order]
+            assert places == sorted(set(places))
+            for one, other in itertools.combinations(boxes.values(), 2):
+                beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+                assert beside or one["y"] + one["height"] <= other["y"] or other["y"] + other["height"] <= one["y"]
 
 
 def test_requests_follow_where_a_stream_does_not_come_through(browser: Browser, made_up: DocumentServer) -> None:

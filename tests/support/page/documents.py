@@ -372,12 +372,13 @@ def _troubles(situation: str, now_s: int, name: str) -> list[Document]:
         "cause": "rejected_deadline",
         "sentence": "It ended as rejected_deadline after 0.2 ms: the best place was in 63 ms.",
     }
+    came_s = now_s // 20 * 20 - 1.0  # three a minute
     count = 20 if situation in {"overload", "crowded", "long"} else 3
     return [
         {
             "id": f"sluice-{10231 - number * 7}",
             "pipeline": name,
-            "at_s": now_s - 1.5 * number - 1,
+            "at_s": came_s - 1.5 * number,
             **(refused if number % 3 == 1 else late),
         }
         for number in range(count)
