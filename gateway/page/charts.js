@@ -91,7 +91,7 @@ class Chart {
     setText(this._words, this._describe());
   }
 
-  /** Write the words for screen readers anew with the next update. */
+  /** Write the words for screen readers again with the next update. */
   changed() {
     this._textMs = 0;
   }
@@ -117,6 +117,11 @@ class Chart {
     });
     return `The last ${Math.round(this._columns[0].length / 60)} minutes. ${said.join(". ")}.`;
   }
+}
+
+/** From when on a history that does not fill the charts is known; empty for one that does. */
+export function knownSince(history) {
+  return history.good.length < HISTORY - 1 ? `counted since ${minutes.format(history.start * 1000)}` : "";
 }
 
 /** Marks of a logarithmic axis: 1, 2, 5, 10 …, or fewer where these would be many. */

@@ -68,10 +68,7 @@ function showAge(age, feed) {
 
 /** Tell screen readers the state when it changes, and nothing else. */
 function announce(word, reasons) {
-  const text = [`Sluice is ${word}`, ...reasons].join(": ");
-  const kind = word;
-  if (kind !== said) {
-    said = kind;
-    setText($("said"), text);
-  }
+  if (word === said) return;
+  said = word;
+  setText($("said"), ["Sluice", word, ...reasons].join(": "));
 }

@@ -227,7 +227,7 @@ def test_states_have_words_and_moods(browser: Browser, made_up: DocumentServer) 
             made_up.situation = situation
             expect(state).to_have_text(word)
             expect(strip).to_have_attribute("data-mood", mood)
-            expect(said).to_contain_text(f"Sluice is {word}")
+            expect(said).to_contain_text(f"Sluice: {word}")
             expect(said).to_contain_text(reason)
             if reason:
                 expect(seen.page.locator("#reasons")).to_contain_text(reason)
