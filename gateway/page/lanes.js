@@ -185,8 +185,8 @@ export class Lanes {
     // Half of the busy time is in bars of this length or more.
     let half = lengths.reduce((sum, length) => sum + length, 0) / 2;
     const usual = lengths.find((length) => (half -= length) <= 0);
-    const most = Math.max(...this._lanes.values().map((lane) => lane.bars.length));
-    const times = this._store.bars.values().map((bar) => bar.start_s);
+    const most = Math.max(...[...this._lanes.values()].map((lane) => lane.bars.length));
+    const times = [...this._store.bars.values()].map((bar) => bar.start_s);
     const spanned = this._shownTo - times.reduce((one, other) => Math.min(one, other), this._shownTo);
     const wanted = Math.log(Math.max((usual * width) / COMFORTABLE, (spanned * ENOUGH) / most));
     const off = (window) => Math.abs(Math.log(window) - wanted);

@@ -35,6 +35,10 @@ FOCUSED = """(() => {
   const ringed = getComputedStyle(at).outlineStyle !== "none" || at.name === "window";
   return (at.id || at.className || at.name) + (ringed ? "" : " without a ring");
 })()"""
+HIDE = """hidden => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 FEED = """
 class Source { constructor(url) { this.url = url; window.source = this; } close() {} }
 window.EventSource = Source;
@@ -349,6 +353,23 @@ def test_what_a_proxy_holds_back_is_said_to_be_old(browser: Browser, made_up: Do
         page.evaluate("text => { passed += 12; source.onmessage({ data: text }); }", json.dumps(first))
         expect(page.locator("#age")).to_have_text(re.compile(r"data is 11.s old"))
         expect(page.locator("body")).to_have_attribute("data-stale", "true")
+
+
+def test_a_page_that_nobody_sees_stops_asking(browser: Browser, made_up: DocumentServer) -> None:
+    with watched(browser, made_up.url) as seen:
+        page = seen.page
+        page.clock.install()
+        page.evaluate(HIDE, True)
+        page.clock.run_for(59_000)
+        expect(page.locator("#age")).to_have_text(re.compile("live"))
+        page.clock.run_for(2_000)
+        until(lambda: made_up.viewers == 0)
+        asked = len(seen.asked)
+        page.clock.run_for(30_000)
+        expect(page.locator("#age")).to_have_text(re.compile("data is .* old"))
+        assert len(seen.asked) == asked
+        page.evaluate(HIDE, False)
+        until(lambda: made_up.viewers == 1)
 
 
 def test_half_a_day_of_ticks_makes_nothing_grow(browser: Browser, made_up: DocumentServer) -> None:
