@@ -5,7 +5,7 @@ import { $, drawn, element, keyed, setAttribute, setName, setText, tableRow } fr
 import { count, milliseconds, rate, significant, whole, wholePercent } from "./format.js";
 import { layered, place } from "./layout.js";
 
-const CARD = { least: 130, most: 156, height: 66, when: 27 };
+const CARD = { least: 130, most: 156, height: 70, when: 26 };
 const PORT = 15; // pixels between edges at the same side of a card
 const END = { width: 56, height: 26 };
 const BEND = 12;
