@@ -28,7 +28,12 @@ class Chart {
     this._columns = null;
     this._textMs = 0;
     const font = () => `11px ${getComputedStyle(document.body).fontFamily}`;
-    const axis = { stroke: () => variable("--muted"), font: font(), grid: { stroke: () => variable("--grid"), width: 1 }, ticks: { show: false } };
+    const axis = {
+      stroke: () => variable("--muted"),
+      font: font(),
+      grid: { stroke: () => variable("--grid"), width: 1 },
+      ticks: { show: false },
+    };
     const size = this._size();
     this._chart = new uPlot(
       {
@@ -38,8 +43,31 @@ class Chart {
         cursor: { sync: { key: "page" }, drag: { x: false, y: false }, points: { show: false }, y: false },
         scales: { x: { time: true }, y: { range, distr } },
         axes: [
-          { ...axis, size: 20, gap: 4, space: 44, incrs: [60, 120, 300, 600], values: (_, splits) => splits.map(clock) },
-          { ...axis, size: 42, gap: 5, space: 28, ...(splits && { splits, filter: (_, found) => found }), values: (_, splits) => splits.map((value) => (value === 0 ? "0" : value < 1 ? String(Number(value.toPrecision(2))) : value >= 10_000 ? `${value / 1000}k` : String(value))) },
+          {
+            ...axis,
+            size: 20,
+            gap: 4,
+            space: 44,
+            incrs: [60, 120, 300, 600],
+            values: (_, splits) => splits.map(clock),
+          },
+          {
+            ...axis,
+            size: 42,
+            gap: 5,
+            space: 28,
+            ...(splits && { splits, filter: (_, found) => found }),
+            values: (_, splits) =>
+              splits.map((value) =>
+                value === 0
+                  ? "0"
+                  : value < 1
+                    ? String(Number(value.toPrecision(2)))
+                    : value >= 10_000
+                      ? `${value / 1000}k`
+                      : String(value),
+              ),
+          },
         ],
         series: [{}, ...series],
         hooks: { setCursor: [() => this._legend()] },
@@ -63,7 +91,7 @@ class Chart {
     setText(this._words, this._describe());
   }
 
-  /** Write the words for screen readers anew with the next update. */
+  /** Write the words for screen readers again with the next update. */
   changed() {
     this._textMs = 0;
   }
@@ -89,6 +117,11 @@ class Chart {
     });
     return `The last ${Math.round(this._columns[0].length / 60)} minutes. ${said.join(". ")}.`;
   }
+}
+
+/** From when on a history that does not fill the charts is known; empty for one that does. */
+export function knownSince(history) {
+  return history.good.length < HISTORY - 1 ? `counted since ${minutes.format(history.start * 1000)}` : "";
 }
 
 /** Marks of a logarithmic axis: 1, 2, 5, 10 …, or fewer where these would be many. */
@@ -120,7 +153,11 @@ function alone(chart, number, _show, _gaps) {
 
 function line(name, options = {}) {
   return {
-    stroke: () => variable(`--${name}`), width: 1.5, spanGaps: false, points: { show: true, size: 4, filter: alone, fill: () => variable(`--${name}`) }, ...options,
+    stroke: () => variable(`--${name}`),
+    width: 1.5,
+    spanGaps: false,
+    points: { show: true, size: 4, filter: alone, fill: () => variable(`--${name}`) },
+    ...options,
   };
 }
 
@@ -129,12 +166,26 @@ export class Charts {
   constructor() {
     // The areas lie on each other, so the topmost outcome is drawn first, up to the sum of all.
     const areas = OUTCOMES.toReversed().map((name) => ({
-      stroke: () => variable(`--${name}`), fill: () => variable(`--${name}-area`), width: 1, points: { show: false },
+      stroke: () => variable(`--${name}`),
+      fill: () => variable(`--${name}-area`),
+      width: 1,
+      points: { show: false },
     }));
-    this._outcomes = new Chart("outcomes", OUTCOMES.map((name) => ({ name, label: name })), rate, areas, (_, __, most) => [0, Math.max(most * 1.1, 1)], {});
+    this._outcomes = new Chart(
+      "outcomes",
+      OUTCOMES.map((name) => ({ name, label: name })),
+      rate,
+      areas,
+      (_, __, most) => [0, Math.max(most * 1.1, 1)],
+      {},
+    );
     this._latencies = new Chart(
       "latencies",
-      [{ name: "p50", label: "p50" }, { name: "p99", label: "p99" }, { name: "objective", label: "objective" }],
+      [
+        { name: "p50", label: "p50" },
+        { name: "p99", label: "p99" },
+        { name: "objective", label: "objective" },
+      ],
       milliseconds,
       [line("objective", { dash: [5, 4], points: { show: false } }), line("p50"), line("p99", { width: 1.8 })],
       (_, least, most) => (least > 0 ? [least / 1.25, most * 1.25] : [0.1, 100]),
@@ -154,12 +205,19 @@ export class Charts {
     const sums = [];
     let sum = new Array(steps).fill(0);
     for (const name of OUTCOMES) {
-      sum = sum.map((value, index) => value + (history[name][index] ?? 0));
+      sum = sum.map((value, index) => (history[name][index] === null ? null : value + history[name][index]));
       sums.unshift(sum);
     }
-    this._outcomes.update(times, OUTCOMES.map((name) => history[name]), sums);
+    this._outcomes.update(
+      times,
+      OUTCOMES.map((name) => history[name]),
+      sums,
+    );
     const objective = new Array(steps).fill(pipeline.objective_ms);
-    this._latencies.update(times, [history.p50_ms, history.p99_ms, objective], [objective, history.p50_ms, history.p99_ms]);
+    this._latencies.update(
+      times,
+      [history.p50_ms, history.p99_ms, objective],
+      [objective, history.p50_ms, history.p99_ms],
+    );
   }
 }
-

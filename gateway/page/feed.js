@@ -6,7 +6,7 @@ const POLL_MS = 1_000;
 const LONGEST_WAIT_MS = 8_000;
 const LONGEST_STREAM_WAIT_MS = 60_000;
 const HIDDEN_MS = 60_000; // A page that nobody sees stops asking after this time.
-const OFFSETS = 60;
+const OFFSETS = 60; // documents; a clock that is set is forgotten after as many
 
 /**
  * Calls `onDocument` with each document, and `onChange` when `mode` changes.
@@ -58,22 +58,22 @@ export class Feed {
 
   /** Milliseconds until the next attempt. */
   retryInMs() {
-    return Math.max(this._retryMs - Date.now(), 0);
+    return Math.max(this._retryMs - performance.now(), 0);
   }
 
   /** Give up a stream that is silent; called once a second. */
   check() {
-    if (this._stream && Date.now() - Math.max(this._receivedMs, this._openedMs) > SILENT_MS) this._streamFailed();
+    if (this._stream && performance.now() - Math.max(this._receivedMs, this._openedMs) > SILENT_MS) this._streamFailed();
   }
 
   _open() {
     this._close();
     this._whole = true;
-    if (Date.now() < this._streamAgainMs) {
+    if (performance.now() < this._streamAgainMs) {
       this._poll();
       return;
     }
-    this._openedMs = Date.now();
+    this._openedMs = performance.now();
     const stream = new EventSource(this._url("v2/sluice/now/events"));
     this._stream = stream;
     stream.onmessage = (event) => {
@@ -87,7 +87,7 @@ export class Feed {
   _streamFailed() {
     this._close();
     this._streamFailures += 1;
-    this._streamAgainMs = Date.now() + Math.min(2_500 * 2 ** this._streamFailures, LONGEST_STREAM_WAIT_MS);
+    this._streamAgainMs = performance.now() + Math.min(2_500 * 2 ** this._streamFailures, LONGEST_STREAM_WAIT_MS);
     this._poll();
   }
 
@@ -111,7 +111,7 @@ export class Feed {
     if (!problem && this._received(text)) {
       this._failures = 0;
       this._set("requests");
-      if (Date.now() >= this._streamAgainMs) this._open();
+      if (performance.now() >= this._streamAgainMs) this._open();
       else this._again(POLL_MS);
       return;
     }
@@ -123,7 +123,7 @@ export class Feed {
   }
 
   _again(waitMs) {
-    this._retryMs = Date.now() + waitMs;
+    this._retryMs = performance.now() + waitMs;
     this._timer = setTimeout(() => this._poll(), waitMs);
   }
 
@@ -135,9 +135,8 @@ export class Feed {
       return false;
     }
     if (!found?.server?.now_s) return false;
-    const now = Date.now();
-    this._receivedMs = now;
-    this._offsets.push(now - found.server.now_s * 1000);
+    this._receivedMs = performance.now();
+    this._offsets.push(Date.now() - found.server.now_s * 1000);
     if (this._offsets.length > OFFSETS) this._offsets.shift();
     const another = this._last !== null && this._last.server.started_s !== found.server.started_s;
     if (another) this._offsets = this._offsets.slice(-1);

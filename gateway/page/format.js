@@ -59,7 +59,13 @@ export function money(value, currency) {
   if (!currency) return figure(value);
   const digits = value >= 99.5 ? 0 : value >= 0.01 || value === 0 ? 2 : 4;
   try {
-    const options = { style: "currency", currency, currencyDisplay: "narrowSymbol", minimumFractionDigits: digits, maximumFractionDigits: digits };
+    const options = {
+      style: "currency",
+      currency,
+      currencyDisplay: "narrowSymbol",
+      minimumFractionDigits: digits,
+      maximumFractionDigits: digits,
+    };
     return new Intl.NumberFormat("en", options).format(value);
   } catch {
     return `${value.toFixed(digits)}${SPACE}${currency}`;
@@ -79,7 +85,11 @@ export function bytes(value) {
 export function duration(seconds) {
   if (seconds == null) return NONE;
   const whole = Math.max(Math.floor(seconds), 0);
-  const [days, hours, minutes] = [Math.floor(whole / 86_400), Math.floor(whole / 3600) % 24, Math.floor(whole / 60) % 60];
+  const [days, hours, minutes] = [
+    Math.floor(whole / 86_400),
+    Math.floor(whole / 3600) % 24,
+    Math.floor(whole / 60) % 60,
+  ];
   if (days) return `${days}${SPACE}d ${hours}${SPACE}h`;
   if (hours) return `${hours}${SPACE}h ${minutes}${SPACE}min`;
   if (minutes) return `${minutes}${SPACE}min`;

@@ -5,7 +5,7 @@ import { $, drawn, element, keyed, setAttribute, setName, setText, tableRow } fr
 import { count, milliseconds, rate, significant, whole, wholePercent } from "./format.js";
 import { layered, place } from "./layout.js";
 
-const CARD = { least: 130, most: 156, height: 66, when: 27 };
+const CARD = { least: 130, most: 156, height: 70, when: 26 };
 const PORT = 15; // pixels between edges at the same side of a card
 const END = { width: 56, height: 26 };
 const BEND = 12;
@@ -28,7 +28,11 @@ export class Graph {
     this._pipeline = pipeline;
     const { clientWidth: width, clientHeight: height } = this._view;
     const shape = JSON.stringify([
-      pipeline.name, pipeline.outputs, pipeline.stages.map(({ name, sources, when }) => [name, sources, when]), width, width < UPRIGHT_BELOW ? 0 : height,
+      pipeline.name,
+      pipeline.outputs,
+      pipeline.stages.map(({ name, sources, when }) => [name, sources, when]),
+      width,
+      width < UPRIGHT_BELOW ? 0 : height,
     ]);
     if (shape !== this._shape) {
       this._shape = shape;
@@ -45,13 +49,26 @@ export class Graph {
       if (label) setText(label, edge.kind === "when" ? wholePercent(stage.share) : `${rate(rows)}/s`);
     }
     setText($("graph-note"), note(pipeline));
-    keyed($("graph-table").tBodies[0], pipeline.stages, (stage) => stage.name, () => tableRow(9), (row, stage) => {
-      const texts = [
-        stage.name, stage.model || stage.combiner, stage.sources.join(", "), stage.when ? `${stage.when.stage}: ${stage.when.text}` : "always",
-        rate(stage.rows_per_s), wholePercent(stage.share), significant(stage.mean_batch), whole(stage.queued_requests), milliseconds(stage.latency_ms),
-      ];
-      texts.forEach((text, index) => setText(row.cells[index], text));
-    });
+    keyed(
+      $("graph-table").tBodies[0],
+      pipeline.stages,
+      (stage) => stage.name,
+      () => tableRow(9),
+      (row, stage) => {
+        const texts = [
+          stage.name,
+          stage.model || stage.combiner,
+          stage.sources.join(", "),
+          stage.when ? `${stage.when.stage}: ${stage.when.text}` : "always",
+          rate(stage.rows_per_s),
+          wholePercent(stage.share),
+          significant(stage.mean_batch),
+          whole(stage.queued_requests),
+          milliseconds(stage.latency_ms),
+        ];
+        texts.forEach((text, index) => setText(row.cells[index], text));
+      },
+    );
   }
 
   _build(pipeline, room, height) {
@@ -60,11 +77,28 @@ export class Graph {
     const layers = graph.layers.filter((layer) => layer.some((node) => node.kind === "stage")).length;
     const spare = (room - 2 * END.width - (layers + 1) * GAP) / Math.max(layers, 1);
     const width = upright ? CARD.most : Math.min(Math.max(Math.floor(spare), CARD.least), CARD.most);
-    const tall = (node) => (node.kind === "stage" ? CARD.height + (node.stage.when ? CARD.when : 0) : node.kind === "bend" ? BEND : END.height);
+    const tall = (node) =>
+      node.kind === "stage"
+        ? CARD.height + (node.stage.when ? CARD.when : 0)
+        : node.kind === "bend"
+          ? BEND
+          : END.height;
     const wide = (node) => (node.kind === "stage" ? width : node.kind === "bend" ? BEND : END.width);
+    const shape = {
+      upright,
+      along: upright ? tall : wide,
+      across: upright ? wide : tall,
+      gap: upright ? 30 : GAP,
+      between: upright ? 14 : 10,
+    };
+    // A picture that is too large is made smaller, as far as it can still be read; the rest is scrolled to.
+    const natural = place(graph, { ...shape, length: 0, breadth: 0 });
+    const fits = upright ? room / natural.width : Math.min(room / natural.width, (height - 2) / natural.height);
+    const scale = Math.max(Math.min(fits, 1), LEAST_SCALE);
     const size = place(graph, {
-      upright, along: upright ? tall : wide, across: upright ? wide : tall, gap: upright ? 30 : GAP, between: 14,
-      length: upright ? 0 : room, breadth: upright ? room : height - 4,
+      ...shape,
+      length: upright ? 0 : room / scale,
+      breadth: upright ? room / scale : (height - 2) / scale,
     });
     const svg = drawn("svg", { width: size.width, height: size.height, "aria-hidden": "true" });
     const canvas = element("div", upright ? "graph upright" : "graph");
@@ -88,14 +122,17 @@ export class Graph {
     for (const node of graph.layers.flat()) {
       if (node.kind === "bend") continue;
       const made = node.kind === "stage" ? card(node.stage) : element("div", "end", node.kind);
-      if (node.kind === "answer") made.title = node.outputs.map((output) => `${output.name}: from ${output.from.join(", else ")}`).join("\n");
+      if (node.kind === "answer")
+        made.title = node.outputs.map((output) => `${output.name}: from ${output.from.join(", else ")}`).join("\n");
       Object.assign(made.style, {
-        left: `${node.x - wide(node) / 2}px`, top: `${node.y - tall(node) / 2}px`, width: `${wide(node)}px`, height: `${tall(node)}px`,
+        left: `${node.x - wide(node) / 2}px`,
+        top: `${node.y - tall(node) / 2}px`,
+        width: `${wide(node)}px`,
+        height: `${tall(node)}px`,
       });
       canvas.append(made);
       if (node.kind === "stage") this._cards.push(made);
     }
-    const scale = Math.max(Math.min(room / size.width, 1), LEAST_SCALE);
     if (scale < 1) canvas.style.transform = `scale(${scale})`;
     const frame = element("div", "frame");
     frame.style.height = `${size.height * scale}px`;
@@ -104,11 +141,14 @@ export class Graph {
   }
 }
 
-/** For each edge, how far beside the middles of its first and last node it leaves and enters, so that ends lie apart. */
+/** For each edge, how far beside the middles of its first and last node its ends lie, so that they are apart. */
 function sides(edges, upright) {
   const across = upright ? "x" : "y";
   const ports = new Map(edges.map((edge) => [edge, { leaves: 0, enters: 0 }]));
-  for (const [key, end, next] of [["leaves", 0, 1], ["enters", -1, -2]]) {
+  for (const [key, end, next] of [
+    ["leaves", 0, 1],
+    ["enters", -1, -2],
+  ]) {
     const groups = Map.groupBy(edges, (edge) => edge.path.at(end));
     for (const [node, group] of groups) {
       if (node.kind !== "stage") continue;
@@ -128,7 +168,8 @@ function route(edge, ports, upright, along) {
   const last = path.length - 1;
   return path.flatMap((node, index) => {
     const half = node.kind === "bend" ? node.length / 2 : along(node) / 2;
-    const at = (sign, beside) => (upright ? [node.x + beside, node.y + sign * half] : [node.x + sign * half, node.y + beside]);
+    const at = (sign, beside) =>
+      upright ? [node.x + beside, node.y + sign * half] : [node.x + sign * half, node.y + beside];
     if (index === 0) return [at(1, leaves)];
     return index === last ? [at(-1, enters)] : [at(-1, 0), at(1, 0)];
   });
@@ -147,7 +188,12 @@ function curve(points, upright) {
 function card(stage) {
   const made = element("div", "card");
   made.name = stage.name;
-  const [top, model, flow, wait] = [element("div", "cut name"), element("div", "cut model"), element("div", "flows"), element("div", "waits")];
+  const [top, model, flow, wait] = [
+    element("div", "cut name"),
+    element("div", "cut model"),
+    element("div", "flows"),
+    element("div", "waits"),
+  ];
   const [swatch, name] = [element("i", "swatch"), element("span")];
   model.append(swatch, name);
   for (const row of [flow, wait]) row.append(element("span"), element("span"));
@@ -165,7 +211,8 @@ function fill(made, stage) {
   setName(top, stage.name);
   if (stage.model) paint(swatch, stage.model);
   setName(name, stage.model || `combiner: ${stage.combiner}`);
-  if (stage.when) setName(when, `if ${stage.when.text}`, `runs for the rows of ${stage.when.stage} with ${stage.when.text}`);
+  if (stage.when)
+    setName(when, `if ${stage.when.text}`, `runs for the rows of ${stage.when.stage} with ${stage.when.text}`);
   setText(flow.firstChild, `${rate(stage.rows_per_s)} rows/s`);
   setText(flow.lastChild, milliseconds(stage.latency_ms));
   setText(wait.firstChild, stage.model ? `batch ${significant(stage.mean_batch)}` : "");
@@ -176,5 +223,7 @@ function fill(made, stage) {
 function note(pipeline) {
   const gated = pipeline.stages.filter((stage) => stage.when);
   const shares = gated.map((stage) => `${stage.name}: ${wholePercent(stage.share)} of rows`);
-  return [...shares, pipeline.stages_more ? `${count(pipeline.stages_more, "more stage")} not shown` : ""].filter(Boolean).join(" · ");
+  return [...shares, pipeline.stages_more ? `${count(pipeline.stages_more, "more stage")} not shown` : ""]
+    .filter(Boolean)
+    .join(" · ");
 }

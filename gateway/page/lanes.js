@@ -1,17 +1,17 @@
 // Partitions as lanes of time: each batch is a bar in its model's colour, as wide as it took, with its rows inside.
 
-import { colourOf, paint } from "./colours.js";
+import { paint } from "./colours.js";
 import { $, element, keyed, setAttribute, setHidden, setName, setText } from "./dom.js";
+import { View, colours, drawAxis, drawLane } from "./drawing.js";
 import { bytes, count, milliseconds, wholePercent } from "./format.js";
 
 const WINDOWS_S = [0.01, 0.03, 0.1, 0.3, 1, 3];
-const AHEAD = 0.12; // of the window is time to come
 const COMFORTABLE = 12; // pixels that a usual bar should have, as long as
 const ENOUGH = 50; // bars are in the window of the busiest lane
 const PATIENCE = 4; // ticks for which another window must suit better
+const TOUCH_MS = 4_000; // for which a batch that was touched is described
 const LANE = { least: 34, most: 62 }; // pixels
 const LEGEND = 10;
-const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** Calls `details` with a partition whose button is pressed. */
 export class Lanes {
@@ -25,6 +25,8 @@ export class Lanes {
     this._held = false;
     this._shownTo = 0;
     this._picked = null;
+    this._touched = 0;
+    this._suited = false;
     this._buildWindows();
     new ResizeObserver(() => this._drawAll()).observe($("lanes"));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this._drawAll());
@@ -34,7 +36,13 @@ export class Lanes {
     this._store = store;
     const { partitions, partitions_more: more } = store.now;
     const items = more ? [...partitions, { name: "", more }] : partitions;
-    keyed($("lanes"), items, (each) => each.name, (each) => this._lane(each), (lane, each) => this._describe(lane, each));
+    keyed(
+      $("lanes"),
+      items,
+      (each) => each.name,
+      (each) => this._lane(each),
+      (lane, each) => this._describe(lane, each),
+    );
     const names = new Set(partitions.map((each) => each.name));
     for (const name of this._lanes.keys()) if (!names.has(name)) this._lanes.delete(name);
     if (this._held) return;
@@ -46,7 +54,10 @@ export class Lanes {
   }
 
   _buildWindows() {
-    const choices = [["auto", "auto"], ...WINDOWS_S.map((seconds) => [String(seconds), seconds < 1 ? `${seconds * 1000} ms` : `${seconds} s`])];
+    const choices = [
+      ["auto", "auto"],
+      ...WINDOWS_S.map((seconds) => [String(seconds), seconds < 1 ? `${seconds * 1000} ms` : `${seconds} s`]),
+    ];
     for (const [value, label] of choices) {
       const choice = element("label");
       const input = element("input");
@@ -72,8 +83,14 @@ export class Lanes {
     const label = element("div", "label");
     const top = element("div", "top");
     const parts = {
-      name: element("b", "cut"), kind: element("span", "note cut"), busy: element("span", "number"), proof: element("span", "proof"),
-      level: element("span", "level busy"), memory: element("span", "cut"), models: element("button", "link"), swatches: element("span", "swatches"),
+      name: element("b", "cut"),
+      kind: element("span", "note cut"),
+      busy: element("span", "number"),
+      proof: element("span", "proof"),
+      level: element("span", "level busy"),
+      memory: element("span", "cut"),
+      models: element("button", "link"),
+      swatches: element("span", "swatches"),
     };
     parts.level.append(element("i"));
     top.append(parts.name, parts.kind, parts.level, parts.busy);
@@ -84,6 +101,7 @@ export class Lanes {
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "slider");
     canvas.setAttribute("aria-label", `Batches of ${partition.name}`);
+    for (const name of ["aria-valuemin", "aria-valuemax", "aria-valuenow"]) canvas.setAttribute(name, "0");
     canvas.setAttribute("aria-valuetext", "none chosen; arrow keys choose a batch");
     const over = element("span", "over");
     made.append(label, canvas, over);
@@ -98,7 +116,11 @@ export class Lanes {
     });
     canvas.addEventListener("pointermove", (event) => this._point(lane, event));
     canvas.addEventListener("pointerdown", (event) => this._point(lane, event));
-    canvas.addEventListener("pointerleave", () => this._release());
+    canvas.addEventListener("pointerleave", (event) => {
+      clearTimeout(this._touched);
+      if (event.pointerType === "mouse") this._release();
+      else this._touched = setTimeout(() => this._release(), TOUCH_MS);
+    });
     canvas.addEventListener("blur", () => this._release());
     canvas.addEventListener("keydown", (event) => this._key(lane, event));
     return made;
@@ -116,15 +138,24 @@ export class Lanes {
     setText(parts.busy, wholePercent(partition.busy));
     parts.level.firstChild.style.width = `${Math.min(partition.busy ?? 0, 1) * 100}%`;
     setAttribute(parts.level, "title", `busy for ${wholePercent(partition.busy)} of the time`);
-    const used = partition.memory_bytes === null || partition.memory_free_bytes === null ? null : partition.memory_bytes - partition.memory_free_bytes;
+    const used =
+      partition.memory_bytes === null || partition.memory_free_bytes === null
+        ? null
+        : partition.memory_bytes - partition.memory_free_bytes;
     setHidden(parts.memory, used === null);
     setText(parts.memory, used === null ? "" : `${bytes(used)} of ${bytes(partition.memory_bytes)}`);
     setText(parts.models, count(partition.models, "model"));
     setAttribute(parts.models, "aria-label", `${partition.name}: ${count(partition.models, "model")}, details`);
-    keyed(parts.swatches, partition.resident.slice(0, 6).map((model) => ({ model })), ({ model }) => model, () => element("i"), (swatch, { model }) => {
-      paint(swatch, model);
-      setAttribute(swatch, "title", model);
-    });
+    keyed(
+      parts.swatches,
+      partition.resident.slice(0, 6).map((model) => ({ model })),
+      ({ model }) => model,
+      () => element("i"),
+      (swatch, { model }) => {
+        paint(swatch, model);
+        setAttribute(swatch, "title", model);
+      },
+    );
     const bare = partition.ready && partition.proof.startsWith("not enforced");
     setName(parts.proof, bare ? "not enforced" : "", `isolation: ${partition.proof}`);
     setText(parts.over, partition.ready ? "" : partition.reason || partition.state);
@@ -135,7 +166,10 @@ export class Lanes {
     for (const lane of this._lanes.values()) lane.bars = [];
     const { bars, running, planned } = this._store;
     for (const bar of bars.values()) this._lanes.get(bar.partition)?.bars.push(bar);
-    for (const bar of running) this._lanes.get(bar.partition)?.bars.push({ ...bar, length_ms: (this._shownTo - bar.start_s) * 1000, running: true });
+    for (const bar of running)
+      this._lanes
+        .get(bar.partition)
+        ?.bars.push({ ...bar, length_ms: (this._shownTo - bar.start_s) * 1000, running: true });
     for (const bar of planned) this._lanes.get(bar.partition)?.bars.push(bar);
     for (const lane of this._lanes.values()) lane.bars.sort((one, other) => one.start_s - other.start_s);
   }
@@ -144,13 +178,15 @@ export class Lanes {
   _suit() {
     if (!this._automatic) return;
     const width = this._lanes.values().next().value?.canvas.clientWidth ?? 0;
-    const lengths = [...this._store.bars.values()].map((bar) => bar.length_ms / 1000 / bar.merged).sort((one, other) => one - other);
+    const lengths = [...this._store.bars.values()]
+      .map((bar) => bar.length_ms / 1000 / bar.merged)
+      .sort((one, other) => one - other);
     if (!lengths.length || !width) return;
     // Half of the busy time is in bars of this length or more.
     let half = lengths.reduce((sum, length) => sum + length, 0) / 2;
     const usual = lengths.find((length) => (half -= length) <= 0);
-    const most = Math.max(...this._lanes.values().map((lane) => lane.bars.length));
-    const times = this._store.bars.values().map((bar) => bar.start_s);
+    const most = Math.max(...[...this._lanes.values()].map((lane) => lane.bars.length));
+    const times = [...this._store.bars.values()].map((bar) => bar.start_s);
     const spanned = this._shownTo - times.reduce((one, other) => Math.min(one, other), this._shownTo);
     const wanted = Math.log(Math.max((usual * width) / COMFORTABLE, (spanned * ENOUGH) / most));
     const off = (window) => Math.abs(Math.log(window) - wanted);
@@ -166,21 +202,30 @@ export class Lanes {
   _legend() {
     const seen = new Set();
     for (const lane of this._lanes.values()) for (const bar of lane.bars) seen.add(bar.model);
-    const items = [...seen].sort().slice(0, LEGEND).map((model) => ({ model }));
+    const items = [...seen]
+      .sort()
+      .slice(0, LEGEND)
+      .map((model) => ({ model }));
     if (seen.size > LEGEND) items.push({ model: "", note: `+ ${seen.size - LEGEND}` });
     setText($("joined"), this._store.now.timeline.merged ? "Short batches are joined." : "");
-    keyed($("models-legend"), items, ({ model }) => model, ({ model }) => {
-      const item = element("span", "item");
-      if (model) item.append(element("i", "swatch"), element("span", "cut"));
-      return item;
-    }, (item, each) => {
-      if (each.note) {
-        setText(item, each.note);
-        return;
-      }
-      paint(item.firstChild, each.model);
-      setName(item.lastChild, each.model);
-    });
+    keyed(
+      $("models-legend"),
+      items,
+      ({ model }) => model,
+      ({ model }) => {
+        const item = element("span", "item");
+        if (model) item.append(element("i", "swatch"), element("span", "cut"));
+        return item;
+      },
+      (item, each) => {
+        if (each.note) {
+          setText(item, each.note);
+          return;
+        }
+        paint(item.firstChild, each.model);
+        setName(item.lastChild, each.model);
+      },
+    );
   }
 
   /** Let the lanes fill the height that there is. */
@@ -191,123 +236,53 @@ export class Lanes {
     if (view.style.getPropertyValue("--lane") !== `${height}px`) view.style.setProperty("--lane", `${height}px`);
   }
 
-  _range() {
-    const to = this._shownTo + this._window * AHEAD;
-    return [to - this._window, to];
+  _view() {
+    return new View(this._shownTo, this._window);
   }
 
   _drawAll() {
     if (!this._store) return;
     this._fit();
-    const colours = { line: variable("--grid"), now: variable("--fg"), track: variable("--track"), muted: variable("--muted") };
-    for (const lane of this._lanes.values()) this._draw(lane, colours);
-    this._axis(colours);
-  }
-
-  _draw(lane, colours) {
-    const { canvas, bars } = lane;
-    const [context, width, height] = prepared(canvas);
-    if (!width) return;
-    const [from, to] = this._range();
-    const x = (time) => ((time - from) / (to - from)) * width;
-    context.fillStyle = colours.track;
-    context.fillRect(0, 0, width, height);
-    context.fillStyle = colours.line;
-    for (const { at } of this._marks()) context.fillRect(Math.round(x(at)), 0, 1, height);
-    context.font = `600 11px ${getComputedStyle(document.body).fontFamily}`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    const picked = this._picked?.lane === lane ? this._picked.bar : null;
-    for (const bar of bars) {
-      const left = x(bar.start_s);
-      const length = Math.max((bar.length_ms / 1000 / this._window) * width - 0.5, 1.5);
-      if (left + length < 0 || left > width) continue;
-      const { colour, hatched } = colourOf(bar.model);
-      context.globalAlpha = 1;
-      if (bar.planned) {
-        context.strokeStyle = colour;
-        context.lineWidth = 1.5;
-        context.setLineDash([4, 2]);
-        context.strokeRect(left + 1, 4.5, Math.max(length - 2, 1), height - 9);
-        context.setLineDash([]);
-      } else {
-        context.fillStyle = colour;
-        context.globalAlpha = bar.running ? 0.55 : 1;
-        rounded(context, left, 3, length, height - 6);
-        if (hatched) hatch(context, left, length, height);
-        context.globalAlpha = 1;
-      }
-      const text = String(bar.rows);
-      if (length > 3 + 6.5 * text.length) {
-        context.fillStyle = bar.planned ? colours.muted : "#10151d";
-        context.fillText(text, Math.max(left, 0) + (Math.min(left + length, width) - Math.max(left, 0)) / 2, height / 2 + 0.5);
-      }
-      if (bar === picked) {
-        context.strokeStyle = colours.now;
-        context.lineWidth = 2;
-        context.strokeRect(left - 1, 2, length + 2, height - 4);
-      }
+    const view = this._view();
+    const used = colours();
+    for (const lane of this._lanes.values()) {
+      drawLane(lane.canvas, lane.bars, this._picked?.lane === lane ? this._picked.bar : null, view, used);
     }
-    context.fillStyle = colours.now;
-    context.globalAlpha = 0.5;
-    context.fillRect(Math.round(x(this._shownTo)), 0, 1, height);
-    context.globalAlpha = 1;
-  }
-
-  _marks() {
-    const [from] = this._range();
-    const step = { 0.01: 0.002, 0.03: 0.005, 0.1: 0.02, 0.3: 0.05, 1: 0.2, 3: 0.5 }[this._window];
-    const marks = [];
-    for (let back = 0; this._shownTo - back > from; back += step) marks.push({ at: this._shownTo - back, back });
-    return marks;
-  }
-
-  _axis(colours) {
-    const [context, width, height] = prepared($("axis"));
-    if (!width) return;
-    const [from, to] = this._range();
-    context.clearRect(0, 0, width, height);
-    context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    context.fillStyle = colours.muted;
-    for (const { at, back } of this._marks()) {
-      const x = ((at - from) / (to - from)) * width;
-      if (x < 24) continue;
-      const text = back === 0 ? "now" : this._window < 1 ? `−${Math.round(back * 1000)} ms` : `−${Number(back.toFixed(1))} s`;
-      context.fillText(text, x, height / 2);
-    }
-    const ahead = ((this._shownTo - from) / (to - from)) * width;
-    if (width - ahead > 74) {
-      context.textAlign = "right";
-      context.fillText("planned", width - 4, height / 2);
-    }
+    drawAxis($("axis"), view, used);
   }
 
   _point(lane, event) {
     const box = lane.canvas.getBoundingClientRect();
-    const [from, to] = this._range();
-    const at = from + ((event.clientX - box.left) / box.width) * (to - from);
-    const slack = (2 / box.width) * (to - from);
+    const at = this._view().at(event.clientX - box.left, box.width);
+    const slack = (2 / box.width) * this._window;
     // Where bars lie over each other, the last is on top.
-    const bar = lane.bars.findLast((each) => at >= each.start_s - slack && at <= each.start_s + each.length_ms / 1000 + slack);
+    const bar = lane.bars.findLast(
+      (each) => at >= each.start_s - slack && at <= each.start_s + each.length_ms / 1000 + slack,
+    );
     this._hold();
     this._pick(lane, bar ?? null, event.clientX);
   }
 
   _key(lane, event) {
-    const [from] = this._range();
-    const seen = lane.bars.filter((bar) => bar.start_s + bar.length_ms / 1000 > from);
+    const view = this._view();
+    const seen = lane.bars.filter((bar) => bar.start_s + bar.length_ms / 1000 > view.from);
     const at = this._picked?.lane === lane ? seen.indexOf(this._picked.bar) : seen.length;
-    const to = { ArrowLeft: Math.max(at - 1, 0), ArrowDown: Math.max(at - 1, 0), ArrowRight: Math.min(at + 1, seen.length - 1), ArrowUp: Math.min(at + 1, seen.length - 1), Home: 0, End: seen.length - 1 }[event.key];
+    const to = {
+      ArrowLeft: Math.max(at - 1, 0),
+      ArrowDown: Math.max(at - 1, 0),
+      ArrowRight: Math.min(at + 1, seen.length - 1),
+      ArrowUp: Math.min(at + 1, seen.length - 1),
+      Home: 0,
+      End: seen.length - 1,
+    }[event.key];
     if (event.key === "Escape") this._release();
     if (to === undefined || !seen.length) return;
     event.preventDefault();
     this._hold();
     const bar = seen[to];
     const box = lane.canvas.getBoundingClientRect();
-    const middle = (bar.start_s + bar.length_ms / 2000 - from) / this._window;
-    this._pick(lane, bar, box.left + Math.min(Math.max(middle, 0), 1) * box.width);
+    const middle = view.x(bar.start_s + bar.length_ms / 2000, box.width);
+    this._pick(lane, bar, box.left + Math.min(Math.max(middle, 0), box.width));
     setAttribute(lane.canvas, "aria-valuemin", "1");
     setAttribute(lane.canvas, "aria-valuemax", String(seen.length));
     setAttribute(lane.canvas, "aria-valuenow", String(to + 1));
@@ -343,52 +318,20 @@ export class Lanes {
     tip.replaceChildren(name, ...rest.map((text) => element("div", "", text)));
     const box = lane.canvas.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = tip;
-    tip.style.left = `${Math.min(Math.max(clientX - width / 2, 6), document.documentElement.clientWidth - width - 6)}px`;
+    const most = document.documentElement.clientWidth - width - 6;
+    tip.style.left = `${Math.min(Math.max(clientX - width / 2, 6), most)}px`;
     tip.style.top = `${box.top - height - 6 < 4 ? box.bottom + 6 : box.top - height - 6}px`;
   }
 
   _say(bar) {
     const rows = bar.merged > 1 ? `${count(bar.rows, "row")} in ${bar.merged} batches` : count(bar.rows, "row");
-    if (bar.planned) return [bar.model, `${rows} planned`, `for ${milliseconds(bar.length_ms)} in ${milliseconds((bar.start_s - this._shownTo) * 1000)}`];
+    if (bar.planned)
+      return [
+        bar.model,
+        `${rows} planned`,
+        `for ${milliseconds(bar.length_ms)} in ${milliseconds((bar.start_s - this._shownTo) * 1000)}`,
+      ];
     const back = milliseconds((this._shownTo - bar.start_s) * 1000);
-    return [bar.model, rows, bar.running ? `runs since ${back}` : `${milliseconds(bar.length_ms)}, began ${back} ago`];
+    return [bar.model, rows, bar.running ? `has run for ${back}` : `${milliseconds(bar.length_ms)}, began ${back} ago`];
   }
-}
-
-/** The context of a canvas whose size fits its place and the screen's pixels; width and height in CSS pixels. */
-function prepared(canvas) {
-  const { clientWidth: width, clientHeight: height } = canvas;
-  const scale = devicePixelRatio || 1;
-  const [wide, high] = [Math.round(width * scale), Math.round(height * scale)];
-  if (canvas.width !== wide) canvas.width = wide;
-  if (canvas.height !== high) canvas.height = high;
-  const context = canvas.getContext("2d");
-  context.setTransform(scale, 0, 0, scale, 0, 0);
-  return [context, width, height];
-}
-
-function rounded(context, left, top, width, height) {
-  if (width < 6) {
-    context.fillRect(left, top, width, height);
-    return;
-  }
-  context.beginPath();
-  context.roundRect(left, top, width, height, 2.5);
-  context.fill();
-}
-
-function hatch(context, left, width, height) {
-  context.save();
-  context.beginPath();
-  context.rect(left, 3, width, height - 6);
-  context.clip();
-  context.strokeStyle = "rgb(0 0 0 / 35%)";
-  context.lineWidth = 1.5;
-  context.beginPath();
-  for (let x = left - height; x < left + width; x += 6) {
-    context.moveTo(x, height);
-    context.lineTo(x + height, 0);
-  }
-  context.stroke();
-  context.restore();
 }

@@ -14,10 +14,17 @@ export function layered(stages, outputs) {
   const edges = [];
   for (const stage of stages) {
     const id = `stage ${stage.name}`;
-    const sources = stage.sources.map((source) => (source === "request" ? "request" : `stage ${source}`)).filter((source) => nodes.has(source));
+    const sources = stage.sources
+      .map((source) => (source === "request" ? "request" : `stage ${source}`))
+      .filter((source) => nodes.has(source));
     const asked = stage.when && nodes.has(`stage ${stage.when.stage}`) ? [`stage ${stage.when.stage}`] : [];
     const before = [...sources, ...asked];
-    nodes.set(id, { id, kind: "stage", stage, layer: 1 + Math.max(0, ...before.map((source) => nodes.get(source).layer)) });
+    nodes.set(id, {
+      id,
+      kind: "stage",
+      stage,
+      layer: 1 + Math.max(0, ...before.map((source) => nodes.get(source).layer)),
+    });
     for (const source of sources) if (!asked.includes(source)) edges.push({ from: source, to: id, kind: "data" });
     for (const source of asked) edges.push({ from: source, to: id, kind: "when" });
   }
@@ -91,7 +98,8 @@ function crossings(layers, after) {
 }
 
 /**
- * Give each node `x` and `y` (its centre), and `length` (that of its layer), in a picture of the returned `width` and `height`.
+ * Give each node `x` and `y` (its centre) and `length` (that of its layer), in a picture of the returned `width` and
+ * `height`.
  *
  * Layers go to the right, or down where `upright`. `along` and `across` are the sizes of a node in these directions:
  * functions of the node. `gap` is the space between layers, `between` that between the nodes of a layer.

@@ -1,6 +1,6 @@
 // The page: documents come from the feed, are kept in the store, and are shown once a frame.
 
-import { Charts } from "./charts.js";
+import { Charts, knownSince } from "./charts.js";
 import { colourOf } from "./colours.js";
 import { $, setHidden, setText } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -53,15 +53,23 @@ function showChosen({ server, pipeline, timeline }) {
     setText($("chosen-name"), server.state === "starting" ? "The server is starting" : "Nothing is served");
     setText($("chosen-objective"), "Models appear here when they are loaded.");
     setText($("chosen-asked"), "");
+    setText($("chosen-since"), "");
     return;
   }
   // In this order, so that another viewer of this pipeline sees the same colours.
-  for (const model of [...pipeline.stages.map((stage) => stage.model), ...timeline.models.toSorted()]) if (model) colourOf(model);
+  for (const model of [...pipeline.stages.map((stage) => stage.model), ...timeline.models.toSorted()])
+    if (model) colourOf(model);
   setText($("chosen-name"), pipeline.name);
   $("chosen-name").title = pipeline.name;
   setText($("chosen-kind"), pipeline.kind);
-  setText($("chosen-objective"), pipeline.objective_ms === null ? "no objective" : `objective: p${pipeline.percentile} within ${significant(pipeline.objective_ms)} ms`);
+  setText(
+    $("chosen-objective"),
+    pipeline.objective_ms === null
+      ? "no objective"
+      : `objective: p${pipeline.percentile} within ${significant(pipeline.objective_ms)} ms`,
+  );
   setText($("chosen-asked"), pipeline.asked ? `'${pipeline.asked}' is not served` : "");
+  setText($("chosen-since"), knownSince(store.history));
   charts.update(pipeline, store.history);
   graph.update(pipeline);
   showPlan(pipeline, server.now_s);

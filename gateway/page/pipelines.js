@@ -5,7 +5,7 @@ import { count, milliseconds, percent, rate } from "./format.js";
 
 const SORT_EVERY_MS = 60_000;
 
-/** Calls `choose` with the name of a pipeline. The busiest is first; the order changes once a minute, not under a hand. */
+/** Calls `choose` with a name. The busiest is first; the order changes once a minute, not while one is pointed at. */
 export class Pipelines {
   constructor(choose) {
     this._choose = choose;
@@ -63,22 +63,37 @@ export class Pipelines {
     const chosen = this._wanted || this._chosen;
     const busiest = Math.max(...this._all.map((each) => each.requests_per_s ?? 0), 1e-9);
     const reachable = shown.some((each) => each.name === chosen) ? chosen : shown[0]?.name;
-    keyed($("choices"), shown, (each) => each.name, (each) => this._item(each.name), (item, each) => {
-      const { name, numbers, detail, level } = item.parts;
-      setName(name, each.name);
-      setText(numbers, rate(each.requests_per_s));
-      const late = (each.late_per_s ?? 0) + (each.refused_per_s ?? 0) + (each.failed_per_s ?? 0) > 0.05;
-      const over = each.objective_ms !== null && each.p99_ms !== null && each.p99_ms > each.objective_ms;
-      setText(detail.firstChild, each.in_time === null ? "no requests" : `${percent(each.in_time)} in time`);
-      setText(detail.lastChild, each.p99_ms === null ? "" : `p99 ${milliseconds(each.p99_ms)}`);
-      setAttribute(item, "data-bad", String(late || over));
-      setAttribute(item, "aria-selected", String(each.name === chosen));
-      setAttribute(item, "tabindex", each.name === reachable ? "0" : "-1");
-      const width = `${((each.requests_per_s ?? 0) / busiest) * 100}%`;
-      if (level.style.width !== width) level.style.width = width;
-    });
-    setText($("pipelines-count"), wanted ? `${shown.length} of ${this._all.length + this._more}` : String(this._all.length + this._more));
-    const note = shown.length ? (this._more ? `${count(this._more, "more pipeline")} with fewer requests` : "") : wanted ? "No name has this in it." : "Nothing is served.";
+    keyed(
+      $("choices"),
+      shown,
+      (each) => each.name,
+      (each) => this._item(each.name),
+      (item, each) => {
+        const { name, numbers, detail, level } = item.parts;
+        setName(name, each.name);
+        setText(numbers, rate(each.requests_per_s));
+        const late = (each.late_per_s ?? 0) + (each.refused_per_s ?? 0) + (each.failed_per_s ?? 0) > 0.05;
+        const over = each.objective_ms !== null && each.p99_ms !== null && each.p99_ms > each.objective_ms;
+        setText(detail.firstChild, each.in_time === null ? "no requests" : `${percent(each.in_time)} in time`);
+        setText(detail.lastChild, each.p99_ms === null ? "" : `p99 ${milliseconds(each.p99_ms)}`);
+        setAttribute(item, "data-bad", String(late || over));
+        setAttribute(item, "aria-selected", String(each.name === chosen));
+        setAttribute(item, "tabindex", each.name === reachable ? "0" : "-1");
+        const width = `${((each.requests_per_s ?? 0) / busiest) * 100}%`;
+        if (level.style.width !== width) level.style.width = width;
+      },
+    );
+    setText(
+      $("pipelines-count"),
+      wanted ? `${shown.length} of ${this._all.length + this._more}` : String(this._all.length + this._more),
+    );
+    const note = shown.length
+      ? this._more
+        ? `${count(this._more, "more pipeline")} with fewer requests`
+        : ""
+      : wanted
+        ? "No name has this in it."
+        : "Nothing is served.";
     setText($("pipelines-note"), note);
     setHidden($("pipelines-note"), !note);
   }
@@ -88,7 +103,12 @@ export class Pipelines {
     item.setAttribute("role", "option");
     item.tabIndex = -1;
     const top = element("span", "top");
-    const parts = { name: element("b", "cut"), numbers: element("span", "number"), detail: element("span", "detail"), level: element("i") };
+    const parts = {
+      name: element("b", "cut"),
+      numbers: element("span", "number"),
+      detail: element("span", "detail"),
+      level: element("i"),
+    };
     const unit = element("span", "unit", "/s");
     const level = element("span", "level");
     level.append(parts.level);
@@ -112,7 +132,14 @@ export class Pipelines {
     const options = [...$("choices").querySelectorAll("[role=option]")];
     const at = options.indexOf(document.activeElement);
     const last = options.length - 1;
-    const to = { ArrowDown: Math.min(at + 1, last), ArrowUp: at - 1, Home: 0, End: last, PageDown: Math.min(at + 8, last), PageUp: Math.max(at - 8, 0) }[event.key];
+    const to = {
+      ArrowDown: Math.min(at + 1, last),
+      ArrowUp: at - 1,
+      Home: 0,
+      End: last,
+      PageDown: Math.min(at + 8, last),
+      PageUp: Math.max(at - 8, 0),
+    }[event.key];
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       options[at]?.click();

@@ -14,33 +14,73 @@ export function showPlan(pipeline, now_s) {
     setText($("plan-built"), "");
     return;
   }
-  setText($("plan-built"), plan.built_s === null ? "" : `made ${duration(now_s - plan.built_s)} ago for ${rate(plan.rate)}/s`);
+  setText(
+    $("plan-built"),
+    plan.built_s === null ? "" : `made ${duration(now_s - plan.built_s)} ago for ${rate(plan.rate)}/s`,
+  );
   setText($("headroom-times"), plan.headroom === null ? "–" : `${significant(plan.headroom)}×`);
-  setText($("headroom-text"), plan.highest_rate === null ? "headroom not known" : `headroom: at most ${rate(plan.highest_rate)} requests/s`);
+  setText(
+    $("headroom-text"),
+    plan.highest_rate === null ? "headroom not known" : `headroom: at most ${rate(plan.highest_rate)} requests/s`,
+  );
   const used = plan.headroom ? Math.min(1 / plan.headroom, 1) : 0;
   const bar = $("headroom").querySelector("i");
   bar.style.width = `${used * 100}%`;
   setAttribute($("headroom"), "data-tight", String(plan.headroom !== null && plan.headroom < 1.1));
   const gated = new Set(pipeline.stages.filter((stage) => stage.when).map((stage) => stage.name));
   const rows = [
-    { key: "p50", name: "p50", batch: "", on: "", predicted: plan.predicted_p50_ms, seen: plan.seen_p50_ms, show: milliseconds },
-    { key: "p99", name: "p99", batch: "", on: "", predicted: plan.predicted_p99_ms, seen: plan.seen_p99_ms, show: milliseconds },
+    {
+      key: "p50",
+      name: "p50",
+      batch: "",
+      on: "",
+      predicted: plan.predicted_p50_ms,
+      seen: plan.seen_p50_ms,
+      show: milliseconds,
+    },
+    {
+      key: "p99",
+      name: "p99",
+      batch: "",
+      on: "",
+      predicted: plan.predicted_p99_ms,
+      seen: plan.seen_p99_ms,
+      show: milliseconds,
+    },
     ...plan.stages.map((stage) => ({
-      key: `stage ${stage.stage}`, name: stage.stage, batch: whole(stage.batch),
+      key: `stage ${stage.stage}`,
+      name: stage.stage,
+      batch: whole(stage.batch),
       on: stage.kinds.map((each) => `${each.partitions} × ${each.kind}`).join(", "),
-      predicted: stage.predicted_ms, seen: stage.seen_ms, show: milliseconds,
+      predicted: stage.predicted_ms,
+      seen: stage.seen_ms,
+      show: milliseconds,
     })),
-    ...plan.stages.filter(({ stage }) => gated.has(stage)).map((stage) => ({
-      key: `share ${stage.stage}`, name: `share to ${stage.stage}`, batch: "", on: "", predicted: stage.predicted_share, seen: stage.seen_share, show: wholePercent,
-    })),
+    ...plan.stages
+      .filter(({ stage }) => gated.has(stage))
+      .map((stage) => ({
+        key: `share ${stage.stage}`,
+        name: `share to ${stage.stage}`,
+        batch: "",
+        on: "",
+        predicted: stage.predicted_share,
+        seen: stage.seen_share,
+        show: wholePercent,
+      })),
   ];
-  keyed($("plan-rows"), rows, (row) => row.key, () => tableRow(6), (row, item) => {
-    const more = item.predicted && item.seen !== null ? item.seen / item.predicted - 1 : null;
-    const texts = [item.name, item.batch, item.on, item.show(item.predicted), item.show(item.seen), difference(more)];
-    texts.forEach((text, index) => (index ? setText(row.cells[index], text) : setName(row.cells[0], text)));
-    setAttribute(row, "data-off", String(more !== null && more > OFF - 1));
-    setAttribute(row, "data-whole", String(item.key.startsWith("p")));
-  });
+  keyed(
+    $("plan-rows"),
+    rows,
+    (row) => row.key,
+    () => tableRow(6),
+    (row, item) => {
+      const more = item.predicted && item.seen !== null ? item.seen / item.predicted - 1 : null;
+      const texts = [item.name, item.batch, item.on, item.show(item.predicted), item.show(item.seen), difference(more)];
+      texts.forEach((text, index) => (index ? setText(row.cells[index], text) : setName(row.cells[0], text)));
+      setAttribute(row, "data-off", String(more !== null && more > OFF - 1));
+      setAttribute(row, "data-whole", String(item.key.startsWith("p")));
+    },
+  );
 }
 
 function difference(more) {

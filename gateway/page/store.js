@@ -48,13 +48,24 @@ export class Store {
     this.running = [];
     for (const [id, partition, model, start, length, rows, merged] of timeline.bars) {
       const bar = {
-        id, partition: named(partition), model: timeline.models[model], start_s: timeline.from_s + start, length_ms: length, rows, merged,
+        id,
+        partition: named(partition),
+        model: timeline.models[model],
+        start_s: timeline.from_s + start,
+        length_ms: length,
+        rows,
+        merged,
       };
       if (length < 0) this.running.push(bar);
       else this.bars.set(`${id} ${bar.partition}`, bar);
     }
     this.planned = timeline.planned.map(([partition, model, start, length, rows]) => ({
-      partition: named(partition), model: timeline.models[model], start_s: timeline.from_s + start, length_ms: length, rows, planned: true,
+      partition: named(partition),
+      model: timeline.models[model],
+      start_s: timeline.from_s + start,
+      length_ms: length,
+      rows,
+      planned: true,
     }));
     let spare = this.bars.size - MOST_BARS;
     for (const [key, bar] of this.bars) {

@@ -4,32 +4,49 @@ import { paint } from "./colours.js";
 import { $, element, keyed, setAttribute, setHidden, setName, setText, tableRow } from "./dom.js";
 import { bytes, count, duration, figure, milliseconds, whole, wholePercent, words } from "./format.js";
 
-const PARTS = [["queue_ms", "queue"], ["hand_off_ms", "hand-off"], ["compute_ms", "compute"], ["return_ms", "return"]];
+const PARTS = [
+  ["queue_ms", "queue"],
+  ["hand_off_ms", "hand-off"],
+  ["compute_ms", "compute"],
+  ["return_ms", "return"],
+];
 const REQUEST_MS = 8_000;
 
 export function showTroubles(now) {
   const { troubles, not_served: missing, not_served_more: more } = now;
   setHidden($("troubles-none"), troubles.length > 0);
   setHidden($("troubles-table"), troubles.length === 0);
-  keyed($("troubles-rows"), troubles, (each) => each.id, troubleRow, (row, each) => {
-    const [, pipeline, took, cause, ago] = row.cells;
-    setName(pipeline, each.pipeline);
-    setText(took, each.total_ms === null ? "–" : milliseconds(each.total_ms));
-    setName(cause, words(each.cause || each.outcome).replace(/^(rejected|evicted) /, ""), each.sentence);
-    setText(ago, duration(now.server.now_s - each.at_s));
-    setAttribute(row, "data-outcome", each.outcome === "completed_late" ? "late" : "refused");
-  });
+  keyed(
+    $("troubles-rows"),
+    troubles,
+    (each) => `${each.id} ${each.at_s}`,
+    troubleRow,
+    (row, each) => {
+      const [, pipeline, took, cause, ago] = row.cells;
+      setName(pipeline, each.pipeline);
+      setText(took, each.total_ms === null ? "–" : milliseconds(each.total_ms));
+      setName(cause, words(each.cause || each.outcome).replace(/^(rejected|evicted) /, ""), each.sentence);
+      setText(ago, duration(now.server.now_s - each.at_s));
+      setAttribute(row, "data-outcome", each.outcome === "completed_late" ? "late" : "refused");
+    },
+  );
   setHidden($("not-served"), missing.length === 0);
   setText($("not-served-count"), count(missing.length + more, "model"));
   const items = more ? [...missing, { name: "", version: "", reason: `and ${count(more, "more model")}` }] : missing;
-  keyed($("not-served-list"), items, (each) => `${each.name}:${each.version}`, () => {
-    const item = element("li");
-    item.append(element("b"), element("span"));
-    return item;
-  }, (item, each) => {
-    setText(item.firstChild, each.name && `${each.name}:${each.version}`);
-    setText(item.lastChild, each.reason);
-  });
+  keyed(
+    $("not-served-list"),
+    items,
+    (each) => `${each.name}:${each.version}`,
+    () => {
+      const item = element("li");
+      item.append(element("b"), element("span"));
+      return item;
+    },
+    (item, each) => {
+      setText(item.firstChild, each.name && `${each.name}:${each.version}`);
+      setText(item.lastChild, each.reason);
+    },
+  );
 }
 
 function troubleRow(trouble) {
@@ -48,7 +65,9 @@ export async function explain(id) {
   show(title, element("p", "empty", "Asking the server …"));
   let answer;
   try {
-    const response = await fetch(`v2/sluice/requests/${encodeURIComponent(id)}`, { signal: AbortSignal.timeout(REQUEST_MS) });
+    const response = await fetch(`v2/sluice/requests/${encodeURIComponent(id)}`, {
+      signal: AbortSignal.timeout(REQUEST_MS),
+    });
     answer = await response.json();
     if (!response.ok) throw new Error(answer.error ?? `status ${response.status}`);
   } catch (error) {
@@ -109,7 +128,11 @@ function explanation(answer) {
   const sections = [
     element("p", "sentence", found.sentence),
     facts([
-      ["pipeline", found.pipeline], ["outcome", words(found.outcome)], ["took", milliseconds(found.total_ms)], ["had", milliseconds(found.deadline_ms)], ["rows", whole(found.rows)],
+      ["pipeline", found.pipeline],
+      ["outcome", words(found.outcome)],
+      ["took", milliseconds(found.total_ms)],
+      ["had", milliseconds(found.deadline_ms)],
+      ["rows", whole(found.rows)],
     ]),
   ];
   if (found.reason && !found.sentence.includes(found.reason)) sections.push(element("p", "", found.reason));
@@ -134,8 +157,13 @@ function stagesTable(stages) {
   for (const stage of stages) {
     const row = tableRow(names.length);
     const texts = [
-      stage.stage, stage.model, stage.partition, `${stage.rows} of ${count(stage.batch_rows, "row")}`, words(stage.closed),
-      ...PARTS.map(([key]) => figure(stage[key])), figure(stage.predicted_ms),
+      stage.stage,
+      stage.model,
+      stage.partition,
+      `${stage.rows} of ${count(stage.batch_rows, "row")}`,
+      words(stage.closed),
+      ...PARTS.map(([key]) => figure(stage[key])),
+      figure(stage.predicted_ms),
     ];
     texts.forEach((text, index) => setText(row.cells[index], text));
     if (stage.failed) row.cells[4].textContent = `failed: ${stage.failed}`;
@@ -148,7 +176,10 @@ function stagesTable(stages) {
 
 /** Open the dialog with everything about a partition. */
 export function partitionDetails(partition) {
-  const used = partition.memory_bytes === null || partition.memory_free_bytes === null ? null : partition.memory_bytes - partition.memory_free_bytes;
+  const used =
+    partition.memory_bytes === null || partition.memory_free_bytes === null
+      ? null
+      : partition.memory_bytes - partition.memory_free_bytes;
   const list = element("ul", "models");
   for (const model of partition.resident) {
     const item = element("li");
@@ -157,13 +188,22 @@ export function partitionDetails(partition) {
     item.append(swatch, model);
     list.append(item);
   }
-  if (partition.resident_more) list.append(element("li", "note", `and ${count(partition.resident_more, "more model")}`));
+  if (partition.resident_more)
+    list.append(element("li", "note", `and ${count(partition.resident_more, "more model")}`));
   show(
     `Partition ${partition.name}`,
     facts([
-      ["kind", partition.kind], ["state", [partition.state, partition.reason].filter(Boolean).join(": ")], ["isolation", partition.proof], ["busy", wholePercent(partition.busy)],
+      ["kind", partition.kind],
+      ["state", [partition.state, partition.reason].filter(Boolean).join(": ")],
+      ["isolation", partition.proof],
+      ["busy", wholePercent(partition.busy)],
       ["runs", partition.running ? `${partition.running.model}, ${count(partition.running.rows, "row")}` : "nothing"],
-      ["memory", used === null ? "–" : `${bytes(used)} used, ${bytes(partition.memory_free_bytes)} free of ${bytes(partition.memory_bytes)}`],
+      [
+        "memory",
+        used === null
+          ? "–"
+          : `${bytes(used)} used, ${bytes(partition.memory_free_bytes)} free of ${bytes(partition.memory_bytes)}`,
+      ],
     ]),
     element("h3", "", `Holds ${count(partition.models, "model")}`),
     list,

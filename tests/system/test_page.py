@@ -1,5 +1,6 @@
 """The operators' page in a browser: against a server under load, and against made-up documents."""
 
+import itertools
 import json
 import re
 import signal
@@ -34,6 +35,10 @@ FOCUSED = """(() => {
   const ringed = getComputedStyle(at).outlineStyle !== "none" || at.name === "window";
   return (at.id || at.className || at.name) + (ringed ? "" : " without a ring");
 })()"""
+HIDE = """hidden => {
+  Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 FEED = """
 class Source { constructor(url) { this.url = url; window.source = this; } close() {} }
 window.EventSource = Source;
@@ -226,7 +231,7 @@ def test_states_have_words_and_moods(browser: Browser, made_up: DocumentServer) 
             made_up.situation = situation
             expect(state).to_have_text(word)
             expect(strip).to_have_attribute("data-mood", mood)
-            expect(said).to_contain_text(f"Sluice is {word}")
+            expect(said).to_contain_text(f"Sluice: {word}")
             expect(said).to_contain_text(reason)
             if reason:
                 expect(seen.page.locator("#reasons")).to_contain_text(reason)
@@ -305,6 +310,29 @@ def test_screen_readers_get_landmarks_tables_and_words(browser: Browser, made_up
             assert table.locator("tbody tr > :first-child:not([scope=row])").count() == 0
 
 
+@pytest.mark.parametrize("width", [1360, 390])
+def test_stages_come_after_their_sources_and_do_not_cover_each_other(
+    browser: Browser, made_up: DocumentServer, width: int
+) -> None:
+    for pipeline, order in (
+        ("digits-cascade:1", ["request", "prep", "small", "large", "answer"]),
+        ("digits-ensemble:1", ["request", "prep", "forest", "vote", "answer"]),
+    ):
+        with watched(browser, f"{made_up.url}#{pipeline}", (width, 844)) as seen:
+            expect(seen.page.locator("#chosen-name")).to_have_text(pipeline)
+            boxes = {}
+            for card in seen.page.locator(".card, .end").all():
+                box = card.bounding_box()
+                assert box is not None
+                boxes[card.inner_text().split("\n")[0]] = box
+            along = "x" if width == 1360 else "y"
+            places = [boxes[name][along] for name in order]
+            assert places == sorted(set(places))
+            for one, other in itertools.combinations(boxes.values(), 2):
+                beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+                assert beside or one["y"] + one["height"] <= other["y"] or other["y"] + other["height"] <= one["y"]
+
+
 def test_requests_follow_where_a_stream_does_not_come_through(browser: Browser, made_up: DocumentServer) -> None:
     made_up.streams = False
     with watched(browser, made_up.url) as seen:
@@ -327,6 +355,23 @@ def test_what_a_proxy_holds_back_is_said_to_be_old(browser: Browser, made_up: Do
         expect(page.locator("body")).to_have_attribute("data-stale", "true")
 
 
+def test_a_page_that_nobody_sees_stops_asking(browser: Browser, made_up: DocumentServer) -> None:
+    with watched(browser, made_up.url) as seen:
+        page = seen.page
+        page.clock.install()
+        page.evaluate(HIDE, True)
+        page.clock.run_for(59_000)
+        expect(page.locator("#age")).to_have_text(re.compile("live"))
+        page.clock.run_for(2_000)
+        until(lambda: made_up.viewers == 0)
+        asked = len(seen.asked)
+        page.clock.run_for(30_000)
+        expect(page.locator("#age")).to_have_text(re.compile("data is .* old"))
+        assert len(seen.asked) == asked
+        page.evaluate(HIDE, False)
+        until(lambda: made_up.viewers == 1)
+
+
 def test_half_a_day_of_ticks_makes_nothing_grow(browser: Browser, made_up: DocumentServer) -> None:
     first = document("ready", int(time.time()))
     first["timeline"]["bars"] = first["timeline"]["bars"][-30:]
@@ -340,9 +385,9 @@ def test_half_a_day_of_ticks_makes_nothing_grow(browser: Browser, made_up: Docum
             return counters["nodes"], session.send("Runtime.getHeapUsage")["usedSize"]
 
         # All documents are taken in, and one of some is drawn.
-        page.evaluate(PUSH, [text, HOUR_S, 200])
+        page.evaluate(PUSH, [text, HOUR_S, 400])
         nodes, heap = used()
-        page.evaluate(PUSH, [text, 11 * HOUR_S, 200])
+        page.evaluate(PUSH, [text, 11 * HOUR_S, 400])
         later_nodes, later_heap = used()
         assert later_nodes <= nodes + 20
         assert later_heap <= heap + 500_000

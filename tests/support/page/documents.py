@@ -19,6 +19,8 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
     name = chosen if chosen in names else names[0]
     stages = _stages(situation, name)
     models = [stage["model"] for stage in stages if stage["model"]]
+    gated = [stage for stage in stages if stage["when"]]
+    answering = [*gated, stages[-2]] if gated else stages[-1:]
     partitions = _partitions(situation, models)
     reasons = {
         "overload": [
@@ -64,7 +66,7 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
             "percentile": 99,
             "history": _history(situation, now_s, since_s),
             "stages": stages,
-            "outputs": [{"name": "probs", "from": [stage["name"] for stage in stages[:0:-1]] or [stages[0]["name"]]}],
+            "outputs": [{"name": "probs", "from": [stage["name"] for stage in answering]}],
             "plan": _plan(situation, now_s, stages),
         },
         "partitions": partitions,
@@ -370,12 +372,13 @@ def _troubles(situation: str, now_s: int, name: str) -> list[Document]:
         "cause": "rejected_deadline",
         "sentence": "It ended as rejected_deadline after 0.2 ms: the best place was in 63 ms.",
     }
+    came_s = now_s // 20 * 20 - 1.0  # three a minute
     count = 20 if situation in {"overload", "crowded", "long"} else 3
     return [
         {
             "id": f"sluice-{10231 - number * 7}",
             "pipeline": name,
-            "at_s": now_s - 1.5 * number - 1,
+            "at_s": came_s - 1.5 * number,
             **(refused if number % 3 == 1 else late),
         }
         for number in range(count)

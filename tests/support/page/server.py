@@ -23,7 +23,8 @@ TYPES = {
 class DocumentServer(ThreadingHTTPServer):
     """Serves the page with documents of `situation`; both fields may be changed while it runs.
 
-    Where `streams` is false, streams of events are refused, as if there were too many.
+    Where `streams` is false, streams of events are refused, as if there were too many. `viewers` is the number of open
+    streams.
     """
 
     daemon_threads = True
@@ -32,6 +33,7 @@ class DocumentServer(ThreadingHTTPServer):
     def __init__(self, port: int = 0, situation: str = "ready") -> None:
         self.situation = situation
         self.streams = True
+        self.viewers = 0
         self.stopped = Event()
         super().__init__(("127.0.0.1", port), _Handler)
 
@@ -86,16 +88,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
+        self.server.viewers += 1
         try:
             while True:
                 found = self._document(query)
                 self.wfile.write(f"data: {json.dumps(found)}\n\n".encode())
-                query["since"] = str(int(time.time()) + 1)
+                history = (found["pipeline"] or {}).get("history", {"start_s": 0, "good": []})
+                query["since"] = str(history["start_s"] + len(history["good"]))
                 query["bars_since"] = str(found["timeline"]["last"])
                 if self.server.stopped.wait(1):
                     return
         except OSError:
             return
+        finally:
+            self.server.viewers -= 1
 
     def log_message(self, *args: object) -> None:
         """Log nothing."""
