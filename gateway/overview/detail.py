@@ -100,10 +100,10 @@ class Detail:
         found = self._plans.of(pipeline)
         if found is None:
             return None
-        plan, told = found.plan, found.forecast
+        plan, predicted = found.plan, found.forecast
         if plan is None:
             return {"in_force": False, "reason": found.reason[:MAX_TEXT]}
-        figures = told.configuration if told is not None and told.is_of(plan) else None
+        figures = predicted.configuration if predicted is not None and predicted.is_of(plan) else None
         window = None if track is None or not track.window else track.window
         stages = []
         for index, (stage, ran) in enumerate(zip(plan.stages, seen, strict=False)):
@@ -125,8 +125,8 @@ class Detail:
             "reason": found.reason,
             "built_s": self._sampled.day_s(found.since_ns),
             "rate": rounded(found.rate),
-            "highest_rate": None if told is None else rounded(told.highest_rate),
-            "headroom": None if told is None else rounded(told.headroom(found.rate)),
+            "highest_rate": None if predicted is None else rounded(predicted.highest_rate),
+            "headroom": None if predicted is None else rounded(predicted.headroom(found.rate)),
             "cost_per_1000": rounded(1000 * plan.cost),
             "predicted_p50_ms": None if figures is None else rounded(figures.p50_ms),
             "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns)),

@@ -34,7 +34,7 @@ NOT_FEASIBLE = (
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """What was predicted for a `pipeline` of the scheduler by the plan that is in force since `since_ns`.
+    """The prediction for a `pipeline` of the scheduler by the plan that is in force since `since_ns`.
 
     `highest_rate` is the highest rate, in rows a second, at which a configuration meets the objective while the other
     pipelines have the rates of the plan. It and the configuration are None where the present latencies do not allow the
@@ -121,9 +121,9 @@ class PlanBoard:
                 return partial(forecast, scheduler.spec, in_force, state.config, plan)
         return None
 
-    def take(self, told: Forecast) -> None:
+    def take(self, predicted: Forecast) -> None:
         """Show a forecast from now on."""
-        self._forecasts[told.pipeline] = told
+        self._forecasts[predicted.pipeline] = predicted
 
     @property
     def _in_force(self) -> PlanInForce | None:
@@ -202,9 +202,9 @@ def _report(
     if plan is None or in_force is None:
         return shown
     if with_limits:
-        told = forecast(spec, in_force, config, plan)
-        shown |= {"highest_rate": told.highest_rate, "headroom": told.headroom(shown["rate"])}
-        configuration = told.configuration
+        predicted = forecast(spec, in_force, config, plan)
+        shown |= {"highest_rate": predicted.highest_rate, "headroom": predicted.headroom(shown["rate"])}
+        configuration = predicted.configuration
     else:
         try:
             scenario = WhatIf.beside_others(spec, in_force.observed, config, 1 - SELDOM).at(shown["rate"])
@@ -221,7 +221,7 @@ def _figures(scenario: RateScenario, config: PipelineConfig, plan: PipelinePlan)
 
 
 def _as_planned(plan: PipelinePlan, config: PipelineConfig) -> dict[str, Any]:
-    """What the plan itself says, where its figures cannot be found again."""
+    """The figures of the plan itself, where the others cannot be found again."""
     stages = [
         {
             "stage": stage.name,
