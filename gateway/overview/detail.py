@@ -8,7 +8,7 @@ import orjson
 
 from sluice.batcher.interface.plan_data import StagePlan
 from sluice.gateway.overview.counters import Track
-from sluice.gateway.overview.history import HISTORY_STEPS, History, Steps
+from sluice.gateway.overview.history import HISTORY_STEPS, History, HistorySteps
 from sluice.gateway.overview.pieces import MAX_TEXT, cut, rounded
 from sluice.gateway.overview.plans import PlanBoard
 from sluice.gateway.overview.sampled import Sampled
@@ -143,5 +143,5 @@ class Detail:
         return {"kind": stage.kind, "partitions": ready, "batch": stage.batch}
 
 
-def _columns(steps: Steps) -> dict[str, Any]:
+def _columns(steps: HistorySteps) -> dict[str, Any]:
     return {name: getattr(steps, name) for name in steps._fields[1:]}
