@@ -9,7 +9,7 @@ from typing import TypeVar
 import orjson
 
 from sluice.gateway.overview.document import Overview, Question, Reply
-from sluice.gateway.overview.plans import Forecast, report
+from sluice.gateway.overview.plans import PlanForecast, report
 from sluice.gateway.overview.sources import Sources
 from sluice.models.errors import BackendUnavailable, ServingError
 from sluice.models.units import NS_PER_S, NS_PER_US
@@ -162,7 +162,7 @@ class LiveOverview:
                     self._forecasting = asyncio.ensure_future(self._forecast(overview, task))
                 due_ns = day_ns // NS_PER_S * NS_PER_S + NS_PER_S
 
-    async def _forecast(self, overview: Overview, task: Callable[[], Forecast]) -> None:
+    async def _forecast(self, overview: Overview, task: Callable[[], PlanForecast]) -> None:
         """Compute a forecast in a thread, and then pause, so that all of them take a small part of a core."""
         try:
             began_ns = perf_counter_ns()
