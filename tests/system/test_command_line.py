@@ -1,4 +1,4 @@
-"""What `sluice init` writes and prints, tried on a real server with `curl` and `sluice infer`."""
+"""The repository and the `curl` of `sluice init`, tried on a real server, also with `sluice infer`."""
 
 import json
 import os
