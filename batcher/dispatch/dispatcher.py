@@ -627,8 +627,11 @@ class Dispatcher:
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""
-        queues = self._queues.by_model
-        return {key: sum(queue.waiting for queue in queues[key].values()) for key in self.models}
+        return {key: self.queue_depth(key) for key in self.models}
+
+    def queue_depth(self, model: str) -> int:
+        """Requests waiting for a model, by its key; 0 for an unknown one."""
+        return sum(queue.waiting for queue in self._queues.by_model.get(model, {}).values())
 
 
 def _is_open(partition: PartitionState, now_ns: int) -> bool:

@@ -89,7 +89,7 @@ class PartitionEvents:
 
     def plan_built(self, event: PlanBuilt, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Follow a new plan."""
-        plan = self._replanner.built(event.build, event.plan)
+        plan = self._replanner.built(event.build, event.plan, now_ns)
         if plan is not None and plan.residency and not self.loader.enabled:
             self.residency.set_desired(plan.residency, now_ns, decisions)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import outdate
@@ -20,12 +21,20 @@ PROBABILITY_CHANGE = 0.05
 CORRECTION_CHANGE = 0.2
 
 
+class PlanInForce(NamedTuple):
+    """The plan that the pipelines follow, what it was made from, and when it was applied (ns)."""
+
+    plan: Plan
+    observed: Observed
+    since_ns: int
+
+
 class Replanner:
     """Decides when a new plan is built, and applies plans to the pipelines.
 
     One plan is built at a time. From `next_ns` on, any wake-up calls `review`: rates and latencies change only with
     events. With `for_objectives`, plans do not place models, and only pipelines with an
-    objective use them.
+    objective use them. `in_force` is None before the first plan.
     """
 
     def __init__(self, fleet: Fleet, pipelines: dict[str, PipelineState], *, for_objectives: bool = False) -> None:
@@ -33,6 +42,7 @@ class Replanner:
         self._needed = not for_objectives or _have_objectives(pipelines.values())
         self._fleet = fleet
         self._pipelines = pipelines
+        self.in_force: PlanInForce | None = None
         self._planned: Observed | None = None
         self._building: int | None = None
         self._next_build = 1
@@ -109,7 +119,7 @@ class Replanner:
         self._next_build += 1
         return BuildPlan(self._building, observed)
 
-    def built(self, build: int, plan: Plan | None) -> Plan | None:
+    def built(self, build: int, plan: Plan | None, now_ns: int) -> Plan | None:
         """Apply a plan and return it; None if there is no plan, or it is for an earlier set of pipelines."""
         assert build == self._building, f"plan {build} was not asked for"
         self._building = None
@@ -128,6 +138,8 @@ class Replanner:
                     if chosen.served:
                         _run(stage, chosen)
             outdate(pipeline)
+        if self._planned is not None:
+            self.in_force = PlanInForce(plan, self._planned, now_ns)
         return plan
 
     def _gone_ns(self) -> dict[str, int]:
@@ -168,6 +180,7 @@ class NoReplanner:
     """Replaces `Replanner` in a scheduler without a planner: no plan is ever built."""
 
     def __init__(self) -> None:
+        self.in_force: PlanInForce | None = None
         self.wake_ns: int | None = None
         self.next_ns = INFINITE_NS
 
@@ -186,7 +199,7 @@ class NoReplanner:
     def review(self, now_ns: int) -> BuildPlan | None:
         """No plan is built."""
 
-    def built(self, build: int, plan: Plan | None) -> Plan | None:
+    def built(self, build: int, plan: Plan | None, now_ns: int) -> Plan | None:
         """Not called: only a scheduler with a planner asks for plans."""
         raise AssertionError("a scheduler without a planner asks for no plan")
 

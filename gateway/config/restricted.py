@@ -28,6 +28,7 @@ class ApiGroup(enum.StrEnum):
     PARTITIONS = "partitions"
     EXPLAIN = "explain"
     METRICS = "metrics"
+    PAGE = "page"
     REFLECTION = "reflection"
 
 

@@ -17,7 +17,7 @@ from sluice.gateway.deployment.file_threads import FileThreads
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.model_notes import log_batching
 from sluice.gateway.deployment.override import Override
-from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
+from sluice.gateway.deployment.registry import UNLOADED, ModelRegistry, VersionStatus
 from sluice.gateway.deployment.revision import Deployed, Revision, RevisionSource, read_revision
 from sluice.gateway.deployment.rollout import PreparedRevision, Rollout
 from sluice.gateway.observability.logs import log
@@ -277,7 +277,7 @@ class Deployer:
             if each.override is not None and (now is None or now.override is not each.override):
                 await asyncio.to_thread(each.override.discard)
             if any(state is VersionStatus.UNLOADING for _, state, _ in self._registry.states(name)):
-                states = {str(pipeline.version): (VersionStatus.UNAVAILABLE, "unloaded") for pipeline in each.pipelines}
+                states = {str(pipeline.version): (VersionStatus.UNAVAILABLE, UNLOADED) for pipeline in each.pipelines}
                 self._registry.set_unavailable(name, states)
 
     # -- turns

@@ -1,7 +1,7 @@
 """The models and pipelines that clients may name, and the status of each version and of the server."""
 
 import enum
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sluice.gateway.partitions.inventory import Inventory, InventoryChange
@@ -9,6 +9,9 @@ from sluice.models.errors import BackendUnavailable, ModelNotFound, RequestError
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.repository.names import is_foreign
 from sluice.models.repository.scan import BrokenEntry
+
+UNLOADED = "unloaded"
+"""The reason of versions that a client has unloaded."""
 
 
 class VersionStatus(enum.StrEnum):
@@ -232,6 +235,24 @@ class ModelRegistry:
             return "; ".join(reason for _, reason in entry.unavailable.values())
         failed = [pipeline for pipeline in entry.versions.values() if self._failed_everywhere(pipeline)]
         return "; ".join(map(self._why_unavailable, failed)) or None
+
+    def not_served(self) -> Iterator[tuple[str, str, str]]:
+        """Versions that are known and get no requests, with the reasons; what was unloaded or is no model is left out.
+
+        Each step does O(1) work: a name of which everything is served yields `("", "", "")`.
+        """
+        for name, entry in list(self._entries.items()):
+            found = False
+            for version, (status, reason) in () if entry.foreign else list(entry.unavailable.items()):
+                if status is not VersionStatus.UNAVAILABLE or reason != UNLOADED:
+                    found = True
+                    yield name, version, reason or status.lower()
+            for number, pipeline in list(entry.versions.items()):
+                if (name, str(number)) not in self._serving:
+                    found = True
+                    yield name, str(number), self._why_unavailable(pipeline)
+            if not found:
+                yield "", "", ""
 
     def server_ready(self) -> bool:
         """True if the server takes requests: partitions take batches, and something is served, if anything is to be.

@@ -15,6 +15,8 @@ from sluice.gateway.http.exchange import error_response
 from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
+from sluice.gateway.http.page_files import PageFiles
+from sluice.gateway.http.page_routes import page_router, root_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
@@ -23,6 +25,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.overview.live import LiveOverview
 from sluice.models.errors import BackendUnavailable, CancelledError, NotFoundError, ServingError
 from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.spec import describe_batching
@@ -70,12 +73,15 @@ def build_app(
     metrics: ServerMetrics,
     traces: RecentTraces,
     max_upload_bytes: int,
+    overview: LiveOverview,
     restrictions: Restrictions | None = None,
     json_rules: JsonRules | None = None,
+    page: PageFiles | None = None,
 ) -> FastAPI:
     """The ASGI application of a server, without `infer`. `traces` use the clock of `control`.
 
-    `max_upload_bytes` bounds the body of a request that uploads the files of a model.
+    `page` are the files of the page (None: those of this package). `max_upload_bytes` bounds the body of a request that
+    uploads the files of a model.
     """
     registry = control.registry
     restrictions = restrictions or Restrictions()
@@ -93,10 +99,11 @@ def build_app(
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:
-        explanation = explain(traces.find(id), control.clock())
-        return Response(msgspec.json.encode(explanation), media_type="application/json")
+        return Response(explanation_json(traces, id, control.clock()), media_type="application/json")
 
+    files = page or PageFiles()
     for routes in (
+        root_router(files, restrictions),
         _health(registry, restrictions),
         *model_routers(control, restrictions, max_upload_bytes),
         *settings_routers(control, restrictions),
@@ -105,6 +112,7 @@ def build_app(
         _server_metadata(control, restrictions),
         explanations,
         exposition,
+        page_router(overview, files, restrictions),
         partition_router(control.inventory, restrictions),
         resize_router(control.resizing, restrictions),
     ):
@@ -112,6 +120,11 @@ def build_app(
     _add_errors(app)
     _make_routes(app)
     return app
+
+
+def explanation_json(traces: RecentTraces, id: str, now_ns: int) -> bytes:
+    """The explanation of a request as JSON. Raises NotFoundError for one that is not remembered."""
+    return msgspec.json.encode(explain(traces.find(id), now_ns))
 
 
 def _make_routes(app: FastAPI) -> None:
@@ -135,10 +148,6 @@ def _health(registry: ModelRegistry, restrictions: Restrictions) -> APIRouter:
     @routes.get("/ping")
     async def sagemaker_ready() -> Response:
         return await server_ready()
-
-    @routes.get("/")
-    async def v1_live() -> dict[str, str]:
-        return {"status": "alive"}
 
     @routes.get("/v1/models/{name}")
     async def v1_model_ready(name: str) -> Response:

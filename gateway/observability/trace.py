@@ -1,6 +1,7 @@
 """Traces of requests: references to decisions and times, which become explanations on demand."""
 
 from collections import deque
+from itertools import islice
 
 import msgspec
 
@@ -93,6 +94,10 @@ class RecentTraces:
         self._missed: deque[Trace] = deque(maxlen=bound)
         self.add = self._last.append
         self.add_missed = self._missed.append
+
+    def missed(self, most: int) -> list[Trace]:
+        """The last requests that were not answered in time, the latest first; at most `most`."""
+        return list(islice(reversed(self._missed), most))
 
     def find(self, id: str) -> Trace:
         """The latest request with that id; O(bound). Raises NotFoundError if none is remembered."""

@@ -21,6 +21,8 @@ class BatchLog:
         self._price = price
         self._batches: dict[int, tuple[BatchTrace, Sequence[Submission], float]] = {}
         self._last: dict[str, BatchTrace] = {}
+        self.watch: Callable[[BatchTrace], None] | None = None
+        """Gets each batch that has completed; None while nobody looks."""
 
     def dispatched(self, batch: DispatchBatch, opened: Sequence[Submission], now_ns: int) -> None:
         """Record a batch; `opened` are the requests of its members, in their order."""
@@ -70,6 +72,8 @@ class BatchLog:
                 ready_ns += since_ns
             trace.runs += (run,)
         self._meters.statistics.of(batch.model).batch_ran(run, requests, rows, ready_ns)
+        if self.watch is not None:
+            self.watch(run)
 
 
 def _has_run(run: BatchTrace, member: Member) -> bool:

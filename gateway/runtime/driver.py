@@ -44,7 +44,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.config.tracing import TRACE_REQUESTS
 from sluice.gateway.executors.base import Executor
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.trace import RecentTraces, Trace
+from sluice.gateway.observability.trace import BatchTrace, RecentTraces, Trace
 from sluice.gateway.partitions.inventory import NO_DETAILS, Inventory, PartitionEvent, ProcessDetails
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import NO_PARAMETERS, RequestOptions
@@ -174,6 +174,10 @@ class Runtime:
     def carry_out_with(self, kind: type[AnyDecision], carry_out: Callable[[Any], None]) -> None:
         """Have decisions of a kind carried out by `carry_out`, which does not wait."""
         self._apply[kind] = carry_out
+
+    def watch_batches(self, watch: Callable[[BatchTrace], None] | None) -> None:
+        """Have `watch` called with each batch that has completed; None: no longer."""
+        self._runs.watch = watch
 
     def start(self) -> None:
         """Let the executor begin; requests may be submitted from now on."""

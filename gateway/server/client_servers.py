@@ -24,9 +24,10 @@ from sluice.gateway.grpc.relayed import RelayedCalls
 from sluice.gateway.grpc.service import add_services, grpc_server
 from sluice.gateway.grpc.transport.server import GrpcServer
 from sluice.gateway.http.access import AccessControl, AccessRules
-from sluice.gateway.http.app import build_app
+from sluice.gateway.http.app import build_app, explanation_json
 from sluice.gateway.http.exchange import InferRoute
-from sluice.gateway.http.metrics_server import MetricsServer
+from sluice.gateway.http.metrics_server import MetricsServer, PageAccess
+from sluice.gateway.http.page_files import PageFiles
 from sluice.gateway.http.relayed import HEADER_BYTES, HEADER_LINES, RelayedConnection
 from sluice.gateway.http.server import BACKLOG, Application, HttpServer, http_config, http_server
 from sluice.gateway.inference.local import LocalDataPlane
@@ -34,6 +35,7 @@ from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.overview.live import LiveOverview
 from sluice.gateway.server.open_files import raise_open_files
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ def client_servers(
     metrics: ServerMetrics,
     traces: RecentTraces,
     regions: WatchedRegions,
+    overview: LiveOverview,
 ) -> ClientServers:
     """The servers of both protocols, which listen already. `regions` is the memory that is shared with workers."""
     restrictions = config.restrictions
@@ -74,7 +77,9 @@ def client_servers(
     budget = Budget(limits.buffer_bytes(config.limits.memory_mb, config.max_body_bytes, count + 1))
     faults = ClientFaults()
     grpc_door = FrontDoor(limits, budget, faults, files.grpc)
-    app = build_app(control, dataplane, metrics, traces, config.max_body_bytes, restrictions, config.json_rules)
+    app = build_app(
+        control, dataplane, metrics, traces, config.max_body_bytes, overview, restrictions, config.json_rules
+    )
     route = InferRoute(dataplane, config.max_body_bytes, config.json_rules, budget, default_model=config.default_model)
     ends: FrontEnds | None = None
     grpc: GrpcServer | None = None
@@ -143,9 +148,9 @@ def client_servers(
             front_door=grpc_door,
             kind=config.grpc_server,
         )
-    metrics_server = None
-    if config.metrics_port is not None:
-        metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
+    page = PageAccess(PageFiles(), overview, lambda id: explanation_json(traces, id, control.clock()))
+    port = config.metrics_port
+    metrics_server = None if port is None else MetricsServer(metrics, host, port, access, restrictions, page)
     return ClientServers(http, grpc, metrics_server, ends, (config.host, http_port, grpc_port))
 
 

@@ -36,6 +36,7 @@ from sluice.gateway.executors.mixed import MixedExecutor
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.worker.executor import WorkerExecutor
+from sluice.gateway.front_ends.front_ends import front_end_count
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
@@ -46,6 +47,8 @@ from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.overview.live import LiveOverview
+from sluice.gateway.overview.sources import Sources
 from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.latency_log import LatencyLog
 from sluice.gateway.partitions.partition_log import log_change
@@ -114,6 +117,7 @@ class Gateway:
     deployer: Deployer
     resizing: Resizing
     auto_resize: AutoResize | None
+    overview: Sources
 
 
 def build_server(
@@ -157,6 +161,7 @@ def build_server(
             gateway.metrics,
             gateway.runtime.traces,
             gateway.executor.regions,
+            LiveOverview(gateway.overview._replace(front_ends=front_end_count(config.front_ends))),
         ),
         reload=Reload(config, read_again or (lambda: config), poll),
         deployer=gateway.deployer,
@@ -223,6 +228,7 @@ def build_gateway(
         changes.deployer,
         changes.resizing,
         changes.auto_resize,
+        execution.overview,
     )
 
 
@@ -331,13 +337,14 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """The executor, the runtime that drives it, and the metrics of their work."""
+    """The executor, the runtime that drives it, and the metrics of their work; `overview` is what the page reads."""
 
     executor: MixedExecutor
     runtime: Runtime
     metrics: ServerMetrics
     trace_settings: TraceSettings
     cache: ResponseCache | None
+    overview: Sources
 
 
 def _build_execution(
@@ -396,7 +403,20 @@ def _build_execution(
         build_plan=build_plan,
         on_ended=trace_settings.ended if trace_settings.available else None,
     )
-    return _Execution(executor, runtime, metrics, trace_settings, cache)
+    overview = Sources(
+        state.registry,
+        inventory,
+        scheduler,
+        metrics.meters,
+        runtime.traces,
+        in_flight=lambda: runtime.in_flight,
+        has_failed=runtime.failed.is_set,
+        quarantined=lambda: recovery.quarantined,
+        watch_batches=runtime.watch_batches,
+        clock=clock,
+        time_of_day=time_ns,
+    )
+    return _Execution(executor, runtime, metrics, trace_settings, cache, overview)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
-from sluice.batcher.interface.config import SchedulerSpec
+from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed
 from sluice.batcher.planner.build import residency_of
 from sluice.batcher.planner.demand import DemandTable, demand_table
@@ -33,7 +34,7 @@ class WhatIf:
     """The only pipeline of a spec, with the latencies of its models and the probabilities of its stages.
 
     `probabilities` has, per stage, the share of the offered rows that it runs. A stage that at most 1 - `percentile` of
-    the rows reach counts as instant.
+    the rows reach counts as instant. See `beside_others` for one of several pipelines.
     """
 
     def __init__(
@@ -46,21 +47,32 @@ class WhatIf:
         self.spec = spec
         (self.pipeline,) = spec.pipelines
         self.percentile = percentile
-        self._tables = tables
-        self._probabilities = dict(probabilities)
+        self._observed = Observed(tables, {}, dict(probabilities))
+
+    @classmethod
+    def beside_others(
+        cls, spec: SchedulerSpec, observed: Observed, pipeline: PipelineConfig, percentile: float = 1.0
+    ) -> "WhatIf":
+        """One pipeline of a spec, while the others have the rates that were observed."""
+        only = msgspec.structs.replace(spec, pipelines=(pipeline,))
+        what_if = cls(only, observed.tables, observed.probabilities, percentile)
+        what_if.spec, what_if._observed = spec, observed
+        return what_if
 
     def at(self, rate: float) -> "RateScenario":
         """The pipeline at a rate in rows per second; raises ConfigError if a model has no latencies."""
-        observed = Observed(self._tables, {self.pipeline.name: rate}, self._probabilities)
+        rates = {**self._observed.rates, self.pipeline.name: rate}
+        observed = msgspec.structs.replace(self._observed, rates=rates)
         residency = residency_of(self.spec, observed)
         return RateScenario(self, demand_table(self.spec, observed, residency), residency, rate)
 
-    def highest_rate(self, slo_ns: int) -> float:
+    def highest_rate(self, slo_ns: int, precision: float = PRECISION) -> float:
         """The highest rate at which a configuration meets the objective, by bisection; 0 if there is none."""
-        if not self.at(0.0).fits(slo_ns):
+        idle = self.at(0.0)
+        if not idle.fits(slo_ns):
             return 0.0
-        low, high = 0.0, self.at(0.0).capacity
-        while high - low > PRECISION * high:
+        low, high = 0.0, idle.capacity
+        while high - low > precision * high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.at(middle).fits(slo_ns) else (low, middle)
         return low
@@ -116,6 +128,20 @@ class RateScenario:
         problem = self.problem(slo_ns)
         paths = planner(problem)
         return _chosen(self._candidates, check_path(problem, paths[0], name)) if paths else None
+
+    def configured(self, options: Sequence[tuple[str, int, str]]) -> StageChoices | None:
+        """The choice of (model, batch, kind) for each stage; None if it is no option of a stage at this rate."""
+        choices: list[int] = []
+        for candidates, option in zip(self._candidates, options, strict=True):
+            found = (
+                index
+                for index, each in enumerate(candidates)
+                if (each.option.model, each.option.batch, each.option.kind) == option
+            )
+            if (choice := next(found, None)) is None:
+                return None
+            choices.append(choice)
+        return _chosen(self._candidates, path_of(self.problem(0), choices))
 
     def alternatives(self, budget_ns: int) -> list[StageChoices]:
         """The cheapest configurations within the budget that differ in their figures, cheapest first."""

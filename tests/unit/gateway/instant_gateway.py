@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import uvloop
@@ -22,6 +23,7 @@ from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.http.access import AccessRules
 from sluice.gateway.http.app import build_app
 from sluice.gateway.http.exchange import InferRoute
+from sluice.gateway.http.page_files import PageFiles
 from sluice.gateway.http.server import Connection, HttpServer, http_config, http_server
 from sluice.gateway.inference.dataplane import DataPlane
 from sluice.gateway.inference.local import LocalDataPlane
@@ -33,6 +35,7 @@ from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_settings import TraceSettings
+from sluice.gateway.overview.live import LiveOverview
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -45,6 +48,7 @@ from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.repository.scan import BrokenEntry
 from sluice.models.tensors.spec import DataType, TensorSpec
 from tests.support.gateway.inventory import PlayedInventory
+from tests.support.gateway.overview import overview_sources
 
 ARRIVED_NS = 1_000_000_000
 EPOCH_NS = 1_700_000_000_000_000_000
@@ -147,6 +151,7 @@ class InstantGateway(NamedTuple):
     route: InferRoute
     restrictions: Restrictions | None
     access: AccessRules | None
+    overview: LiveOverview
 
     @property
     def app(self) -> FastAPI:
@@ -192,6 +197,7 @@ def instant_gateway(
     network_ms: float = 0,
     default_model: str | None = None,
     json_rules: JsonRules | None = None,
+    page: Path | None = None,
 ) -> InstantGateway:
     inventory = PlayedInventory("cpu0")
     registry = ModelRegistry("1.2.3", pipelines, [BrokenEntry("broken", None, "model.onnx is empty")], inventory)
@@ -214,6 +220,8 @@ def instant_gateway(
         cast(Resizing, resizing),
     )
 
+    overview = LiveOverview(overview_sources(registry, inventory, traces=runtime.traces))
+
     @cache
     def app() -> FastAPI:
         return build_app(
@@ -222,8 +230,10 @@ def instant_gateway(
             cast(ServerMetrics, Exposition()),
             runtime.traces,
             max_body_bytes,
+            overview,
             restrictions,
             json_rules,
+            PageFiles(Path("nowhere") if page is None else page),
         )
 
     return InstantGateway(
@@ -236,6 +246,7 @@ def instant_gateway(
         InferRoute(dataplane, max_body_bytes, json_rules, default_model=default_model),
         restrictions,
         access,
+        overview,
     )
 
 

@@ -116,7 +116,7 @@ class Watched:
             return []
         self.build += 1
         assert order.build == self.build
-        self.replanner.built(order.build, None)
+        self.replanner.built(order.build, None, 0)
         return [order]
 
 
@@ -200,7 +200,7 @@ def test_one_plan_is_built_at_a_time() -> None:
         pipeline.arrived_rows += 10_000
         watched.replanner.changed()
         assert watched.replanner.review(second * S) is None
-    watched.replanner.built(order.build, Plan(()))
+    watched.replanner.built(order.build, Plan(()), 0)
     pipeline.arrived_rows += 20_000
     following = watched.replanner.review(6 * S)
     assert following is not None
@@ -211,7 +211,7 @@ def test_one_plan_is_built_at_a_time() -> None:
 
 def test_a_plan_that_was_not_asked_for_is_a_broken_rule() -> None:
     with pytest.raises(AssertionError, match="plan 7 was not asked for"):
-        Watched().replanner.built(7, None)
+        Watched().replanner.built(7, None, 0)
 
 
 def test_one_request_that_is_refused_for_want_of_a_model_calls_for_a_plan() -> None:
@@ -239,7 +239,7 @@ def test_what_is_refused_while_a_plan_is_built_is_reviewed_after_it() -> None:
     assert order is not None
     watched.replanner.refused("m:1")
     assert watched.replanner.wake_ns is None
-    watched.replanner.built(order.build, Plan(()))
+    watched.replanner.built(order.build, Plan(()), 0)
     assert watched.replanner.wake_ns == 2 * S + 5
 
 

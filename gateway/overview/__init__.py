@@ -1,0 +1,1 @@
+"""The overview: a document of what the server does now, sampled only while somebody looks."""
