@@ -19,8 +19,8 @@ from sluice.gateway.config.server_config import read_config
 from sluice.gateway.deployment.read import read_models
 from sluice.gateway.deployment.stored_profiles import look_up, shortfall
 from sluice.gateway.partitions.mps_daemons import mps_daemons
-from sluice.gateway.what_if.candidates import Candidate, choose, core_divisions, plan_all
 from sluice.gateway.what_if.deploy_file import DeployFile, PipelineLoad, read_deploy_file
+from sluice.gateway.what_if.divisions import Division, choose, core_divisions, plan_all
 from sluice.gateway.what_if.pipeline_plan import PlanInput, Planning
 from sluice.gateway.what_if.planned_pipeline import find_pipeline
 from sluice.models.errors import ConfigError, ModelNotFound
@@ -64,9 +64,9 @@ def _deploy(options: argparse.Namespace) -> int:
     models = {entry.spec.key: entry for each in pipelines for entry in plannings[0].models(each)}
     if status := _measure(file, list(models.values()), divisions):
         return status
-    candidates = [plan_all(planning, loads, pipelines) for planning in plannings]
-    chosen = choose(candidates)
-    _print_plans(file, candidates, chosen)
+    planned = [plan_all(planning, loads, pipelines) for planning in plannings]
+    chosen = choose(planned)
+    _print_plans(file, planned, chosen)
     if not chosen.is_feasible:
         for reason in chosen.reasons():
             print(f"sluice: {reason}", file=sys.stderr)
@@ -132,10 +132,10 @@ def _lacks(entry: ModelEntry, found: ProfileEntry | Exception) -> bool:
     return found.source is not FigureSource.MEASURED or bool(shortfall(entry, found))
 
 
-def _print_plans(file: DeployFile, candidates: list[Candidate], chosen: Candidate) -> None:
+def _print_plans(file: DeployFile, planned: list[Division], chosen: Division) -> None:
     for plan in chosen.plans.values():
         print(f"{report(plan)}\n")
-    for each in candidates if file.chooses_partitions else ():
+    for each in planned if file.chooses_partitions else ():
         verdict = f"{each.cost_per_s * 3600:.4g} an hour" if each.is_feasible else "does not fit"
         mark = "  <- chosen" if each is chosen and each.is_feasible else ""
         print(f"{_partitions_in_words(each.partitions)}: {verdict}, busy {each.busy:.1%} of the time{mark}")
@@ -158,7 +158,7 @@ def _check_free(settings: Path, path: Path) -> None:
     raise ConfigError(f"{settings}: not written by sluice deploy, so it is not replaced; expected another --settings")
 
 
-def _write(settings: Path, path: Path, file: DeployFile, chosen: Candidate) -> None:
+def _write(settings: Path, path: Path, file: DeployFile, chosen: Division) -> None:
     """Write the settings, and read them again as the server does. Raises ConfigError."""
     document: Mapping[str, Any] = file.document
     if file.chooses_partitions:

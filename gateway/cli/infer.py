@@ -14,7 +14,7 @@ from sluice.models.errors import ConfigError
 if TYPE_CHECKING:
     from sluice.gateway.cli.inference.grpc import GrpcInference
     from sluice.gateway.cli.inference.http import HttpInference
-    from sluice.gateway.cli.inference.messages import Inference, ModelInfo, Outcome, Tensor
+    from sluice.gateway.cli.inference.messages import Inference, Inferred, ModelInfo, TypedArray
 
 FAILED = 1
 """Exit status when the server refused the request, or could not run it."""
@@ -130,7 +130,7 @@ def _inputs(options: argparse.Namespace, model: "ModelInfo", data: bytes | None)
     return read_inputs(data, "standard input" if options.file == "-" else options.file, model)
 
 
-def _print(model: "ModelInfo", outcome: "Outcome", took_ms: float) -> None:
+def _print(model: "ModelInfo", outcome: "Inferred", took_ms: float) -> None:
     version = f" version {outcome.version}" if outcome.version else ""
     id = f", request {outcome.id}" if outcome.id else ""
     print(f"{model.name}{version}: {took_ms:.1f} ms{id}")
@@ -139,7 +139,7 @@ def _print(model: "ModelInfo", outcome: "Outcome", took_ms: float) -> None:
         print("".join(f"  {line}\n" for line in _values(tensor).split("\n")), end="")
 
 
-def _values(tensor: "Tensor") -> str:
+def _values(tensor: "TypedArray") -> str:
     import numpy as np
 
     from sluice.gateway.cli.inference.messages import as_numbers
@@ -155,7 +155,7 @@ def _values(tensor: "Tensor") -> str:
     )
 
 
-def _json(model: "ModelInfo", outcome: "Outcome", took_ms: float) -> str:
+def _json(model: "ModelInfo", outcome: "Inferred", took_ms: float) -> str:
     import orjson
 
     from sluice.gateway.cli.inference.messages import as_numbers

@@ -80,6 +80,10 @@ def _init(options: argparse.Namespace) -> int:
         inputs = _common_inputs(cascade, models[0], models[1])
         texts[f"{served}/pipeline.yaml"] = _text(options, cascade, models[0], models[1])
         notes += [f"not an output of the cascade, since only one of the models has it: {each}" for each in cascade.left]
+        if _size(models[0].path) > _size(models[1].path):
+            notes.append(
+                f"{models[0].path} is larger than {models[1].path}, and runs for every row; is the order right?"
+            )
     body = _body(models[0].entry, inputs)
     inline = body is not None and len(body) <= _INLINE_CHARACTERS
     if body is not None and not inline:
@@ -146,6 +150,13 @@ def _try(path: Path, name: str) -> _Tried:
     except Exception as error:  # a backend may raise anything
         raise ConfigError(f"{path}: cannot be run: {' '.join(str(error).split()) or type(error).__name__}") from error
     return _Tried(path, name, entry, backend, inputs, outputs)
+
+
+def _size(path: Path) -> int:
+    """The bytes of a model with its external weights."""
+    from sluice.models.repository.create import NewModel
+
+    return sum(each.stat().st_size for each in NewModel("", path, _FILE_STEM).files.values())
 
 
 def _draft(options: argparse.Namespace, small: _Tried, large: _Tried) -> "Cascade":

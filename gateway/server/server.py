@@ -54,7 +54,7 @@ class Server:
     auto_resize: AutoResize | None = None
 
     def start_progress(self) -> tuple[int, int] | None:
-        """How many models were tried so far, and how many are to be loaded; None once the server is in service.
+        """The number of models that were tried so far, and of all to be loaded; None once the server is in service.
 
         It may be called from any thread.
         """

@@ -117,7 +117,7 @@ class Supervisor:
 
     @property
     def start_progress(self) -> tuple[int, int]:
-        """How many models the first workers have tried to load, and how many they are to load, over all partitions."""
+        """The models that workers have tried to load so far, and all that they are to load, over all partitions."""
         slots = self._by_name.values()
         tried = sum(len(slot.models) if slot.ready else min(slot.tried_models, len(slot.models)) for slot in slots)
         return tried, sum(len(slot.models) for slot in slots)

@@ -1,7 +1,8 @@
-"""What `sluice init` writes and prints, tried on a real server with `curl` and `sluice infer`."""
+"""The repository and the `curl` of `sluice init`, tried on a real server, also with `sluice infer`."""
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_mlp
-from tests.support.terminal import sluice_command
+from tests.support.terminal import on_terminal, sluice_command
 
 
 class Done(NamedTuple):
@@ -125,3 +126,40 @@ def test_a_server_that_is_not_there_is_said() -> None:
         )
         assert done.returncode == 2
         assert done.stderr.startswith(f"sluice: {url}: cannot be reached: ")
+
+
+SLOW = """
+import time
+
+
+def load(config):
+    time.sleep(1.2)
+
+
+def infer(inputs):
+    return {"y": inputs["x"]}
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 2
+input { name: "x" data_type: TYPE_FP32 dims: [1] }
+output { name: "y" data_type: TYPE_FP32 dims: [1] }
+"""
+
+
+def test_a_server_on_a_terminal_shows_how_far_it_has_loaded_its_models(tmp_path: Path) -> None:
+    for index in range(3):
+        folder = tmp_path / "models" / f"slow{index}"
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.py").write_text(SLOW)
+        (folder / "config.pbtxt").write_text(CONFIG)
+    ports = ["--http-port", 0, "--grpc-port", 0, "--partitions", 1]
+    with on_terminal(sluice_command("serve", tmp_path / "models", *ports), 200, 30, {"NO_COLOR": "1"}) as terminal:
+        terminal.read_until(lambda text: "server ready" in text)
+        terminal.press("\x03")
+        text = terminal.read_to_end()
+        assert terminal.process.wait(60) == 0
+    assert re.search("loading models .*2/3 .* left ", text)
+    lines = [line.rpartition("\x1b[2K")[2] for line in text.replace("\r", "\n").split("\n")]
+    (ready,) = (line for line in lines if "server ready" in line)
+    assert re.match(r"\d{4}-\d\d-\d\dT", ready), "lines of the log stand alone"

@@ -6,7 +6,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.gateway.cli.http_client import TIMEOUT_S, Headers, Refused
-from sluice.gateway.cli.inference.messages import Inference, ModelInfo, Outcome, TensorInfo, from_wire, to_wire
+from sluice.gateway.cli.inference.messages import Inference, Inferred, ModelInfo, TensorInfo, from_wire, to_wire
 from sluice.models.client_tls import ClientTls, connection_hint
 from sluice.models.errors import NotFoundError, ServingError
 from sluice.models.tensors.spec import DataType
@@ -62,7 +62,7 @@ class GrpcInference:
         )
         return ModelInfo(answer.name, inputs, outputs)
 
-    def infer(self, inference: Inference) -> Outcome:
+    def infer(self, inference: Inference) -> Inferred:
         """Send the request, and wait for the answer."""
         message = service_pb2.ModelInferRequest(model_name=self._model, model_version=self._version, id=inference.id)
         for name, value in inference.parameters.items():
@@ -75,7 +75,7 @@ class GrpcInference:
             each.name: from_wire(raw, DataType(each.datatype), tuple(each.shape))
             for each, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
         }
-        return Outcome(answer.model_version, trailers.get(_REQUEST_ID, answer.id), outputs)
+        return Inferred(answer.model_version, trailers.get(_REQUEST_ID, answer.id), outputs)
 
     def _call(self, method: Any, message: Any, timeout_s: float) -> tuple[Any, dict[str, str]]:
         try:

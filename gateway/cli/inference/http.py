@@ -7,7 +7,15 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.cli.http_client import HttpAnswer, ServerAddress, decode, exchange, request
-from sluice.gateway.cli.inference.messages import Inference, ModelInfo, Outcome, Tensor, TensorInfo, from_wire, to_wire
+from sluice.gateway.cli.inference.messages import (
+    Inference,
+    Inferred,
+    ModelInfo,
+    TensorInfo,
+    TypedArray,
+    from_wire,
+    to_wire,
+)
 from sluice.models.errors import ServingError
 from sluice.models.tensors.arrays import numpy_dtype
 from sluice.models.tensors.spec import DataType
@@ -45,7 +53,7 @@ class HttpInference:
         """The metadata of the model."""
         return decode(self._server.url, request(self._server, self._path), ModelInfo)
 
-    def infer(self, inference: Inference) -> Outcome:
+    def infer(self, inference: Inference) -> Inferred:
         """Send the request, and wait for the answer."""
         body, headers = (inference.document, {}) if inference.document else _encode(inference)
         answer = exchange(
@@ -80,7 +88,7 @@ def _encode(inference: Inference) -> tuple[bytes, dict[str, str]]:
     }
 
 
-def _decode(url: str, answer: HttpAnswer) -> Outcome:
+def _decode(url: str, answer: HttpAnswer) -> Inferred:
     length = answer.headers.get(_HEADER.lower(), str(len(answer.body)))
     end = int(length) if length.isdecimal() else len(answer.body)
     head = decode(url, answer.body[:end], _Answer)
@@ -92,17 +100,17 @@ def _decode(url: str, answer: HttpAnswer) -> Outcome:
         size = each.parameters.binary_data_size or 0
         outputs[each.name] = from_wire(memoryview(answer.body)[end : end + size], each.datatype, each.shape)
         end += size
-    return Outcome(head.model_version, answer.headers.get(_REQUEST_ID, head.id), outputs)
+    return Inferred(head.model_version, answer.headers.get(_REQUEST_ID, head.id), outputs)
 
 
-def _from_json(url: str, output: _Output) -> Tensor:
+def _from_json(url: str, output: _Output) -> TypedArray:
     data = output.data or []
     if output.datatype is DataType.BYTES:
         array = np.empty(len(data), np.object_)
         array[:] = [str(each).encode() for each in data]
-        return Tensor(output.datatype, array.reshape(output.shape))
+        return TypedArray(output.datatype, array.reshape(output.shape))
     try:
         numbers = [float("nan") if each is None else each for each in data]
-        return Tensor(output.datatype, np.array(numbers, numpy_dtype(output.datatype)).reshape(output.shape))
+        return TypedArray(output.datatype, np.array(numbers, numpy_dtype(output.datatype)).reshape(output.shape))
     except ValueError as error:
         raise ServingError(f"{url}: output '{output.name}': {error}") from error

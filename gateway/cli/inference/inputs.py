@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sluice.gateway.cli.inference.messages import Inference, ModelInfo, Tensor, TensorInfo, as_bf16
+from sluice.gateway.cli.inference.messages import Inference, ModelInfo, TensorInfo, TypedArray, as_bf16
 from sluice.models.errors import ConfigError
 from sluice.models.spelling import did_you_mean
 from sluice.models.tensors.arrays import Array, numpy_dtype
@@ -35,7 +35,7 @@ def zeros(model: ModelInfo, rows: int, shapes: Mapping[str, tuple[int, ...]]) ->
         if element_count(shape) > MAX_ELEMENTS:
             raise ConfigError(f"input '{each.name}': {list(shape)} has more than {MAX_ELEMENTS} elements")
         blank = b"" if each.datatype is DataType.BYTES else 0
-        inputs[each.name] = Tensor(each.datatype, np.full(shape, blank, numpy_dtype(each.datatype)))
+        inputs[each.name] = TypedArray(each.datatype, np.full(shape, blank, numpy_dtype(each.datatype)))
     return Inference(inputs)
 
 
@@ -87,7 +87,7 @@ def _arrays(given: Mapping[str, Array], model: ModelInfo) -> Inference:
 
 def _body(document: dict[str, Any], data: bytes, model: ModelInfo) -> Inference:
     """The inputs of a body of the protocol, which is sent over HTTP as it is."""
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, TypedArray] = {}
     known = {each.name: each for each in model.inputs}
     for each in document["inputs"]:
         name = each.get("name") if isinstance(each, dict) else None
@@ -118,7 +118,7 @@ def _from_lists(info: TensorInfo, data: object) -> Array:
     return array
 
 
-def _tensor(info: TensorInfo, array: Array) -> Tensor:
+def _tensor(info: TensorInfo, array: Array) -> TypedArray:
     """An array as the datatype and the shape of an input, where no value can be lost."""
     if array.ndim == len(info.shape) - 1 and info.shape[:1] == (VARIABLE,):
         array = array[np.newaxis]
@@ -126,9 +126,9 @@ def _tensor(info: TensorInfo, array: Array) -> Tensor:
     if info.datatype is DataType.BYTES:
         if array.dtype.kind not in "SUO" or not all(isinstance(each, str | bytes) for each in array.ravel().tolist()):
             raise ConfigError(f"input '{info.name}': expected texts for BYTES, got {array.dtype}")
-        return Tensor(info.datatype, array.astype(np.object_))
+        return TypedArray(info.datatype, array.astype(np.object_))
     if info.datatype is DataType.BF16 and array.dtype.kind in "biuf":
-        return Tensor(info.datatype, as_bf16(array))
+        return TypedArray(info.datatype, as_bf16(array))
     wanted = numpy_dtype(info.datatype)
     if array.dtype.kind in "iu" and wanted.kind in "iu":
         limits = np.iinfo(wanted.name)
@@ -136,7 +136,7 @@ def _tensor(info: TensorInfo, array: Array) -> Tensor:
             raise ConfigError(f"input '{info.name}': expected numbers from {limits.min} to {limits.max}")
     elif not np.can_cast(array.dtype, wanted, "same_kind"):
         raise ConfigError(f"input '{info.name}': expected {info.datatype}, got numbers of {array.dtype}")
-    return Tensor(info.datatype, array.astype(wanted))
+    return TypedArray(info.datatype, array.astype(wanted))
 
 
 def _check_names(place: str, given: Mapping[str, object], model: ModelInfo) -> None:

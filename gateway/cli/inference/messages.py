@@ -29,7 +29,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     outputs: tuple[TensorInfo, ...]
 
 
-class Tensor(NamedTuple):
+class TypedArray(NamedTuple):
     """A tensor on its way; an array of BF16 has its bits, one of BYTES has `bytes` or `str`."""
 
     datatype: DataType
@@ -42,38 +42,38 @@ class Inference(NamedTuple):
     `document` is the body that the user gave, if it was one.
     """
 
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, TypedArray]
     id: str = ""
     parameters: Mapping[str, Any] = {}
     document: bytes | None = None
 
 
-class Outcome(NamedTuple):
+class Inferred(NamedTuple):
     """An answer; `id` is that by which `sluice why` knows the request."""
 
     version: str
     id: str
-    outputs: Mapping[str, Tensor]
+    outputs: Mapping[str, TypedArray]
 
 
-def to_wire(tensor: Tensor) -> bytes:
+def to_wire(tensor: TypedArray) -> bytes:
     """The elements of a tensor in wire form."""
     if tensor.datatype is DataType.BYTES:
         return encode_bytes(tensor.array, rows=1)[0]
     return np.ascontiguousarray(tensor.array).tobytes()
 
 
-def from_wire(data: bytes | memoryview, datatype: DataType, shape: tuple[int, ...]) -> Tensor:
+def from_wire(data: bytes | memoryview, datatype: DataType, shape: tuple[int, ...]) -> TypedArray:
     """The tensor with these elements. Raises ConfigError if they are too few or too many."""
     if datatype is DataType.BYTES:
-        return Tensor(datatype, decode_bytes(data, shape))
+        return TypedArray(datatype, decode_bytes(data, shape))
     try:
-        return Tensor(datatype, np.frombuffer(data, numpy_dtype(datatype)).reshape(shape))
+        return TypedArray(datatype, np.frombuffer(data, numpy_dtype(datatype)).reshape(shape))
     except ValueError as error:
         raise ConfigError(f"the answer has {len(data)} bytes for {datatype} {list(shape)}") from error
 
 
-def as_numbers(tensor: Tensor) -> Array:
+def as_numbers(tensor: TypedArray) -> Array:
     """The elements as people read them: BF16 as floats, BYTES as text where they are UTF-8."""
     if tensor.datatype is DataType.BF16:
         return (tensor.array.astype(np.uint32) << np.uint32(_BF16_BITS)).view(np.float32)

@@ -44,6 +44,11 @@ def test_two_models_become_a_cascade(models: Path, capsys: pytest.CaptureFixture
     assert json.loads(command[-1])["inputs"][0]["shape"] == [1, 4]
 
 
+def test_a_small_model_that_is_larger_is_noted(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(models / "repo"), str(models / "big.onnx"), str(models / "tiny.onnx")]) == 0
+    assert "big.onnx is larger than" in capsys.readouterr().out
+
+
 def test_one_model_becomes_a_repository(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(models / "repo"), str(models / "tiny.onnx")]) == 0
     assert files(models / "repo") == ["tiny/1/model.onnx"]

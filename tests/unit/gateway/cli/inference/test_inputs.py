@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sluice.gateway.cli.inference.inputs import read_inputs, zeros
-from sluice.gateway.cli.inference.messages import ModelInfo, Tensor, TensorInfo, as_bf16, as_numbers
+from sluice.gateway.cli.inference.messages import ModelInfo, TensorInfo, TypedArray, as_bf16, as_numbers
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType
@@ -83,7 +83,7 @@ def test_a_body_of_the_protocol_is_kept_with_its_id() -> None:
 
 def test_bf16_is_rounded_to_the_nearest() -> None:
     values = np.array([1.0, -2.5, 1.00390625, 3.1415927], np.float32)
-    back = as_numbers(Tensor(DataType.BF16, as_bf16(values)))
+    back = as_numbers(TypedArray(DataType.BF16, as_bf16(values)))
     assert back.tolist() == [1.0, -2.5, 1.0, 3.140625]
 
 

@@ -12,7 +12,7 @@ from sluice.mps.partitions.cpu import default_partitions, usable_cores
 from sluice.mps.partitions.partition import Partition
 
 
-class Candidate(NamedTuple):
+class Division(NamedTuple):
     """Partitions with the plan of each pipeline on them, by name; each is planned as if it were alone."""
 
     partitions: tuple[Partition, ...]
@@ -59,13 +59,13 @@ def core_divisions() -> list[tuple[Partition, ...]]:
     return divisions
 
 
-def plan_all(planning: Planning, loads: Mapping[str, PlanInput], pipelines: Iterable[Pipeline]) -> Candidate:
+def plan_all(planning: Planning, loads: Mapping[str, PlanInput], pipelines: Iterable[Pipeline]) -> Division:
     """Plan each pipeline for its load, by name; raises as `Planning.plan`."""
     plans = {pipeline_key(each): planning.plan(each, loads[each.name]) for each in pipelines}
-    return Candidate(planning.partitions, plans)
+    return Division(planning.partitions, plans)
 
 
-def choose(candidates: Sequence[Candidate]) -> Candidate:
-    """The feasible candidate that costs least, the first one of equals; without any, the one that is the least busy."""
-    feasible = [each for each in candidates if each.is_feasible]
-    return min(feasible, key=lambda each: each.cost_per_s) if feasible else min(candidates, key=lambda each: each.busy)
+def choose(divisions: Sequence[Division]) -> Division:
+    """The feasible division that costs least, the first one of equals; without any, the one that is the least busy."""
+    feasible = [each for each in divisions if each.is_feasible]
+    return min(feasible, key=lambda each: each.cost_per_s) if feasible else min(divisions, key=lambda each: each.busy)
