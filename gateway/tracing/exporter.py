@@ -49,9 +49,9 @@ class SpanQueue:
         self._trouble = ""
         self._changed = threading.Condition()
         self._finishing = False
-        self._last_error = _LastError()
+        self._first_error = _FirstError()
         # For all loggers: Python would print what has no handler.
-        logging.getLogger().addHandler(self._last_error)
+        logging.getLogger().addHandler(self._first_error)
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
@@ -101,23 +101,23 @@ class SpanQueue:
     def _export(self, traces: Sequence[Trace]) -> None:
         offset_ns = time.time_ns() - time.monotonic_ns()
         spans: list[ReadableSpan] = []
-        self._last_error.text = ""
+        self._first_error.text = ""
         try:
             for trace in traces:
                 spans += [readable_span(trace, span, self._resource, offset_ns) for span in spans_of(trace)]
             taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:  # no error of these spans is one of the next
-            taken, self._last_error.text = False, f"{type(error).__name__}: {error}"
+            taken, self._first_error.text = False, f"{type(error).__name__}: {error}"
         if taken:
             self._exported += len(spans)
             self._trouble = ""
         else:
             self._failed += len(spans) or sum(map(most_spans, traces))
-            self._trouble = (self._last_error.text or "the collector does not take them")[:MAX_TROUBLE]
+            self._trouble = (self._first_error.text or "the collector does not take them")[:MAX_TROUBLE]
 
 
-class _LastError(logging.Handler):
-    """Keeps the text of the last warning or error of the SDK and its libraries."""
+class _FirstError(logging.Handler):
+    """Keeps the first warning or error of the SDK and its libraries since `text` was cleared: the cause of others."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -125,7 +125,7 @@ class _LastError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
-        self.text = record.getMessage()
+        self.text = self.text or record.getMessage()
 
 
 def readable_span(trace: Trace, span: Span, resource: Resource, offset_ns: int) -> ReadableSpan:
