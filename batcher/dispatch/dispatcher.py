@@ -630,6 +630,14 @@ class Dispatcher:
         queues = self._queues.by_model
         return {key: sum(queue.waiting for queue in queues[key].values()) for key in self.models}
 
+    def queued(self, model: str) -> tuple[int, int]:
+        """The requests and the rows that wait for a model; none for one that is not known."""
+        requests = rows = 0
+        for queue in self._queues.by_model.get(model, {}).values():
+            requests += queue.waiting
+            rows += queue.rows
+        return requests, rows
+
 
 def _is_open(partition: PartitionState, now_ns: int) -> bool:
     """True if a partition may be given a batch now."""

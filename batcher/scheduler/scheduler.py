@@ -155,6 +155,10 @@ class Scheduler:
         """Requests waiting, by model key."""
         return self.dispatcher.queue_depths()
 
+    def queued(self, model: str) -> tuple[int, int]:
+        """The requests and the rows that wait for a model; none for one that is not known."""
+        return self.dispatcher.queued(model)
+
     # -- requests
 
     def _arrived(self, event: RequestArrived, now_ns: int, decisions: list[AnyDecision]) -> None:

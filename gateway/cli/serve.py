@@ -22,6 +22,8 @@ _SAME_NAME = (
     "host",
     "http_port",
     "grpc_port",
+    "metrics_port",
+    "metrics_interval_ms",
     "partitions",
     "max_batch_size",
     "default_slo_ms",
@@ -80,6 +82,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", help="address to listen on (default 127.0.0.1)")
     add("--http-port", type=int, metavar="PORT", help="port for HTTP; 0 takes a free one (default 8000)")
     add("--grpc-port", type=int, metavar="PORT", help="port for gRPC; 0 takes a free one (default 8001)")
+    add(
+        "--metrics-port", type=int, metavar="PORT", help="a further port for metrics; 0 takes a free one (default none)"
+    )
+    add(
+        "--metrics-interval-ms",
+        type=quantity("_ms"),
+        metavar="MS",
+        help="least time between two readings of the machine for metrics (default 2000)",
+    )
+    add(
+        "--metrics-config",
+        action="append",
+        type=_metrics_setting,
+        metavar="NAME=VALUE",
+        help="a setting of Triton's metrics of latencies, such as summary_latencies=true (repeatable)",
+    )
     add(
         "--partitions",
         type=int,
@@ -166,6 +184,13 @@ def _sizes(text: str) -> list[int]:
         return [int(size) for size in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected sizes such as 4,8, got '{text:.80}'") from None
+
+
+def _metrics_setting(text: str) -> tuple[str, bool | str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got '{text:.80}'")
+    return name, {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -353,6 +378,8 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
     for key, dest in _LISTS.items():
         override(getattr(options, dest), dest, key)
     override(options.cors_origin, "cors_origin", "cors", "origins")
+    for name, value in options.metrics_config or ():
+        override(value, "metrics_config", "metrics_config", name)
     for name in _SAME_NAME:
         override(getattr(options, name), name, name)
     if repositories := [place for place in options.files if _is_repository(place)]:

@@ -13,6 +13,7 @@ from sluice.batcher.settings.scheduling import LimitSettings, ServingSettings, c
 from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, is_loopback
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.json_rules import JsonNan, JsonRules
+from sluice.gateway.config.metrics_settings import MetricsSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -37,6 +38,8 @@ PARTITION_KINDS: dict[str, type[Partition]] = {"cpu": CpuPartition, "mig": MigPa
 _HEX = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _DEVICE = re.compile(rf"(?P<kind>GPU|MIG)-{_HEX}")
 MAX_FRONT_ENDS = 64
+MIN_INTERVAL_MS = 10
+"""The shortest time between two readings of the machine."""
 _OLD_INSTANCE = "MIG-GPU-"
 """The names of MIG instances before they had UUIDs of their own; NVML and CUDA no longer report them."""
 
@@ -83,6 +86,8 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     grpc_port: int = 8001
     grpc_server: GrpcServerKind = GrpcServerKind.SLUICE
     metrics_port: int | None = None
+    metrics_interval_ms: float = 2000
+    metrics_config: MetricsSettings = MetricsSettings()
     front_ends: int | Literal["auto"] = 0
     partitions: int | tuple[Partition, ...] | None = None
     strict: bool = False
@@ -278,6 +283,11 @@ def _check_seconds(config: ServerConfig) -> None:
     for name in ("poll_s", "batch_timeout_s"):
         if not 0 < (seconds := getattr(config, name)) < math.inf:
             raise ValueError(f"{name}: expected a finite number above 0, got {seconds:g}")
+    if not MIN_INTERVAL_MS <= config.metrics_interval_ms < math.inf:
+        raise ValueError(
+            f"metrics_interval_ms: expected a finite number of at least {MIN_INTERVAL_MS}, "
+            f"got {config.metrics_interval_ms:g}"
+        )
     if not 0 <= config.drain_timeout_s < math.inf:
         raise ValueError(f"drain_timeout_s: expected a finite number of at least 0, got {config.drain_timeout_s:g}")
 

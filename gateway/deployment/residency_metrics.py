@@ -8,7 +8,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sluice.batcher.interface.config import ScheduledModel
 from sluice.batcher.residency.on_demand import OnDemandLoader
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
+
+MODEL_MEMORY = ExposedMetric(
+    "sluice_model_memory_bytes",
+    "gauge",
+    "Memory that the model takes on a partition of the kind; source says where the number comes from: a profile, the "
+    "load of the model, or the size of its file.",
+    ("kind", "model", "source"),
+)
 
 Source = Literal["profile", "load", "file"]
 
@@ -34,36 +43,48 @@ class ResidencyMetrics(MetricsSource):
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    async def refresh(self) -> None:
-        """Nothing to refresh."""
+    def groups(self) -> Iterator[Group]:
+        """All families."""
+        yield from super().groups()
+        yield Group((MODEL_MEMORY,), self._memory_texts())
+
+    def _memory_texts(self) -> Iterator[tuple[str, ...]]:
+        fleet = self._scheduler.dispatcher.fleet
+        seen: set[tuple[str, str]] = set()
+        for partition in list(fleet.partitions.values()):
+            kind = partition.kind
+            for key in sorted(partition.models):
+                state = fleet.models.get(key)
+                if state is not None and (key, kind) not in seen:
+                    seen.add((key, kind))
+                    if memory_bytes := state.config.memory_on(kind):
+                        yield (MODEL_MEMORY.sample((kind, key, _source(state.config, kind)), memory_bytes),)
+                yield ()
 
     def collect(self) -> Iterator[Metric]:
-        """The families, for prometheus_client."""
-        models = GaugeMetricFamily("sluice_partition_models", "Models loaded on the partition.", labels=["partition"])
-        model_memory = GaugeMetricFamily(
-            "sluice_model_memory_bytes",
-            "Memory of the model on a partition of the kind.",
-            labels=["model", "kind", "source"],
+        """The families with few samples, for prometheus_client."""
+        models = GaugeMetricFamily(
+            "sluice_partition_models", "Models that are loaded on the partition.", labels=["partition"]
         )
-        seen: set[tuple[str, str]] = set()
         for name, partition in self._scheduler.dispatcher.fleet.partitions.items():
             models.add_metric([name], len(partition.models))
-            for key, held in held_memory(self._scheduler, name).items():
-                if held.memory_bytes and (key, partition.kind) not in seen:
-                    seen.add((key, partition.kind))
-                    model_memory.add_metric([key, partition.kind, held.source], held.memory_bytes)
         yield models
-        yield model_memory
         loader = self._scheduler.served.loader
         if not isinstance(loader, OnDemandLoader):
             return
         free = GaugeMetricFamily(
-            "sluice_partition_free_bytes", "Memory of the partition that is free for models.", labels=["partition"]
+            "sluice_partition_free_bytes",
+            "Memory of the partition that is free for more models; only where models are loaded on demand.",
+            labels=["partition"],
         )
         for name, memory in loader.memories.items():
             free.add_metric([name], memory.free_bytes)
         yield free
-        loads = CounterMetricFamily("sluice_model_loads", "Models loaded on demand, by cause.", labels=["cause"])
+        loads = CounterMetricFamily(
+            "sluice_model_loads",
+            "Models loaded on demand, by cause: request, prewarm, replica, refused or pinned.",
+            labels=["cause"],
+        )
         # "refused" counts loads for rejected requests, "pinned" loads of missing pinned models, "request" all others.
         others = loader.prewarms + loader.replicas + loader.returns + loader.restored
         loads.add_metric(["request"], loader.loads - others)
@@ -73,7 +94,9 @@ class ResidencyMetrics(MetricsSource):
         loads.add_metric(["pinned"], loader.restored)
         yield loads
         yield CounterMetricFamily(
-            "sluice_model_evictions", "Models evicted to make room for others.", value=loader.evictions
+            "sluice_model_evictions",
+            "Models evicted from a partition to make room for others; only where models are loaded on demand.",
+            value=loader.evictions,
         )
 
 

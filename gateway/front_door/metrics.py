@@ -23,25 +23,26 @@ class FrontDoorMetrics(MetricsSource):
     def __init__(self, counts: Callable[[], FrontDoorCounts]) -> None:
         self._counts = counts
 
-    async def refresh(self) -> None:
-        """Nothing to refresh."""
-
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         counts = self._counts()
-        yield GaugeMetricFamily("sluice_http_connections", "Open connections over HTTP.", counts.http_connections)
+        yield GaugeMetricFamily(
+            "sluice_http_connections", "Open connections of clients over HTTP.", counts.http_connections
+        )
         yield GaugeMetricFamily(
             "sluice_grpc_connections",
-            "Open connections over gRPC; 0 with the server of grpcio.",
+            "Open connections of clients over gRPC; always 0 with grpc_server: grpcio.",
             counts.grpc_connections,
         )
         yield GaugeMetricFamily(
             "sluice_buffer_used_bytes",
-            "Bytes of requests that are read and not answered, and of answers that are not taken.",
+            "Bytes of requests that are read and not answered, and of answers that clients have not taken.",
             counts.buffer_bytes,
         )
         faults = CounterMetricFamily(
-            "sluice_client_faults", "Requests and connections ended by the front door.", labels=["reason"]
+            "sluice_client_faults",
+            "Requests and connections that the front door has ended because of their clients, by reason.",
+            labels=["reason"],
         )
         for reason, count in counts.faults.items():
             faults.add_metric([reason], count)

@@ -116,6 +116,11 @@ class FrontEnds(MetricsSource):
         """The number of front ends that accept connections."""
         return sum(slot.port is not None and slot.port.is_ready for slot in self._slots)
 
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """The process of each front end that has one, by name."""
+        return {slot.name: slot.port.process.pid for slot in self._slots if slot.port is not None}
+
     def start(self) -> None:
         """Start all front ends."""
         for slot in self._slots:
@@ -303,8 +308,12 @@ class FrontEnds(MetricsSource):
 
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
-        yield GaugeMetricFamily("sluice_front_ends", "Front ends that accept connections.", self.ready)
-        yield CounterMetricFamily("sluice_front_end_losses", "Front ends whose process has ended.", self._losses)
+        yield GaugeMetricFamily("sluice_front_ends", "Front-end processes that accept connections.", self.ready)
+        yield CounterMetricFamily(
+            "sluice_front_end_losses",
+            "Front-end processes that have ended unexpectedly and were replaced.",
+            self._losses,
+        )
 
 
 def front_end_count(setting: int | str) -> int:

@@ -13,13 +13,13 @@ from sluice.models.errors import RequestError, ServingError
 
 S = TypeVar("S")
 
-ResponseMetadata = list[tuple[str, str]]
+ResponseMetadata = list[tuple[str, str | bytes]]
 """Names and values that accompany an answer."""
 
 
 def call_status(
-    error: Exception, metadata: Sequence[tuple[str, str]] = ()
-) -> tuple[grpc.StatusCode, str, Sequence[tuple[str, str]]]:
+    error: Exception, metadata: Sequence[tuple[str, str | bytes]] = ()
+) -> tuple[grpc.StatusCode, str, Sequence[tuple[str, str | bytes]]]:
     """The status of a call that ends with an error: code, message and trailing metadata.
 
     `metadata` is added to the trailing metadata.

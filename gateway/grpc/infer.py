@@ -23,6 +23,7 @@ from sluice.gateway.inference.dataplane import (
     build_response,
 )
 from sluice.gateway.inference.request_template import RequestTemplate
+from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
 from sluice.gateway.observability.trace_context import OVER_GRPC, TraceContext, parse_context
 from sluice.gateway.protocol.answer import Answer
 from sluice.gateway.protocol.pending_answer import RelayNeeded
@@ -140,7 +141,9 @@ class InferHandler:
     def begin(self, body: Message, call: ServerCall) -> None:
         """Start the call whose message is a ModelInferRequest of these bytes."""
         try:
-            explain = _explain(call)
+            explain, load = _asked(call)
+            if load is not None and self._relay is not None:
+                raise RelayNeeded  # the load is known there
             submission, encoder = self._ask(body, call, explain)
         except RelayNeeded:
             self._pass_on(call, body)
@@ -150,7 +153,7 @@ class InferHandler:
             return
         call.on_cancelled = partial(self._dataplane.cancel, submission)
         relayed = None if self._relay is None else partial(self._pass_on, call, body)
-        submission.then(partial(self._answered, call, submission, encoder, explain), relayed)
+        submission.then(partial(self._answered, call, submission, encoder, explain, load), relayed)
 
     def _pass_on(self, call: ServerCall, body: Message) -> None:
         """Have the gateway's process answer a call."""
@@ -187,7 +190,7 @@ class InferHandler:
 
         `metadata` receives the names and values that accompany the answer, even if it is an error.
         """
-        explain = _explain(context)
+        explain, _ = _asked(context)
         kept = b"" if self._relay is None else request.SerializeToString()
         try:
             signature, inputs, encoder = self._check(request, _budget_ns(context))
@@ -221,13 +224,14 @@ class InferHandler:
         submission: Submitted,
         encoder: ResponseEncoder,
         explain: bool,
+        load: LoadFormat | None,
         answer: Answer,
     ) -> None:
         metadata: ResponseMetadata = []
         try:
             if call.cancelled:
                 return
-            metadata = self._dataplane.response_headers(submission, explain or encoder.options.explain)
+            metadata = self._metadata(submission, explain or encoder.options.explain, load)
             reply = encoder.encode(build_response(answer, encoder.options, self._dataplane.statuses))
         except Exception as error:
             call.end(*call_status(error, metadata))
@@ -236,6 +240,14 @@ class InferHandler:
             call.finish(reply)
         finally:
             answer.release()
+
+    def _metadata(self, submission: Submitted, explain: bool, load: LoadFormat | None) -> ResponseMetadata:
+        """The metadata of an answer: what the client asked for besides."""
+        headers: ResponseMetadata = [*self._dataplane.response_headers(submission, explain)]
+        report = self._dataplane.load_report
+        if load is not None and report is not None:
+            headers += report.metadata(load)
+        return headers
 
     def _ask(self, message: Message, call: ServerCall, explain: bool) -> tuple[Submitted, ResponseEncoder]:
         """Submit a request. A request that matches a template is not parsed again."""
@@ -301,9 +313,15 @@ def _explained(explain: bool, options: RequestOptions) -> RequestOptions:
     return options._replace(explain=True) if explain and not options.explain else options
 
 
-def _explain(context: Any) -> bool:
-    """True if the call's metadata asks for an explanation."""
-    return any(name == EXPLAIN_HEADER and asks_for_explanation(value) for name, value in context.invocation_metadata())
+def _asked(context: Any) -> tuple[bool, LoadFormat | None]:
+    """True if the call's metadata asks for an explanation, and the format of the load report that it asks for."""
+    explain, load = False, None
+    for name, value in context.invocation_metadata():
+        if name == EXPLAIN_HEADER:
+            explain = asks_for_explanation(value) or explain
+        elif name == LOAD_FORMAT_HEADER:
+            load = load_format(value)
+    return explain, load
 
 
 def _client(signature: Signature, context: Any) -> str:

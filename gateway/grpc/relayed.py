@@ -32,7 +32,7 @@ class Ended(NamedTuple):
 
     code: grpc.StatusCode
     details: str
-    trailing: tuple[tuple[str, str], ...]
+    trailing: tuple[tuple[str, str | bytes], ...]
     message: bytes
 
 
@@ -53,7 +53,7 @@ class CallRelay:
     async def ask(self, context: Any, message: bytes, method: str | None = None) -> Ended:
         """The end of a call with this message; `method` stands for that of the context."""
         (code, details, trailing), answer = _split(await self._exchange(_asking(context, message, method)))
-        return Ended(_CODES[code], details, tuple((name, value) for name, value in trailing), answer)
+        return Ended(_CODES[code], details, tuple(_from_text(*each) for each in trailing), answer)
 
     async def stream(self, context: Any, message: bytes, parse: Callable[[bytes], Any]) -> Replies:
         """The replies to one message of the stream of a context, which `parse` reads.
@@ -177,7 +177,7 @@ class RelayedCalls(GrpcServer):
         ended = await self._call(RelayedCall(*given), method, message, receive)
         if ended is None:
             return
-        head = [ended.code.value[0], ended.details, [[name, str(value)] for name, value in ended.trailing]]
+        head = [ended.code.value[0], ended.details, [[name, _as_text(value)] for name, value in ended.trailing]]
         answer = _joined(head, ended.message)
         headers = [(b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -264,3 +264,13 @@ def _joined(head: Any, message: bytes) -> bytes:
 def _split(body: bytes) -> tuple[Any, bytes]:
     end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
     return orjson.loads(body[_LENGTH_BYTES:end]), body[end:]
+
+
+def _as_text(value: str | bytes) -> str:
+    """A value of metadata for JSON."""
+    return value if isinstance(value, str) else value.decode("latin-1")
+
+
+def _from_text(name: str, text: str) -> tuple[str, str | bytes]:
+    """An item of metadata from JSON; names that end in `-bin` have bytes."""
+    return name, text.encode("latin-1") if name.endswith("-bin") else text

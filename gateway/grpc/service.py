@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,6 @@ from sluice.gateway.grpc.infer import InferHandler
 from sluice.gateway.grpc.management import ManagementCalls
 from sluice.gateway.grpc.relayed import CallRelay
 from sluice.gateway.grpc.stream import InferStream
-from sluice.gateway.grpc.transport.call import Metadata
 from sluice.gateway.grpc.transport.grpcio.server import GrpcioServer
 from sluice.gateway.grpc.transport.http2.server import BACKLOG, Http2Server
 from sluice.gateway.grpc.transport.server import GrpcServer, Refusal
@@ -308,7 +308,7 @@ def _bind(server: GrpcioServer, host: str, port: int, credentials: grpc.ServerCr
     raise AssertionError("unreachable")
 
 
-def _refusal(restrictions: Restrictions, method: str, metadata: Metadata) -> str:
+def _refusal(restrictions: Restrictions, method: str, metadata: Iterable[tuple[str, str]]) -> str:
     """The reason to refuse a call without the key of its group, "" if it is allowed.
 
     Refused calls end with UNAVAILABLE, as in Triton.

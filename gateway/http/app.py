@@ -16,6 +16,7 @@ from sluice.gateway.http.generate_routes import generate_router
 from sluice.gateway.http.model_routes import model_routers
 from sluice.gateway.http.openapi import inference_router
 from sluice.gateway.http.partition_routes import partition_router, resize_router
+from sluice.gateway.http.pieces import PiecesResponse
 from sluice.gateway.http.routes import Version, router
 from sluice.gateway.http.settings_routes import settings_routers
 from sluice.gateway.inference.dataplane import DataPlane
@@ -89,8 +90,8 @@ def build_app(
 
     @exposition.get("/metrics")
     async def metrics_exposition(request: Request) -> Response:
-        text, content_type = await metrics.scrape_as(request.headers.get("accept", ""))
-        return Response(text, headers={"content-type": content_type, "vary": "accept"})
+        pieces, content_type = await metrics.scrape_as(request.headers.get("accept", ""))
+        return PiecesResponse(pieces, {"content-type": content_type, "vary": "accept"})
 
     @explanations.get("/v2/sluice/requests/{id:path}")
     async def request_explanation(id: str) -> Response:

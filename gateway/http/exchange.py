@@ -36,6 +36,7 @@ from sluice.gateway.http.predict import PredictRequest, decode_invocation, decod
 from sluice.gateway.http.request_head import Headers, RequestHead
 from sluice.gateway.inference.dataplane import REQUEST_HEADER, DataPlane, Submitted, build_response
 from sluice.gateway.inference.request_template import JsonTemplate, RequestTemplate, Template
+from sluice.gateway.observability.load_report import LoadFormat
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.pending_answer import RelayNeeded
 from sluice.gateway.protocol.request import InferRequest, InferResponse, SharedMemoryOutput
@@ -341,6 +342,9 @@ class Exchange:
         try:
             if self._error is not None:
                 raise self._error
+            if head.load is not None and self._route.relay is not None:
+                self._relay()  # the load is known there
+                return
             dialect = head.target.dialect
             signature = self._route.signature(head.target)
             json_length = len(body) if head.json_length is None else min(head.json_length, len(body))
@@ -569,11 +573,20 @@ class Exchange:
         submission = self._submission
         if submission is None:
             return b""
+        load = b"" if self.head.load is None else self._load_line(self.head.load)
         if self.head.explain or self._template.options.explain:
             headers = self._route.dataplane.response_headers(submission, explain=True)
-            return b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
+            return load + b"".join([f"{name}: {value}\r\n".encode() for name, value in headers])
         given_id = submission.given_id
-        return _REQUEST_LINE % given_id.encode() if given_id else b""
+        return load + _REQUEST_LINE % given_id.encode() if given_id else load
+
+    def _load_line(self, form: LoadFormat) -> bytes:
+        """The header line with the load of the server."""
+        report = self._route.dataplane.load_report
+        if report is None:
+            return b""
+        name, value = report.header(form)
+        return f"{name}: {value}\r\n".encode()
 
     def _send(self, response: bytes) -> None:
         client, self._submission = self._client, None

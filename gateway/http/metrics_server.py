@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import orjson
 
@@ -61,13 +62,15 @@ class MetricsServer:
             # A client that is too slow, sends too much or disconnects gets no answer.
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(HEAD_TIMEOUT_S):
-                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n"), writer))
-                    await writer.drain()
+                    for piece in await self._answer(await reader.readuntil(b"\r\n\r\n"), writer):
+                        writer.write(piece)
+                        await writer.drain()
         finally:
             self._open.pop(writer, None)
             writer.close()
 
-    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> bytes:
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> Sequence[bytes]:
+        """The answer to a request in pieces."""
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         lines = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
@@ -82,14 +85,15 @@ class MetricsServer:
         if method not in (b"GET", b"HEAD"):
             return _error("405 Method Not Allowed", "Method Not Allowed")
         body, content_type = await self._metrics.scrape_as(headers.get("accept", ""))
-        answer = _response("200 OK", content_type.encode(), body)
-        return answer if method == b"GET" else answer[: len(answer) - len(body)]
+        head = _head("200 OK", content_type, sum(map(len, body)))
+        return [head, *body] if method == b"GET" else [head]
 
 
-def _error(status: str, reason: str) -> bytes:
-    return _response(status, b"application/json", orjson.dumps({"error": reason}))
+def _error(status: str, reason: str) -> Sequence[bytes]:
+    body = orjson.dumps({"error": reason})
+    return _head(status, "application/json", len(body)), body
 
 
-def _response(status: str, content: bytes, body: bytes) -> bytes:
-    lines = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return lines % (status.encode(), content, len(body)) + body
+def _head(status: str, content: str, length: int) -> bytes:
+    lines = f"HTTP/1.1 {status}\r\ncontent-type: {content}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    return lines.encode()

@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 from sluice.gateway.http.compression import accepted_encoding, is_encoded
 from sluice.gateway.http.dialect import TARGET_MODEL, Dialect, InferenceTarget, sagemaker_json_length, target_model
 from sluice.gateway.inference.dataplane import EXPLAIN_HEADER, asks_for_explanation
+from sluice.gateway.observability.load_report import LOAD_FORMAT_HEADER, LoadFormat, load_format
 from sluice.gateway.observability.trace_context import OVER_HTTP, TraceContext, parse_context
 from sluice.models.errors import RequestError
 
@@ -17,7 +18,10 @@ MAX_KNOWN_BYTES = 2048
 
 _HEAD_END = b"\r\n\r\n"
 _EXPLAIN = EXPLAIN_HEADER.encode()
+_LOAD_FORMAT = LOAD_FORMAT_HEADER.encode()
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+_EXTRAS = frozenset({_EXPLAIN, _LOAD_FORMAT, TRACEPARENT})
+"""Headers that ask for more than inference, or tell where it belongs."""
 _V2: Final = Dialect.V2
 _SAGEMAKER: Final = Dialect.SAGEMAKER
 
@@ -27,8 +31,8 @@ class RequestHead:
 
     `length` is that of the body (0 if it is unknown), and `json_length` that of its JSON part (None if all of it is
     JSON). The body is `encoded`, or not, and `accepted` is the encoding for the response (b"" for none). `added_lines`
-    are header lines that the response gets besides. `trace` is the trace that the client says it is in. A head that is
-    wrong has an `error`.
+    are header lines that the response gets besides. `load` is the format of a load report, if one is asked for. `trace`
+    is the trace that the client says it is in. A head that is wrong has an `error`.
     """
 
     __slots__ = (
@@ -42,6 +46,7 @@ class RequestHead:
         "json_length",
         "keep_alive",
         "length",
+        "load",
         "target",
         "trace",
     )
@@ -63,6 +68,7 @@ class RequestHead:
         self.json_length: int | None = None
         self.explain = self.encoded = False
         self.accepted = b""
+        self.load: LoadFormat | None = None
         self.trace: TraceContext = OVER_HTTP
         self.error: RequestError | None = None
 
@@ -83,14 +89,12 @@ class RequestHead:
                 elif name == b"inference-header-content-length":
                     if dialect is _V2:
                         self.json_length = _parse_json_length(value)
-                elif name == _EXPLAIN:
-                    self.explain = asks_for_explanation(value.decode("latin-1"))
+                elif name in _EXTRAS:
+                    self._read_extra(name, value)
                 elif name == b"content-encoding":
                     self.encoded = is_encoded(value) or self.encoded
                 elif name == b"accept-encoding":
                     self.accepted = accepted_encoding(value)
-                elif name == TRACEPARENT:
-                    self.trace = trace_in(self.headers)
                 elif dialect is _SAGEMAKER:
                     if name == b"content-type":
                         self.json_length = sagemaker_json_length(value)
@@ -98,6 +102,15 @@ class RequestHead:
                         self.target = target_model(value)
         except RequestError as error:
             self.error = error
+
+    def _read_extra(self, name: bytes, value: bytes) -> None:
+        """Take one of `_EXTRAS`. Raises RequestError."""
+        if name == TRACEPARENT:
+            self.trace = trace_in(self.headers)
+        elif name == _EXPLAIN:
+            self.explain = asks_for_explanation(value.decode("latin-1"))
+        else:
+            self.load = load_format(value.decode("latin-1"))
 
 
 def trace_in(headers: Headers) -> TraceContext:

@@ -12,6 +12,7 @@ from sluice.batcher.interface.outcome import ANSWERED, Outcome
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.inference.response_stream import ResponseStream
+from sluice.gateway.observability.load_report import LoadReport
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.classification import Classification
@@ -135,6 +136,8 @@ class DataPlane(ABC):
         self._client_key = client_key
         self._max_id_bytes = max_id_bytes
         self._signatures: dict[tuple[str, int], Signature] = {}
+        self.load_report: LoadReport | None = None
+        """Reports the load of the server; None in a front end, which passes such requests on."""
 
     def signature(self, name: str, version: str) -> Signature:
         """The signature of a pipeline; version "" is the latest. Raises as `ServedPipelines.pipeline`."""

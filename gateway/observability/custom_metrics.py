@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
+from typing import cast
 
+from sluice.gateway.observability.exposition import ExposedMetric, Group, Kind, labelled
 from sluice.gateway.observability.logs import log
 from sluice.models.backends.metric_updates import LABEL, MOST_SERIES, MetricKind, MetricUpdate, check_family
 
@@ -68,9 +70,10 @@ class CustomMetrics:
             if not family.series:
                 del self._families[name]
 
-    def exposition(self) -> str:
-        """The metrics in the text format of Prometheus, under the names that the models gave."""
-        return "".join(line + "\n" for name, family in self._families.items() for line in _lines(name, family))
+    def groups(self) -> Iterator[Group]:
+        """The metrics under the names that the models gave."""
+        for name, family in list(self._families.items()):
+            yield _group(name, family)
 
     def _update(self, model: str, update: MetricUpdate) -> None:
         family = self._families.get(update.name)
@@ -96,28 +99,26 @@ class CustomMetrics:
         series.counts = [count + more for count, more in zip(series.counts, update.counts, strict=True)]
 
 
-def _lines(name: str, family: _Family) -> Iterator[str]:
-    yield f"# HELP {name} {_escaped(family.description)}"
-    yield f"# TYPE {name} {family.kind.name.lower()}"
-    for labels, series in family.series.items():
-        if family.kind is not MetricKind.HISTOGRAM:
-            yield f"{name}{_labels(labels)} {_number(series.value)}"
-            continue
-        limits = [*map(_number, family.buckets), "+Inf"]
-        for limit, count in zip(limits, accumulate(series.counts), strict=True):
-            yield f"{name}_bucket{_labels((*labels, ('le', limit)))} {count}"
-        yield f"{name}_sum{_labels(labels)} {_number(series.value)}"
-        yield f"{name}_count{_labels(labels)} {sum(series.counts)}"
+def _group(name: str, family: _Family) -> Group:
+    kind = {MetricKind.COUNTER: "counter", MetricKind.GAUGE: "gauge", MetricKind.HISTOGRAM: "histogram"}
+    described = ExposedMetric(name, cast(Kind, kind[family.kind]), family.description)
+    return Group((described,), ((_text(name, family, *each),) for each in list(family.series.items())))
+
+
+def _text(name: str, family: _Family, labels: _Labels, series: _Series) -> str:
+    if family.kind is not MetricKind.HISTOGRAM:
+        return f"{name}{_labels(labels)} {_number(series.value)}\n"
+    limits = [*(repr(float(bound)) for bound in family.buckets), "+Inf"]
+    buckets = [
+        f"{name}_bucket{_labels((*labels, ('le', limit)))} {count}\n"
+        for limit, count in zip(limits, accumulate(series.counts), strict=True)
+    ]
+    value, count = _number(series.value), sum(series.counts)
+    return f"{''.join(buckets)}{name}_sum{_labels(labels)} {value}\n{name}_count{_labels(labels)} {count}\n"
 
 
 def _labels(labels: _Labels) -> str:
-    named = [f'{key}="{_escaped(value, quotes=True)}"' for key, value in labels]
-    return "{" + ",".join(named) + "}" if named else ""
-
-
-def _escaped(text: str, *, quotes: bool = False) -> str:
-    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
-    return escaped.replace('"', '\\"') if quotes else escaped
+    return labelled(tuple(name for name, _ in labels), tuple(value for _, value in labels))
 
 
 def _number(value: float) -> str:

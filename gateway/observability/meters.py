@@ -3,9 +3,6 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-
-from prometheus_client.core import HistogramMetricFamily
 
 from sluice.batcher.interface.decisions import DispatchBatch, ReleaseReason
 from sluice.batcher.interface.events import FailureCause
@@ -35,12 +32,6 @@ class Histogram:
         """Count one value. O(log bounds)."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str], unit: int = 1) -> None:
-        """Add the counts to a family, with values divided by `unit`."""
-        limits = [*(f"{bound / unit:g}" for bound in self.bounds), "+Inf"]
-        buckets = list(zip(limits, accumulate(self.counts), strict=True))
-        family.add_metric(labels, buckets, self.total / unit)
 
 
 class PipelineMeter:

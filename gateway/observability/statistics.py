@@ -6,7 +6,7 @@ the sums over its stages.
 """
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sluice.batcher.interface.outcome import Outcome
@@ -204,82 +204,6 @@ class Statistics:
                 self.of(trace.runs[-1].batch.model).failed(reason, duration_ns)
             reason = reason if reason is FailureReason.CANCELED else FailureReason.OTHER
         self.of(pipeline).failed(reason, duration_ns)
-
-
-def nv_metrics(statistics: Statistics, keys: Iterable[str], pending: dict[str, int]) -> str:
-    """The counts of `keys` and their waiting requests under the names of Triton's metrics, for Prometheus.
-
-    Written by hand: prometheus_client appends `_total` to the name of every counter.
-    """
-    lines: dict[str, list[str]] = {name: [] for name in NV_METRICS}
-    found: dict[str, ModelStatistics] = {}
-    for key in keys:
-        name, _, version = key.rpartition(":")
-        labels = f'model="{name}",version="{version}"'
-        each = found[labels] = statistics.of(key)
-        for reason, count in each.failures.items():
-            lines["request_failure"].append(f'{{{labels},reason="{reason}"}} {count}')
-        values = {
-            "request_success": each.requests.count + each.cache_hits,
-            "count": each.inference_count,
-            "exec_count": each.execution_count,
-            "request_duration_us": each.success_ns // 1000,
-            "queue_duration_us": each.queue_ns // 1000,
-            "compute_input_duration_us": each.requests.input_ns // 1000,
-            "compute_infer_duration_us": each.requests.infer_ns // 1000,
-            "compute_output_duration_us": each.requests.output_ns // 1000,
-            "pending_request_count": pending.get(key, 0),
-        }
-        for metric, value in values.items():
-            lines[metric].append(f"{{{labels}}} {value}")
-    text = []
-    for metric, samples in lines.items():
-        kind = "gauge" if metric == "pending_request_count" else "counter"
-        text += [f"# HELP nv_inference_{metric} {NV_METRICS[metric]}", f"# TYPE nv_inference_{metric} {kind}"]
-        text += [f"nv_inference_{metric}{sample}" for sample in samples]
-    return "\n".join(text) + "\n" + _cache_metrics(found)
-
-
-def _cache_metrics(statistics: Mapping[str, ModelStatistics]) -> str:
-    """The counts of the response cache, by labels, of all models and pipelines that used it."""
-    asking = {labels: each for labels, each in statistics.items() if each.cache_hits or each.cache_misses}
-    if not asking:
-        return ""
-    text = ""
-    for family, meaning in CACHE_METRICS.items():
-        name = f"nv_cache_{family}_per_model"
-        text += f"# HELP {name} {meaning}\n# TYPE {name} counter\n"
-        for labels, each in asking.items():
-            counts = {
-                "num_hits": each.cache_hits,
-                "num_misses": each.cache_misses,
-                "hit_duration": each.cache_hit_ns // 1000,
-                "miss_duration": each.cache_miss_ns // 1000,
-            }
-            text += f"{name}{{{labels}}} {counts[family]}\n"
-    return text
-
-
-NV_METRICS = {
-    "request_success": "Requests that succeeded.",
-    "request_failure": "Requests that failed, by reason.",
-    "count": "Rows of successful requests.",
-    "exec_count": "Batches that ran.",
-    "request_duration_us": "Total time of successful requests, in microseconds.",
-    "queue_duration_us": "Time that requests waited for a worker, in microseconds.",
-    "compute_input_duration_us": "Time of inputs on the way to the worker, in microseconds.",
-    "compute_infer_duration_us": "Time in the backend, in microseconds.",
-    "compute_output_duration_us": "Time of outputs on the way back, in microseconds.",
-    "pending_request_count": "Requests waiting in queues.",
-}
-"""The metrics `nv_inference_*` and their help."""
-CACHE_METRICS = {
-    "num_hits": "Requests answered from the response cache.",
-    "num_misses": "Requests that the response cache could not answer.",
-    "hit_duration": "Time of cache look-ups that hit, in microseconds.",
-    "miss_duration": "Time of cache look-ups and insertions after a miss, in microseconds.",
-}
-"""The metrics `nv_cache_*_per_model` and their help."""
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:

@@ -14,22 +14,25 @@ class PartitionMetrics(MetricsSource):
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
 
-    async def refresh(self) -> None:
-        """Nothing to refresh."""
-
     def collect(self) -> Iterator[Metric]:
         """The families, for prometheus_client."""
         ready = GaugeMetricFamily(
-            "sluice_partition_ready", "1 while the worker of the partition is running.", labels=["partition"]
+            "sluice_partition_ready",
+            "1 while the worker of the partition is up and takes batches, else 0.",
+            labels=["partition"],
         )
         restarts = CounterMetricFamily(
-            "sluice_worker_restarts", "Workers that were lost and restarted.", labels=["partition"]
+            "sluice_worker_restarts",
+            "Workers of the partition that were lost unexpectedly and started again.",
+            labels=["partition"],
         )
         for name in self._inventory.names:
             ready.add_metric([name], int(self._inventory.is_up(name)))
             restarts.add_metric([name], self._inventory.losses(name))
         enforced = GaugeMetricFamily(
-            "sluice_partition_enforced", "1 if the partition's limits are proved to hold, else 0.", labels=["partition"]
+            "sluice_partition_enforced",
+            "1 if the worker has proved that the partition's limits of cores, compute and memory hold, else 0.",
+            labels=["partition"],
         )
         for name, is_enforced in self._inventory.enforced().items():
             enforced.add_metric([name], int(is_enforced))

@@ -144,13 +144,12 @@ class ResizeMetrics(MetricsSource):
     def __init__(self, done: Mapping[tuple[str, ResizeCause], int]) -> None:
         self._done = done
 
-    async def refresh(self) -> None:
-        """Nothing to refresh."""
-
     def collect(self) -> Iterator[Metric]:
         """The family, for prometheus_client."""
         resizes = CounterMetricFamily(
-            "sluice_partition_resizes", "Resizes of the partition.", labels=["partition", "by", "reason"]
+            "sluice_partition_resizes",
+            "Resizes of the partition, by who ordered them and why.",
+            labels=["partition", "by", "reason"],
         )
         for (partition, cause), count in self._done.items():
             resizes.add_metric([partition, *cause], count)

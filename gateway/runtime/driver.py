@@ -176,6 +176,11 @@ class Runtime:
         """Requests that have no outcome yet."""
         return len(self._open)
 
+    @property
+    def headrooms(self) -> Mapping[str, float]:
+        """By pipeline, the factor by which traffic could grow from the rates of the latest plan."""
+        return self._plans.headrooms
+
     def carry_out_with(self, kind: type[AnyDecision], carry_out: Callable[[Any], None]) -> None:
         """Have decisions of a kind carried out by `carry_out`, which does not wait."""
         self._apply[kind] = carry_out

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from sluice.batcher.interface.config import SchedulerSpec
@@ -11,6 +11,7 @@ from sluice.batcher.interface.events import PlanBuilt, StepsJudged
 from sluice.batcher.interface.plan_data import Plan
 from sluice.batcher.interface.planner_protocol import BuildPlans
 from sluice.batcher.interface.resize_data import Ask
+from sluice.batcher.planner.headroom import headrooms
 from sluice.batcher.planner.splits import best_step
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ class PlanBuilding:
     """Builds plans with `build`, in a thread unless there is a `pool`, and reports each to `report`.
 
     A plan that could not be built, as each one without `build`, is reported as None. The pool is shut down with this.
+    `headrooms` are those of the pipelines at the rates of the latest plan.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class PlanBuilding:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self.headrooms: Mapping[str, float] = {}
 
     def begin(self, order: BuildPlan, spec: SchedulerSpec) -> None:
         """Build a plan; it takes milliseconds, for which the loop must not stand still."""
@@ -37,7 +40,7 @@ class PlanBuilding:
             self._report(PlanBuilt(order.build, None))
             return
         built = self._loop.run_in_executor(self._pool, self._build, spec, order.observed)
-        built.add_done_callback(lambda future: self._built(order.build, future))
+        built.add_done_callback(lambda future: self._built(order, spec, future))
 
     def judge(self, order: JudgeSteps, spec: SchedulerSpec) -> None:
         """Judge steps; each of them takes a plan."""
@@ -49,15 +52,26 @@ class PlanBuilding:
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _built(self, build: int, future: asyncio.Future[Plan]) -> None:
+    def _built(self, order: BuildPlan, spec: SchedulerSpec, future: asyncio.Future[Plan]) -> None:
         if self._closed or future.cancelled():
             return
+        build = order.build
         plan = None if (error := future.exception()) else future.result()
         if plan is None:
             logger.error("plan %d could not be built; the one before stays", build, exc_info=error)
         for pipeline, reason in plan.failed.items() if plan else ():
             logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
         self._report(PlanBuilt(build, plan))
+        if plan is not None:
+            found = self._loop.run_in_executor(self._pool, headrooms, spec, order.observed)
+            found.add_done_callback(self._found_headrooms)
+
+    def _found_headrooms(self, future: asyncio.Future[dict[str, float]]) -> None:
+        if self._closed or future.cancelled():
+            return
+        if error := future.exception():
+            logger.error("the headroom of pipelines could not be computed", exc_info=error)
+        self.headrooms = {} if error else future.result()
 
     def _judged(self, judgement: int, future: asyncio.Future[Ask | None]) -> None:
         if self._closed or future.cancelled():

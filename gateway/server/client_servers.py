@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,9 +33,14 @@ from sluice.gateway.http.server import BACKLOG, Application, HttpServer, http_co
 from sluice.gateway.inference.local import LocalDataPlane
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.observability.logs import log
+from sluice.gateway.observability.machine_metrics import MachineMetrics
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.process_metrics import ProcessMetrics
 from sluice.gateway.observability.trace import RecentTraces
+from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.server.open_files import raise_open_files
+from sluice.models.units import NS_PER_MS, NS_PER_S
+from sluice.mps.partitions.partition import CpuPartition
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +136,7 @@ def client_servers(
             every_fault,
         )
 
-    metrics.include(FrontDoorMetrics(counts))
+    _add_metrics(metrics, counts, config, control.inventory, ends)
     if grpc is None:
         grpc, grpc_port = grpc_server(
             dataplane,
@@ -147,6 +153,32 @@ def client_servers(
     if config.metrics_port is not None:
         metrics_server = MetricsServer(metrics, host, config.metrics_port, access, restrictions)
     return ClientServers(http, grpc, metrics_server, ends, (config.host, http_port, grpc_port))
+
+
+def _add_metrics(
+    metrics: ServerMetrics,
+    counts: Callable[[], FrontDoorCounts],
+    config: ServerConfig,
+    inventory: Inventory,
+    ends: FrontEnds | None,
+) -> None:
+    """Add the metrics of the front door, of the server's processes and of the machine."""
+    metrics.include(FrontDoorMetrics(counts))
+    interval_s = config.metrics_interval_ms * NS_PER_MS / NS_PER_S
+    metrics.include(ProcessMetrics(lambda: _process_ids(inventory, ends)))
+    metrics.include(MachineMetrics(interval_s, lambda: _devices(inventory)))
+
+
+def _process_ids(inventory: Inventory, ends: FrontEnds | None) -> dict[str, int]:
+    """The processes of the server beside its main one, by what they are called in metrics."""
+    statuses = inventory.statuses.items()
+    workers = {f"worker {name}": status.worker for name, status in statuses if status.worker is not None}
+    return workers if ends is None else workers | ends.process_ids
+
+
+def _devices(inventory: Inventory) -> dict[str, str]:
+    """The GPUs and MIG instances of partitions, by the names of these."""
+    return {each.name: each.uuid for each in inventory.partitions if not isinstance(each, CpuPartition)}
 
 
 def _for_relays(limits: FrontDoorSettings, connections: int) -> FrontDoorSettings:

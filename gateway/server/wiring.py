@@ -1,7 +1,7 @@
 """The composition root: builds a server out of its parts."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns, time_ns
 from typing import NamedTuple, TypeAlias
@@ -28,6 +28,7 @@ from sluice.gateway.deployment.placement_notes import note_initial
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
+from sluice.gateway.deployment.registry_metrics import RegistryMetrics
 from sluice.gateway.deployment.residency_metrics import ResidencyMetrics, held_memory
 from sluice.gateway.deployment.revision import RevisionSource, deployed_from
 from sluice.gateway.deployment.rollout import Rollout
@@ -42,6 +43,9 @@ from sluice.gateway.inference.model_calls import ModelCalls
 from sluice.gateway.management.controlplane import ControlPlane
 from sluice.gateway.management.repository_api import RepositoryApi
 from sluice.gateway.observability.fault_metrics import FaultMetrics
+from sluice.gateway.observability.latency_summaries import LatencySummaries
+from sluice.gateway.observability.load_metrics import LoadMetrics
+from sluice.gateway.observability.load_report import LoadReport
 from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import ServerMetrics
@@ -73,6 +77,7 @@ from sluice.models.pipelines.pipeline import Pipeline
 from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import REMOTE, Repository
 from sluice.models.spec import ModelSpec
+from sluice.models.units import ms_to_ns
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.nvidia.free_memory import free_capacity
@@ -204,6 +209,13 @@ def build_gateway(
         config.front_door.id_bytes,
         execution.executor.bodies,
         execution.executor.responses,
+    )
+    dataplane.load_report = LoadReport(
+        core.scheduler,
+        execution.metrics.meters,
+        lambda: execution.runtime.in_flight,
+        lambda: execution.runtime.headrooms,
+        surroundings.clock,
     )
     models = RepositoryApi(state.registry, changes.deployer, config.control, allow_upload=config.allow_upload)
     calls = ModelCalls(
@@ -378,19 +390,25 @@ def _build_execution(
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
-        queue_depths=scheduler.queue_depths,
+        queues=lambda: _queues(scheduler),
         arena_bytes=lambda: executor.arena_bytes,
         corrections=lambda: _corrections(scheduler),
         breakers=lambda: executor.breakers,
         statistics=statistics,
+        counter_latencies=config.metrics_config.counter_latencies,
     )
-    metrics.include_text(workers.metrics.exposition)
+    metrics.include_models(workers.metrics.groups)
     metrics.include(PartitionMetrics(inventory))
+    metrics.include(RegistryMetrics(state.registry))
     metrics.include(ResidencyMetrics(scheduler))
-    failures, recovery = metrics.meters.failures, workers.recovery
-    metrics.include(FaultMetrics(scheduler, failures, inventory.names, lambda: recovery.quarantined))
+    recovery = workers.recovery
+    metrics.include(FaultMetrics(scheduler, inventory.names, lambda: recovery.quarantined))
     if config.triton:
         metrics.include(executor.statistics)
+    summaries = None
+    if config.metrics_config.summary_latencies:
+        summaries = LatencySummaries(config.metrics_config.quantiles, clock)
+        metrics.include(summaries)
     spans = None
     if config.trace.mode is TraceMode.OPENTELEMETRY:
         spans = SpanExport(config.trace.opentelemetry, server_version())
@@ -407,22 +425,28 @@ def _build_execution(
         trace_requests=config.trace_requests,
         build_plan=build_plan,
         on_began=trace_settings.began if trace_settings.has_spans else None,
-        on_ended=_on_ended(config, trace_settings),
+        on_ended=_on_ended(config, trace_settings, summaries),
     )
+    default_slo_ns = ms_to_ns(config.default_slo_ms)
+    metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, lambda: runtime.headrooms))
     return _Execution(executor, runtime, metrics, trace_settings, spans, cache)
 
 
-def _on_ended(config: ServerConfig, traces: TraceSettings) -> Callable[[Trace], None] | None:
+def _on_ended(
+    config: ServerConfig, traces: TraceSettings, summaries: LatencySummaries | None
+) -> Callable[[Trace], None] | None:
     """The receiver of the requests that have their outcomes; None if there is none."""
-    if not config.request_log.is_on:
-        return traces.ended if traces.available else None
-    requests = RequestLog(config.request_log)
-    if not traces.available:
-        return requests.ended
+    receivers = [traces.ended] if traces.available else []
+    if config.request_log.is_on:
+        receivers.append(RequestLog(config.request_log).ended)
+    if summaries is not None:
+        receivers.append(summaries.ended)
+    if len(receivers) < 2:
+        return receivers[0] if receivers else None
 
     def ended(trace: Trace) -> None:
-        traces.ended(trace)
-        requests.ended(trace)
+        for receive in receivers:
+            receive(trace)
 
     return ended
 
@@ -491,13 +515,17 @@ def _response_cache(
     return None
 
 
-def _corrections(scheduler: Scheduler) -> dict[tuple[str, str], float]:
-    """The factors by which batches take longer than their tables say, by model and kind of partition."""
-    return {
-        (key, kind): estimate.correction
-        for key, model in scheduler.dispatcher.models.items()
-        for kind, estimate in model.estimates.items()
-    }
+def _queues(scheduler: Scheduler) -> Iterator[tuple[str, int, int]]:
+    """The waiting requests and rows of each model, one by one; models may come and go meanwhile."""
+    for key in list(scheduler.dispatcher.models):
+        yield key, *scheduler.queued(key)
+
+
+def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
+    """The factors by which batches take longer than their tables say, by model and kind of partition, one by one."""
+    for key, model in list(scheduler.dispatcher.models.items()):
+        for kind in list(model.estimates):
+            yield key, kind, model.estimates[kind].correction
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:

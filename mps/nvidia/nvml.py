@@ -40,6 +40,11 @@ class Nvml:
     def __init__(self, pynvml: Any) -> None:
         self._nvml = pynvml
 
+    @property
+    def library(self) -> Any:
+        """The module pynvml."""
+        return self._nvml
+
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs as they are now, by index."""
         with self._control_errors("the GPUs cannot be listed"):

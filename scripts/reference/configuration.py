@@ -15,6 +15,7 @@ from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
 from sluice.gateway.cli.main import build_parser
 from sluice.gateway.config.access import CorsSettings
 from sluice.gateway.config.front_door import FrontDoorSettings
+from sluice.gateway.config.metrics_settings import MetricsSettings
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
@@ -50,6 +51,9 @@ SERVER = Section(
         "grpc_port": "Port for gRPC; `0` takes a free one.",
         "grpc_server": "`sluice`, the server of its own, or `grpcio`, a slower one on the core of grpcio.",
         "metrics_port": "A port for `/metrics` alone, over plain HTTP, besides the HTTP port. Triton's is 8002.",
+        "metrics_interval_ms": "The least time between two readings of processors, memory and GPUs for the metrics "
+        "`nv_cpu_*`, `nv_gpu_*` and `nv_energy_consumption`, which a scrape takes.",
+        "metrics_config": "Which metrics of latencies there are under Triton's names. See [below](#metrics_config).",
         "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
         "partitions": "The partitions of the machine, each with one worker. See [below](#partitions).",
@@ -134,6 +138,7 @@ SERVER = Section(
         "statuses": "see below",
         "cors": "see below",
         "trace": "see below",
+        "metrics_config": "see below",
         "request_log": "see below",
     },
 )
@@ -383,6 +388,16 @@ SECTIONS = (
         "Each line has the fields of `sluice why` ([tracing](../operate/tracing.md#the-request-log)).",
     ),
     Section(
+        "metrics_config",
+        MetricsSettings,
+        {
+            "counter_latencies": "The counters `nv_inference_*_duration_us`.",
+            "summary_latencies": "The summaries `nv_inference_*_summary_us`: quantiles of the last minute, by model.",
+            "summary_quantiles": "The quantiles, each with the error that is allowed; all are right within 1 %.",
+        },
+        "As in Triton, `--metrics-config NAME=VALUE` sets one of them. Summaries take some microseconds a request.",
+    ),
+    Section(
         "triton",
         TritonSettings,
         {
@@ -571,6 +586,8 @@ http_port: 8000
 grpc_port: 8001
 grpc_server: sluice           # or grpcio
 metrics_port: 8002            # Triton's port for metrics
+metrics_interval_ms: 1000     # read processors and GPUs at most once a second
+metrics_config: {summary_latencies: true}
 front_ends: auto
 partitions:                   # or a number of equal ones: `partitions: 2`
   - {name: small, cores: [0]}

@@ -1,14 +1,16 @@
-"""The generated pages of docs/reference and their text."""
+"""The generated files: pages of docs/reference, and the dashboard for Grafana."""
 
 from scripts.reference.command_line import command_line_page
 from scripts.reference.configuration import configuration_page
+from scripts.reference.dashboard import dashboard
 from scripts.reference.metrics import metrics_page
 
 
 def generated_pages() -> dict[str, str]:
-    """The text of each page, by its path in the repository."""
+    """The text of each, by its path in the repository."""
     return {
         "docs/reference/configuration.md": configuration_page(),
         "docs/reference/cli.md": command_line_page(),
         "docs/reference/metrics.md": metrics_page(),
+        "deploy/grafana/sluice.json": dashboard(),
     }

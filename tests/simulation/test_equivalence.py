@@ -224,7 +224,7 @@ def run_live(run: Run) -> list[Step]:
         metrics = ServerMetrics(
             {pipeline.name: [stage.name for stage in pipeline.stages] for pipeline in spec.pipelines},
             PARTITIONS,
-            queue_depths=dict,
+            queues=tuple,
             arena_bytes=int,
         )
         ready = [PartitionReady(partition, run.tables[partition]) for partition in PARTITIONS]

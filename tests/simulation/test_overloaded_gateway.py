@@ -57,7 +57,7 @@ class Busy:
         )
         tables = dict.fromkeys(MODELS, TABLE)
         metrics = ServerMetrics(
-            {"ensemble:1": [stage.name for stage in STAGES]}, ["cpu0"], queue_depths=dict, arena_bytes=int
+            {"ensemble:1": [stage.name for stage in STAGES]}, ["cpu0"], queues=tuple, arena_bytes=int
         )
         self.runtime = Runtime(
             Scheduler(spec),

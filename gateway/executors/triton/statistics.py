@@ -5,12 +5,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from sluice.gateway.observability.exposition import ExposedMetric, Group
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.models.errors import ServingError
 from sluice.models.units import NS_PER_S
 
+INFERENCES = ExposedMetric(
+    "sluice_triton_inferences_total",
+    "counter",
+    "Rows that the Triton server says that it has run.",
+    ("model", "partition"),
+)
+EXECUTIONS = ExposedMetric(
+    "sluice_triton_executions_total",
+    "counter",
+    "Batches that the Triton server says that it has run.",
+    ("model", "partition"),
+)
+SECONDS = ExposedMetric(
+    "sluice_triton_seconds_total",
+    "counter",
+    "Time of batches in the Triton server by its own count, by phase: queue, input, infer or output.",
+    ("model", "partition", "phase"),
+)
 TIMEOUT_S = 0.25
 """Time for all servers together; a server that does not answer in it keeps its last counts."""
 
@@ -52,22 +71,25 @@ class TritonStatistics(MetricsSource):
             self._counts[name] = await server.counts() or self._counts.get(name, {})
 
     def collect(self) -> Iterator[Metric]:
-        """The families, for prometheus_client."""
-        inferences = CounterMetricFamily(
-            "sluice_triton_inferences", "Rows that the Triton server has run.", labels=["partition", "model"]
-        )
-        executions = CounterMetricFamily(
-            "sluice_triton_executions", "Batches that the Triton server has run.", labels=["partition", "model"]
-        )
-        seconds = CounterMetricFamily(
-            "sluice_triton_seconds",
-            "Time of batches in the Triton server, by phase.",
-            labels=["partition", "model", "phase"],
-        )
-        for partition, models in self._counts.items():
+        """No family has few samples."""
+        yield from ()
+
+    def groups(self) -> Iterator[Group]:
+        """All families."""
+        yield Group((INFERENCES, EXECUTIONS, SECONDS), self._texts())
+
+    def _texts(self) -> Iterator[tuple[str, ...]]:
+        for partition, models in list(self._counts.items()):
             for model, counts in models.items():
-                inferences.add_metric([partition, model], counts.inferences)
-                executions.add_metric([partition, model], counts.executions)
-                for phase in ("queue", "input", "infer", "output"):
-                    seconds.add_metric([partition, model, phase], getattr(counts, f"{phase}_ns") / NS_PER_S)
-        yield from (inferences, executions, seconds)
+                labels = model, partition
+                phases = {
+                    "queue": counts.queue_ns,
+                    "input": counts.input_ns,
+                    "infer": counts.infer_ns,
+                    "output": counts.output_ns,
+                }
+                yield (
+                    INFERENCES.sample(labels, counts.inferences),
+                    EXECUTIONS.sample(labels, counts.executions),
+                    "".join([SECONDS.sample((*labels, phase), ns / NS_PER_S) for phase, ns in phases.items()]),
+                )

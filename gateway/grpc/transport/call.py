@@ -8,7 +8,7 @@ import grpc
 from sluice.gateway.grpc.transport.fields import check_fields
 from sluice.models.errors import RequestError
 
-Metadata = Iterable[tuple[str, str]]
+Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class SplitMessage(NamedTuple):

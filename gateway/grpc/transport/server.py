@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from sluice.gateway.grpc.transport.call import Aborted, MessageMemory, Metadata, ServerCall, parsed
+from sluice.gateway.grpc.transport.call import Aborted, MessageMemory, ServerCall, parsed
 from sluice.models.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ SLOW = grpc.StatusCode.DEADLINE_EXCEEDED, "the message of the call did not arriv
 _STOPPING = grpc.StatusCode.UNAVAILABLE, "the server is stopping", (("retry-after", "1"),)
 """The status of a call that a stopping server refuses, as the runtime rejects requests then."""
 
-Refusal = Callable[[str, Metadata], str]
+Refusal = Callable[[str, Iterable[tuple[str, str]]], str]
 """refusal(method, metadata): why a call is refused, "" if it is served."""
 
 

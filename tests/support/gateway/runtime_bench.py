@@ -17,6 +17,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.metrics import ServerMetrics
+from sluice.gateway.observability.trace import Trace
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.runtime.driver import Runtime
@@ -125,12 +126,13 @@ class Bench:
         executor: type[TimedExecutor] = TimedExecutor,
         steps: type[Steps] = Steps,
         trace_requests: int = 10,
+        on_ended: Callable[[Trace], None] | None = None,
     ) -> None:
         self.loop = loop
         self.steps = steps()
         self.executor = executor(TableService(), loop.clock, [READY])
         stages = {name: [stage.name for stage in stages] for name, stages in STAGES.items()}
-        self.metrics = ServerMetrics(stages, ["cpu0"], queue_depths=dict, arena_bytes=int)
+        self.metrics = ServerMetrics(stages, ["cpu0"], queues=tuple, arena_bytes=int)
         self.inventory = PlayedInventory("cpu0")
         self.runtime = Runtime(
             Scheduler(SPEC),
@@ -141,6 +143,7 @@ class Bench:
             inventory=self.inventory,
             observe=self.steps.record,
             trace_requests=trace_requests,
+            on_ended=on_ended,
         )
         self.runtime.start()
 

@@ -76,6 +76,8 @@ class FakeGpu:
         self.instances: list[FakeInstance] = []
         self.lost = False
         self.used_mib = 0
+        self.meters: dict[str, int] = {}
+        """Readings by the name in the library: use in percent, power in mW, energy in mJ."""
 
     def hold(self, placement: Placement, *pids: int) -> None:
         """Put processes on an instance."""
@@ -222,7 +224,26 @@ class FakeNvml:
             raise _Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
         profile = found.instance.placement.profile if isinstance(found, FakeCompute) else gpu.geometry.profiles[0]
         memory._obj.total = (profile.memory_mib or 0) << 20
-        memory._obj.free = memory._obj.total - (found.used_mib << 20)
+        memory._obj.used = found.used_mib << 20
+        memory._obj.free = memory._obj.total - memory._obj.used
+
+    def _nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> None:
+        rates._obj.gpu, rates._obj.memory = self._meter(device, "gpu"), self._meter(device, "memory")
+
+    def _nvmlDeviceGetPowerUsage(self, device: Any, out: Any) -> None:
+        out._obj.value = self._meter(device, "PowerUsage")
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, device: Any, out: Any) -> None:
+        out._obj.value = self._meter(device, "EnforcedPowerLimit")
+
+    def _nvmlDeviceGetTotalEnergyConsumption(self, device: Any, out: Any) -> None:
+        out._obj.value = self._meter(device, "TotalEnergyConsumption")
+
+    def _meter(self, device: Any, name: str) -> int:
+        meters = self._thing(device).meters
+        if name not in meters:
+            raise _Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return int(meters[name])
 
     def _nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, out: Any) -> None:
         self._give_processes(self._thing(device).processes, count, out)

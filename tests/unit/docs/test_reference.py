@@ -18,7 +18,7 @@ def test_a_generated_page_is_up_to_date(page: str) -> None:
 
 
 def test_every_metric_of_a_server_has_its_definition_on_the_page() -> None:
-    metrics = ServerMetrics({"m:1": ["m"]}, ["cpu0"], queue_depths=lambda: {"m:1": 1}, arena_bytes=lambda: 0)
+    metrics = ServerMetrics({"m:1": ["m"]}, ["cpu0"], queues=lambda: [("m:1", 1, 1)], arena_bytes=lambda: 0)
     exposed = dict(re.findall(r"^# HELP (\w+) (.*)$", metrics.exposition().decode(), re.MULTILINE))
     defined = {metric.name: metric.help for metric in metric_definitions()}
     assert {name: text for name, text in exposed.items() if name.startswith("sluice_")}.items() <= defined.items()

@@ -138,8 +138,8 @@ class InstantRuntime:
 
 
 class Exposition:
-    async def scrape_as(self, accept: str) -> tuple[bytes, str]:
-        return b"sluice_requests_total 3\n", TEXT
+    async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
+        return [b"sluice_requests_total", b" 3\n"], TEXT
 
 
 class InstantGateway(NamedTuple):

@@ -147,13 +147,12 @@ def test_a_partition_costs_its_share_unless_it_has_a_price(partition: Partition,
         (
             "port: 1",
             "Object contains unknown field `port`; expected limits, repository, control, load_models, source_cache, "
-            "poll_s, recycle, host, http_port, grpc_port, grpc_server, metrics_port, front_ends, partitions, strict, "
-            "strict_readiness, resize, batch_timeout_s, quarantine, spare_worker, model_loading, triton, "
-            "max_body_bytes, front_door, "
-            "allow_client_shm, client_shm_prefix, allow_upload, cache_bytes, statuses, tls, restricted, open_groups, "
-            "allowed_hosts, cors, trace, trace_requests, request_log, client_key, default_model, json_nan, "
-            "drain_timeout_s, policy, max_batch_size, models, default_slo_ms, network_ms, late, percentile, residency, "
-            "prices",
+            "poll_s, recycle, host, http_port, grpc_port, grpc_server, metrics_port, metrics_interval_ms, "
+            "metrics_config, front_ends, partitions, strict, strict_readiness, resize, batch_timeout_s, quarantine, "
+            "spare_worker, model_loading, triton, max_body_bytes, front_door, allow_client_shm, client_shm_prefix, "
+            "allow_upload, cache_bytes, statuses, tls, restricted, open_groups, allowed_hosts, cors, trace, "
+            "trace_requests, request_log, client_key, default_model, json_nan, drain_timeout_s, policy, "
+            "max_batch_size, models, default_slo_ms, network_ms, late, percentile, residency, prices",
         ),
         (
             "restricted: [{groups: [infer], header: key, value: v}]",

@@ -155,7 +155,7 @@ class Served:
         self.scheduler = Scheduler(spec, LivePlanner())
         self.inventory = Inventory(partitions)
         self.registry = ModelRegistry("1", [], (), self.inventory)
-        metrics = ServerMetrics({}, names, queue_depths=self.scheduler.queue_depths, arena_bytes=lambda: 0)
+        metrics = ServerMetrics({}, names, queues=tuple, arena_bytes=lambda: 0)
         loads = LoadWaiter(self.inventory)
         self.executor = InstantExecutor(names)
         self.runtime = Runtime(

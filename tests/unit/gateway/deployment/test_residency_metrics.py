@@ -1,12 +1,21 @@
 """Metrics of models that come and go on demand."""
 
 import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from sluice.batcher.interface.events import ModelLoaded, PartitionReady
+from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.residency_metrics import Held, ResidencyMetrics, held_memory
+from sluice.gateway.observability.exposition import exposition
 from sluice.models.profiles.measurement import ModelMemory
 from tests.support.scheduling.builders import MS, ONE, S, arrival, chain, step
 from tests.unit.batcher.residency.test_on_demand import demanded, up
+
+
+def exposed(scheduler: Scheduler) -> dict[str, list[Sample]]:
+    text = exposition(ResidencyMetrics(scheduler).groups()).decode()
+    return {family.name: family.samples for family in text_string_to_metric_families(text)}
 
 
 def test_loads_are_counted_by_what_they_were_for() -> None:
@@ -17,7 +26,7 @@ def test_loads_are_counted_by_what_they_were_for() -> None:
     step(scheduler, 1)
     step(scheduler, MS, arrival(1, S, "chain:1"), arrival(2, S, "c"), arrival(3, MS, "d"))
     step(scheduler, 20 * MS, *(ModelLoaded("cpu0", key, ONE) for key in "ebcd"))
-    samples = [sample for family in ResidencyMetrics(scheduler).collect() for sample in family.samples]
+    samples = [sample for family in exposed(scheduler).values() for sample in family]
     loads = {sample.labels["cause"]: sample.value for sample in samples if sample.name == "sluice_model_loads_total"}
     assert loads == {"request": 1, "prewarm": 1, "replica": 0, "refused": 1, "pinned": 1}
     assert {sample.name: sample.value for sample in samples if not sample.labels.get("cause")} == {
@@ -38,7 +47,7 @@ def test_the_memory_of_models_is_reported_with_its_source() -> None:
     step(scheduler, 1, PartitionReady("cpu0", dict.fromkeys("abc", ONE), memory))
     held = {"a": Held(1, "profile"), "b": Held(10 * mib, "load"), "c": Held(3 * mib, "file")}
     assert held_memory(scheduler, "cpu0") == held
-    families = {family.name: family.samples for family in ResidencyMetrics(scheduler).collect()}
+    families = exposed(scheduler)
     assert [(sample.labels, sample.value) for sample in families["sluice_model_memory_bytes"]] == [
         ({"model": key, "kind": "cpu1", "source": source}, memory_bytes) for key, (memory_bytes, source) in held.items()
     ]

@@ -15,9 +15,9 @@ TIMEOUT_S = 30
 
 
 class Exposition:
-    async def scrape_as(self, accept: str) -> tuple[bytes, str]:
+    async def scrape_as(self, accept: str) -> tuple[list[bytes], str]:
         assert not accept
-        return b"sluice_requests_total 3\n", TEXT
+        return [b"sluice_requests_total", b" 3\n"], TEXT
 
 
 def answered(*sent: bytes) -> list[bytes]:

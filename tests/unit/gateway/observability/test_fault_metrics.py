@@ -13,9 +13,9 @@ FLAT = LatencyTable.from_ms({1: 1, 8: 1.3})
 
 def test_what_fails_is_counted_and_what_comes_of_it_is_shown() -> None:
     scheduler = serving(spec_of([model("m:1")], partitions=("cpu0", "cpu1")), FLAT)
-    metrics = ServerMetrics({"m:1": ["m"]}, ["cpu0", "cpu1"], scheduler.queue_depths, lambda: 0)
+    metrics = ServerMetrics({"m:1": ["m"]}, ["cpu0", "cpu1"], tuple, lambda: 0)
     quarantined = {"cpu1"}
-    metrics.include(FaultMetrics(scheduler, metrics.meters.failures, ["cpu0", "cpu1"], lambda: quarantined))
+    metrics.include(FaultMetrics(scheduler, ["cpu0", "cpu1"], lambda: quarantined))
     runs = BatchLog(metrics.meters, lambda partition: 0.0)
     (batch,) = step(scheduler, 0, *(arrival(number, 9 * MS) for number in range(8)))
     assert isinstance(batch, DispatchBatch)

@@ -19,7 +19,7 @@ def samples(metrics: ServerMetrics) -> dict[tuple[str, frozenset[str]], float]:
 
 
 def new_metrics() -> ServerMetrics:
-    return ServerMetrics({"cascade:1": ["small", "large"]}, ["cpu0"], lambda: {"mlp:1": 3}, lambda: 4096)
+    return ServerMetrics({"cascade:1": ["small", "large"]}, ["cpu0"], lambda: [("mlp:1", 3, 7)], lambda: 4096)
 
 
 def key(name: str, *labels: str) -> tuple[str, frozenset[str]]:
@@ -39,7 +39,7 @@ def test_requests_are_counted_by_outcome_and_answered_ones_are_timed() -> None:
     assert got[key("requests_total", "cascade:1", "evicted_deadline")] == 0
     assert got[key("request_duration_seconds_bucket", "cascade:1", "0.005")] == 1
     assert got[key("request_duration_seconds_bucket", "cascade:1", "0.01")] == 2
-    assert got[key("request_duration_seconds_bucket", "cascade:1", "30")] == 2
+    assert got[key("request_duration_seconds_bucket", "cascade:1", "30.0")] == 2
     assert got[key("request_duration_seconds_count", "cascade:1")] == 3
     assert got[key("request_duration_seconds_sum", "cascade:1")] == 60.011
 
@@ -61,8 +61,8 @@ def test_batches_are_counted_by_model_partition_and_reason() -> None:
     metrics.meters.batch_completed(batch, 2 * NS_PER_MS)
     got = samples(metrics)
     assert got[key("batches_total", "mlp:1", "cpu0", "full")] == 1
-    assert got[key("batch_rows_bucket", "mlp:1", "cpu0", "2")] == 0
-    assert got[key("batch_rows_bucket", "mlp:1", "cpu0", "4")] == 1
+    assert got[key("batch_rows_bucket", "mlp:1", "cpu0", "2.0")] == 0
+    assert got[key("batch_rows_bucket", "mlp:1", "cpu0", "4.0")] == 1
     assert got[key("batch_rows_sum", "mlp:1", "cpu0")] == 3
     assert got[key("batch_compute_seconds_sum", "mlp:1", "cpu0")] == 0.002
     assert got[key("partition_busy_seconds_total", "cpu0")] == 0.002
@@ -88,11 +88,12 @@ def test_stages_queues_workers_and_memory_are_shown() -> None:
     assert got[key("stage_rows_total", "cascade:1", "small")] == 10
     assert got[key("stage_rows_total", "cascade:1", "large")] == 2
     assert got[key("queue_requests", "mlp:1")] == 3
+    assert got[key("queue_rows", "mlp:1")] == 7
     assert got[key("arena_used_bytes")] == 4096
 
 
 def test_corrections_tell_how_far_profiles_are_off() -> None:
-    metrics = ServerMetrics({}, [], queue_depths=dict, arena_bytes=int, corrections=lambda: {("mlp:1", "cpu1"): 1.25})
+    metrics = ServerMetrics({}, [], queues=tuple, arena_bytes=int, corrections=lambda: [("mlp:1", "cpu1", 1.25)])
     assert samples(metrics)[key("latency_correction", "mlp:1", "cpu1")] == 1.25
 
 

@@ -7,8 +7,9 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.batcher.interface.outcome import Outcome
+from sluice.gateway.observability.exposition import ExposedMetric, Group, exposition
 from sluice.gateway.observability.metrics import ServerMetrics
-from sluice.gateway.observability.openmetrics import END, as_openmetrics, wants_openmetrics
+from sluice.gateway.observability.openmetrics import wants_openmetrics
 
 MS = 1_000_000
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -19,7 +20,7 @@ PROMETHEUS = (
 
 
 def served() -> ServerMetrics:
-    metrics = ServerMetrics({"m:1": ["only"], "n:1": ["only"]}, ["cpu0"], dict, lambda: 0)
+    metrics = ServerMetrics({"m:1": ["only"], "n:1": ["only"]}, ["cpu0"], tuple, lambda: 0)
     meter = metrics.meters.pipeline("m:1")
     for duration_ms, outcome in ((3, Outcome.COMPLETED), (1000, Outcome.COMPLETED_LATE), (60_000, Outcome.COMPLETED)):
         meter.request_ended(outcome, duration_ms * MS)
@@ -44,7 +45,7 @@ def test_a_scraper_gets_the_format_that_it_names(accept: str, wanted: bool) -> N
 
 def test_the_parser_takes_it_and_finds_the_exemplars() -> None:
     metrics = served()
-    text = as_openmetrics(metrics.exposition(), metrics.meters.pipelines) + END
+    text = metrics.exposition(openmetrics=True)
     parse: Callable[[str], Iterable[Metric]] = text_string_to_metric_families
     families = {family.name: family for family in parse(text.decode())}
     assert families["sluice_requests"].type == "counter"
@@ -66,13 +67,14 @@ def test_the_parser_takes_it_and_finds_the_exemplars() -> None:
 def test_requests_without_an_answer_are_no_examples_of_durations() -> None:
     metrics = served()
     metrics.meters.pipeline("n:1").note_exemplar(Outcome.REJECTED_DEADLINE, MS, TRACE)
-    assert TRACE.encode() not in as_openmetrics(metrics.exposition(), metrics.meters.pipelines)
+    assert TRACE.encode() not in metrics.exposition(openmetrics=True)
 
 
 def test_metrics_of_models_keep_their_names() -> None:
-    text = (
-        b"# HELP mine My count.\n# TYPE mine counter\nmine 3\n# HELP a_total All.\n# TYPE a_total counter\na_total 1\n"
-    )
-    assert as_openmetrics(text, {}) == (
-        b"# HELP mine My count.\n# TYPE mine unknown\nmine 3\n# HELP a All.\n# TYPE a counter\na_total 1\n"
+    groups = [
+        Group((ExposedMetric(name, "counter", 'My "count".'),), [(f"{name} 3\n",)]) for name in ("mine", "all_total")
+    ]
+    assert exposition(groups, openmetrics=True) == (
+        b'# HELP mine My \\"count\\".\n# TYPE mine unknown\nmine 3\n'
+        b'# HELP all My \\"count\\".\n# TYPE all counter\nall_total 3\n# EOF\n'
     )

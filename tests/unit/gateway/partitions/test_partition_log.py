@@ -28,7 +28,7 @@ class Bench:
         self.inventory = Inventory([CpuPartition("cpu0", (0,))], ["triton"])
         self.inventory.subscribe(log_change)
         self.registry = ModelRegistry("1", [], (), self.inventory)
-        self.metrics = ServerMetrics({}, self.inventory.names, queue_depths=dict, arena_bytes=lambda: 0)
+        self.metrics = ServerMetrics({}, self.inventory.names, queues=tuple, arena_bytes=lambda: 0)
         self.metrics.include(PartitionMetrics(self.inventory))
         self.inventory.apply(PartitionLost("triton", "connection refused"), ProcessDetails(url="host:1"))
         self.inventory.apply(PartitionReady("cpu0", {"m:1": TABLE}), READY)

@@ -9,7 +9,9 @@ import pytest
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.explanation import explain
-from sluice.gateway.observability.statistics import Statistics, nv_metrics
+from sluice.gateway.observability.exposition import exposition
+from sluice.gateway.observability.statistics import Statistics
+from sluice.gateway.observability.triton_metrics import triton_groups
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.tensors.response_cache import ENTRY_BYTES, ResponseCache, request_key
@@ -111,7 +113,7 @@ def test_what_is_no_answer_is_not_kept() -> None:
 
 def test_hits_and_misses_are_counted_and_timed() -> None:
     filled = Filled(1 << 20)
-    assert "nv_cache" not in nv_metrics(filled.statistics, ["m:1"], {})
+    assert "nv_cache" not in exposition(triton_groups(filled.statistics, ["m:1"], {})).decode()
     filled.store_answer(1, {"y": X})
     filled.now_ns = 5_000
     filled.cache.look_up(key(1), 2_000)
@@ -122,7 +124,7 @@ def test_hits_and_misses_are_counted_and_timed() -> None:
     assert entry["inference_stats"]["success"] == {"count": 2, "ns": 7_000}
     assert entry["inference_stats"]["queue"] == {"count": 2, "ns": 0}
     assert (entry["inference_count"], entry["execution_count"]) == (0, 0)
-    metrics = nv_metrics(filled.statistics, ["m:1", "other:1"], {})
+    metrics = exposition(triton_groups(filled.statistics, ["m:1", "other:1"], {})).decode()
     for line in (
         'nv_cache_num_hits_per_model{model="m",version="1"} 2',
         'nv_cache_num_misses_per_model{model="m",version="1"} 1',

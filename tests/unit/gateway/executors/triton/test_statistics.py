@@ -29,12 +29,12 @@ class Server:
 
 
 def scraped(metrics: ServerMetrics) -> list[str]:
-    lines = asyncio.run(metrics.scrape()).decode().splitlines()
+    lines = b"".join(asyncio.run(metrics.scrape())).decode().splitlines()
     return [line for line in lines if line.startswith("sluice_triton_") and "breaker" not in line]
 
 
 def metrics_of(**servers: Server) -> ServerMetrics:
-    metrics = ServerMetrics({}, [], queue_depths=dict, arena_bytes=lambda: 0)
+    metrics = ServerMetrics({}, [], queues=tuple, arena_bytes=lambda: 0)
     metrics.include(TritonStatistics(servers))
     return metrics
 
