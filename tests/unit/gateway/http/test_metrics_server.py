@@ -60,8 +60,8 @@ def test_metrics_are_reported_and_nothing_else() -> None:
         b"POST /metrics HTTP/1.1\r\n\r\n",
     )
     assert metrics == (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\ncontent-length: 24\r\n"
-        b"connection: close\r\n\r\nsluice_requests_total 3\n"
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4; charset=utf-8\r\nvary: accept\r\n"
+        b"content-length: 24\r\nconnection: close\r\n\r\nsluice_requests_total 3\n"
     )
     assert head == metrics.removesuffix(b"sluice_requests_total 3\n")
     assert other.startswith(b"HTTP/1.1 404 Not Found\r\n")
