@@ -1,7 +1,7 @@
 """Metrics of what pipelines are to do and of their load, as the scheduler sees them now."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 
@@ -57,7 +57,8 @@ RUNNING = ExposedMetric(
 class LoadMetrics(MetricsSource):
     """The objective, the requests in flight, the predicted wait and the headroom of pipelines; rows that run.
 
-    `headrooms` are by pipeline, as of the latest plan. `default_slo_ns` is the objective of pipelines without one.
+    `find_headrooms` gets them by pipeline, as of the latest plan, once a scrape. `default_slo_ns` is the objective of
+    pipelines without one.
     """
 
     def __init__(
@@ -66,13 +67,18 @@ class LoadMetrics(MetricsSource):
         meters: Meters,
         clock: Callable[[], int],
         default_slo_ns: int,
-        headrooms: Callable[[], Mapping[str, float]],
+        find_headrooms: Callable[[], Awaitable[Mapping[str, float]]],
     ) -> None:
         self._scheduler = scheduler
         self._meters = meters
         self._clock = clock
         self._default_slo_ns = default_slo_ns
-        self._headrooms = headrooms
+        self._find_headrooms = find_headrooms
+        self._headrooms: Mapping[str, float] = {}
+
+    async def refresh(self) -> None:
+        """Get the headrooms."""
+        self._headrooms = await self._find_headrooms()
 
     def collect(self) -> Iterator[Metric]:
         """No family has few samples."""
@@ -88,16 +94,15 @@ class LoadMetrics(MetricsSource):
         for key, pipeline in list(self._scheduler.pipelines.items()):
             revisions.setdefault(public_key(key), []).append(pipeline)
             yield ()
-        headrooms = self._headrooms()
         for key, states in revisions.items():
-            yield self._pipeline_text(key, states, headrooms)
+            yield self._pipeline_text(key, states)
 
-    def _pipeline_text(self, key: str, states: list[PipelineState], headrooms: Mapping[str, float]) -> tuple[str, ...]:
+    def _pipeline_text(self, key: str, states: list[PipelineState]) -> tuple[str, ...]:
         latest = states[-1]
         config = latest.config
         labels = f"{{{pairs(('pipeline',), (key,))}}}"
         wait_ns = predicted_wait_ns(latest, self._clock())
-        headroom = headrooms.get(config.name)
+        headroom = self._headrooms.get(config.name)
         return (
             f"{OBJECTIVE.name}{labels} {(config.slo_ns or self._default_slo_ns) / NS_PER_S!r}\n",
             f"{PERCENTILE.name}{labels} {config.percentile!r}\n",

@@ -126,7 +126,7 @@ class Detail:
             "built_s": self._sampled.day_s(found.since_ns),
             "rate": rounded(found.rate),
             "highest_rate": None if predicted is None else rounded(predicted.highest_rate),
-            "headroom": None if predicted is None else rounded(predicted.headroom(found.rate)),
+            "headroom": rounded(self._plans.headroom(pipeline)),
             "cost_per_1000": rounded(1000 * plan.cost),
             "predicted_p50_ms": None if figures is None else rounded(figures.p50_ms),
             "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns)),

@@ -93,7 +93,7 @@ class LiveOverview:
         async with self._plans:
             in_force = scheduler.served.replanner.in_force
             found = await asyncio.to_thread(
-                report, scheduler.spec, in_force, names, offset_ns, with_limits=bool(pipeline)
+                report, scheduler.spec, in_force, names, sources.headrooms(), offset_ns, with_limits=bool(pipeline)
             )
         return orjson.dumps(found)
 

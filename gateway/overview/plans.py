@@ -4,7 +4,7 @@ The functions that compute them take milliseconds, so they run in a thread, and 
 at.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,18 +37,14 @@ class PlanForecast(msgspec.Struct, frozen=True):
     """The prediction for a `pipeline` of the scheduler by the plan that is in force since `since_ns`.
 
     `highest_rate` is the highest rate, in rows a second, at which a configuration meets the objective while the other
-    pipelines have the rates of the plan. It and the configuration are None where the present latencies do not allow the
-    plan any more.
+    pipelines have the rates of the plan: that of `sluice plan`. It and the configuration are None where the present
+    latencies do not allow the plan any more.
     """
 
     pipeline: str
     since_ns: int
     configuration: PlannedConfiguration | None
     highest_rate: float | None
-
-    def headroom(self, rate: float) -> float | None:
-        """The highest rate as a multiple of a rate; None without traffic."""
-        return self.highest_rate / rate if self.highest_rate is not None and rate else None
 
     def is_of(self, plan: PipelinePlan) -> bool:
         """True if the configuration is that of a plan, which may be a later one."""
@@ -92,23 +88,19 @@ class PlanBoard:
         return PlanFound(plan, reason, in_force.since_ns, rate, self._forecasts.get(name))
 
     def headroom(self, pipeline: Pipeline) -> float | None:
-        """The headroom of a pipeline; None where it is not known yet."""
-        known, in_force = self._forecasts.get(pipeline.key), self._in_force
-        if known is None or in_force is None:
-            return None
-        return known.headroom(in_force.observed.rates.get(pipeline.key, 0.0))
+        """The factor by which all traffic may grow before the pipeline misses its objective; None if not known."""
+        return self._sampled.sources.headrooms().get(pipeline.key)
 
     def next_forecast(self) -> Callable[[], PlanForecast] | None:
-        """Computes a forecast that is missing, beside the loop; `take` is to get it. None if none is missing.
+        """Computes a forecast that is missing for a pipeline that somebody looks at, beside the loop; None if none is.
 
-        Pipelines that somebody looks at come first, then the busiest of the others.
+        `take` is to get it.
         """
         scheduler, in_force = self._sampled.sources.scheduler, self._in_force
         if in_force is None:
             return None
         self._forecasts = {name: each for name, each in self._forecasts.items() if name in scheduler.pipelines}
-        chosen = self._sampled.chosen
-        for name in dict.fromkeys((*reversed(chosen), *self._sampled.listed)):
+        for name in reversed(self._sampled.chosen):
             pipeline = self._sampled.served.get(name)
             state = None if pipeline is None else self._sampled.state(pipeline)
             if state is None or not state.config.slo_ns:
@@ -117,7 +109,7 @@ class PlanBoard:
             if known is not None and known.since_ns == in_force.since_ns:
                 continue
             plan, _ = planned(in_force, state.config)
-            if plan is not None and (in_force.observed.rates.get(state.config.name) or name in chosen):
+            if plan is not None:
                 return partial(forecast, scheduler.spec, in_force, state.config, plan)
         return None
 
@@ -155,14 +147,24 @@ def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig,
 
 
 def report(
-    spec: SchedulerSpec, in_force: PlanInForce | None, names: Sequence[str], offset_ns: int, *, with_limits: bool
+    spec: SchedulerSpec,
+    in_force: PlanInForce | None,
+    names: Sequence[str],
+    headrooms: Mapping[str, float],
+    offset_ns: int,
+    *,
+    with_limits: bool,
 ) -> dict[str, Any]:
     """The plans of pipelines as `GET /v2/sluice/plan` shows them, with what was seen that led to them.
 
     `names` are those of the scheduler. The highest rate, which takes longest, is only looked for `with_limits`.
     """
     configs = {config.name: config for config in spec.pipelines}
-    found = [_report(spec, in_force, configs[name], with_limits=with_limits) for name in names if name in configs]
+    found = [
+        _report(spec, in_force, configs[name], headrooms.get(name), with_limits=with_limits)
+        for name in names
+        if name in configs
+    ]
     observed = None if in_force is None else in_force.observed
     used = {(stage["model"], stage["kind"]) for each in found if each["plan"] for stage in each["plan"]["stages"]}
     return {
@@ -184,7 +186,12 @@ def report(
 
 
 def _report(
-    spec: SchedulerSpec, in_force: PlanInForce | None, config: PipelineConfig, *, with_limits: bool
+    spec: SchedulerSpec,
+    in_force: PlanInForce | None,
+    config: PipelineConfig,
+    headroom: float | None,
+    *,
+    with_limits: bool,
 ) -> dict[str, Any]:
     plan, reason = planned(in_force, config)
     shown: dict[str, Any] = {
@@ -196,14 +203,14 @@ def _report(
         "feasible": plan is not None and plan.feasible,
         "plan": None,
         "highest_rate": None,
-        "headroom": None,
+        "headroom": headroom,
         "probabilities": None if in_force is None else _probabilities(in_force, config),
     }
     if plan is None or in_force is None:
         return shown
     if with_limits:
         predicted = forecast(spec, in_force, config, plan)
-        shown |= {"highest_rate": predicted.highest_rate, "headroom": predicted.headroom(shown["rate"])}
+        shown["highest_rate"] = predicted.highest_rate
         configuration = predicted.configuration
     else:
         try:

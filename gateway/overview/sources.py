@@ -15,7 +15,8 @@ class Sources(NamedTuple):
     """The parts of a server, none of which the overview changes.
 
     `clock` is that of the scheduler and `time_of_day` the time since 1970, both in nanoseconds. `watch_batches` has
-    each batch that has completed reported, or none. `has_failed` is true once the scheduler has failed.
+    each batch that has completed reported, or none. `headrooms` are by pipeline of the scheduler. `has_failed` is true
+    once the scheduler has failed.
     """
 
     registry: ModelRegistry
@@ -24,6 +25,7 @@ class Sources(NamedTuple):
     meters: Meters
     traces: RecentTraces
     in_flight: Callable[[], int]
+    headrooms: Callable[[], Mapping[str, float]]
     has_failed: Callable[[], bool]
     quarantined: Callable[[], Mapping[str, Quarantined]]
     watch_batches: Callable[[Callable[[BatchTrace], None] | None], None]

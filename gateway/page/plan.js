@@ -21,7 +21,7 @@ export function showPlan(pipeline, now_s) {
   setText($("headroom-times"), plan.headroom === null ? "–" : `${significant(plan.headroom)}×`);
   setText(
     $("headroom-text"),
-    plan.highest_rate === null ? "headroom not known" : `headroom: at most ${rate(plan.highest_rate)} requests/s`,
+    plan.highest_rate === null ? "headroom" : `headroom; highest rate ${rate(plan.highest_rate)}/s`,
   );
   const used = plan.headroom ? Math.min(1 / plan.headroom, 1) : 0;
   const bar = $("headroom").querySelector("i");

@@ -178,8 +178,12 @@ class Runtime:
 
     @property
     def headrooms(self) -> Mapping[str, float]:
-        """By pipeline, the factor by which traffic could grow from the rates of the latest plan."""
+        """By pipeline, the factor by which all traffic could grow from the rates of a recent plan."""
         return self._plans.headrooms
+
+    async def find_headrooms(self) -> Mapping[str, float]:
+        """As `headrooms`, after those that are due now have been computed; waits for half a second at most."""
+        return await self._plans.find_headrooms()
 
     def carry_out_with(self, kind: type[AnyDecision], carry_out: Callable[[Any], None]) -> None:
         """Have decisions of a kind carried out by `carry_out`, which does not wait."""

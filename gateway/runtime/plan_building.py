@@ -8,7 +8,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import BuildPlan, JudgeSteps
 from sluice.batcher.interface.events import PlanBuilt, StepsJudged
-from sluice.batcher.interface.plan_data import Plan
+from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.interface.planner_protocol import BuildPlans
 from sluice.batcher.interface.resize_data import Ask
 from sluice.batcher.planner.headroom import headrooms
@@ -16,12 +16,16 @@ from sluice.batcher.planner.splits import best_step
 
 logger = logging.getLogger(__name__)
 
+HEADROOM_PAUSE = 100
+"""The pause after headrooms were computed, in multiples of the time that it took."""
+HEADROOM_WAIT_S = 0.5
+"""The longest wait for headrooms, which may be computed behind a plan."""
+
 
 class PlanBuilding:
     """Builds plans with `build`, in a thread unless there is a `pool`, and reports each to `report`.
 
     A plan that could not be built, as each one without `build`, is reported as None. The pool is shut down with this.
-    `headrooms` are those of the pipelines at the rates of the latest plan.
     """
 
     def __init__(
@@ -32,7 +36,32 @@ class PlanBuilding:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._closed = False
-        self.headrooms: Mapping[str, float] = {}
+        self._headrooms: Mapping[str, float] = {}
+        self._latest: tuple[SchedulerSpec, Observed] | None = None
+        self._finding: asyncio.Future[dict[str, float]] | None = None
+        self._may_find_at = 0.0
+
+    @property
+    def headrooms(self) -> Mapping[str, float]:
+        """Those of the pipelines at the rates of a recent plan; {} before the first.
+
+        They are only computed when somebody asks, beside the loop and for a small part of its time: who asks again
+        later gets them for the plan that is the latest now.
+        """
+        if self._latest is not None and self._finding is None and self._loop.time() >= self._may_find_at:
+            (spec, observed), self._latest = self._latest, None
+            began = self._loop.time()
+            self._finding = self._loop.run_in_executor(self._pool, headrooms, spec, observed)
+            self._finding.add_done_callback(lambda future: self._found_headrooms(began, future))
+        return self._headrooms
+
+    async def find_headrooms(self) -> Mapping[str, float]:
+        """As `headrooms`, after those that are due now have been computed."""
+        found = self.headrooms
+        if self._finding is None:
+            return found
+        await asyncio.wait((self._finding,), timeout=HEADROOM_WAIT_S)
+        return self._headrooms
 
     def begin(self, order: BuildPlan, spec: SchedulerSpec) -> None:
         """Build a plan; it takes milliseconds, for which the loop must not stand still."""
@@ -63,15 +92,17 @@ class PlanBuilding:
             logger.error("plan %d: pipeline %s keeps the one before: %s", build, pipeline, reason)
         self._report(PlanBuilt(build, plan))
         if plan is not None:
-            found = self._loop.run_in_executor(self._pool, headrooms, spec, order.observed)
-            found.add_done_callback(self._found_headrooms)
+            self._latest = spec, order.observed
 
-    def _found_headrooms(self, future: asyncio.Future[dict[str, float]]) -> None:
+    def _found_headrooms(self, began: float, future: asyncio.Future[dict[str, float]]) -> None:
+        self._finding = None
         if self._closed or future.cancelled():
             return
         if error := future.exception():
             logger.error("the headroom of pipelines could not be computed", exc_info=error)
-        self.headrooms = {} if error else future.result()
+        self._headrooms = {} if error else future.result()
+        now = self._loop.time()
+        self._may_find_at = now + HEADROOM_PAUSE * (now - began)
 
     def _judged(self, judgement: int, future: asyncio.Future[Ask | None]) -> None:
         if self._closed or future.cancelled():

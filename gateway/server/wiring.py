@@ -435,7 +435,7 @@ def _build_execution(
         on_ended=_on_ended(config, trace_settings, summaries),
     )
     default_slo_ns = ms_to_ns(config.default_slo_ms)
-    metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, lambda: runtime.headrooms))
+    metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, runtime.find_headrooms))
     overview = Sources(
         state.registry,
         inventory,
@@ -443,6 +443,7 @@ def _build_execution(
         metrics.meters,
         runtime.traces,
         in_flight=lambda: runtime.in_flight,
+        headrooms=lambda: runtime.headrooms,
         has_failed=runtime.failed.is_set,
         quarantined=lambda: recovery.quarantined,
         watch_batches=runtime.watch_batches,

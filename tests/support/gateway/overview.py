@@ -83,6 +83,7 @@ class PlayedServer:
             meters=self.meters,
             traces=self.traces,
             in_flight=lambda: 3,
+            headrooms=dict,
             quarantined=lambda: self.quarantined,
             watch_batches=self._watch,
             clock=lambda: self.now_ns,

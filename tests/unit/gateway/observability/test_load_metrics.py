@@ -1,5 +1,7 @@
 """Metrics of the load of pipelines, from a scheduler in virtual time."""
 
+import asyncio
+
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,7 +17,12 @@ FLAT = LatencyTable.from_ms({1: 10, 2: 10, 4: 10})
 
 def samples(scheduler: Scheduler, now_ns: int, headrooms: dict[str, float] | None = None) -> dict[str, float]:
     """Values by name, with the labels in order where there is more than the pipeline."""
-    source = LoadMetrics(scheduler, Meters({}, ["cpu0"]), lambda: now_ns, S, lambda: headrooms or {})
+
+    async def find_headrooms() -> dict[str, float]:
+        return headrooms or {}
+
+    source = LoadMetrics(scheduler, Meters({}, ["cpu0"]), lambda: now_ns, S, find_headrooms)
+    asyncio.run(source.refresh())
     found = {}
     for family in text_string_to_metric_families(exposition(source.groups()).decode()):
         for sample in family.samples:

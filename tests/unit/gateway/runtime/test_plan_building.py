@@ -1,12 +1,15 @@
-"""Steps to other sizes of partitions are judged beside the event loop."""
+"""Plans are built beside the event loop, steps to other sizes are judged there, and headrooms are found."""
 
 import asyncio
 
 import pytest
 
-from sluice.batcher.interface.decisions import JudgeSteps
+from sluice.batcher.interface.decisions import BuildPlan, JudgeSteps
 from sluice.batcher.interface.events import PlanBuilt, StepsJudged
+from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.planner.build import build_plan
 from sluice.gateway.runtime.plan_building import PlanBuilding
+from tests.unit.batcher.planner.test_headroom import observed, spec
 from tests.unit.batcher.scheduler.test_resizer import Traffic
 
 
@@ -48,3 +51,46 @@ def test_where_steps_cannot_be_judged_none_is_asked_for(
     _, order = traffic.judged[-1]
     assert judged(order, traffic).ask is None
     assert "steps to other sizes could not be judged" in caplog.text
+
+
+def test_headrooms_are_found_for_the_latest_plan_once_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+
+    def find(_: object, seen: Observed) -> dict[str, float]:
+        found.append(seen.rates["m"])
+        return {"m": 100 / seen.rates["m"]}
+
+    monkeypatch.setattr("sluice.gateway.runtime.plan_building.headrooms", find)
+    monkeypatch.setattr("sluice.gateway.runtime.plan_building.HEADROOM_PAUSE", 0)
+
+    async def main() -> None:
+        built: asyncio.Queue[object] = asyncio.Queue()
+        building = PlanBuilding(build_plan, None, built.put_nowait)
+        assert await building.find_headrooms() == {}
+        for number, rate in enumerate((10.0, 20.0)):
+            building.begin(BuildPlan(number, observed(m=rate)), spec("m"))
+            await built.get()
+        assert found == []
+        assert await building.find_headrooms() == {"m": 5.0}
+        assert building.headrooms == {"m": 5.0}
+        assert found == [20.0]
+        building.close()
+
+    asyncio.run(main())
+
+
+def test_headrooms_that_take_long_are_found_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice.gateway.runtime.plan_building.HEADROOM_PAUSE", 1e9)
+
+    async def main() -> None:
+        built: asyncio.Queue[object] = asyncio.Queue()
+        building = PlanBuilding(build_plan, None, built.put_nowait)
+        shown = []
+        for number, rate in enumerate((10.0, 20.0)):
+            building.begin(BuildPlan(number, observed(m=rate)), spec("m"))
+            await built.get()
+            shown.append(await building.find_headrooms())
+        assert shown[0] == shown[1] != {}
+        building.close()
+
+    asyncio.run(main())
