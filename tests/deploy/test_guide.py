@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import tomllib
 
 from sluice.gateway.cli import serve
 from tests.support.packaging import ROOT
@@ -41,6 +42,11 @@ def test_targets_are_stages_and_build_arguments_are_declared() -> None:
         for name in re.findall(r"`([A-Z]+)`", row.split("|")[1])
     }
     assert arguments == set(re.findall(r"^ARG ([A-Z]+)=", CONTAINERFILE, re.MULTILINE))
+
+
+def test_the_label_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert re.findall(r"^ARG VERSION=(.*)$", CONTAINERFILE, re.MULTILINE) == [project["version"]]
 
 
 def test_the_containers_are_started_with_options_of_sluice_serve() -> None:

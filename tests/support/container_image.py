@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,13 @@ def built_image(target: str, directory: Path) -> Iterator[Image]:
     """
     buildah = _Buildah(require_tool("buildah"), directory)
     base = _base()
+    try:
+        yield from _build(buildah, base, target, directory)
+    finally:
+        shutil.rmtree(directory / "storage", ignore_errors=True)  # a gigabyte, which pytest would keep
+
+
+def _build(buildah: "_Buildah", base: Path, target: str, directory: Path) -> Iterator[Image]:
     working = buildah("from", "scratch")
     buildah("add", "--quiet", working, str(base), "/")
     buildah("commit", "--quiet", working, BASE)
