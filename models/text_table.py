@@ -16,8 +16,14 @@ _UNBOUNDED = 1 << 20
 _HEIGHT = 25
 _GAP = 2
 """Spaces between columns."""
+_CONTROLS = {code: "?" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 _LAST_WIDTH = 24
 """The least width of a last column that is wrapped; a table that does not leave it is not wrapped at all."""
+
+
+def without_controls(text: str) -> str:
+    """A text in which control characters, by which it could change what a terminal shows, are question marks."""
+    return text.translate(_CONTROLS)
 
 
 def table_lines(rows: Sequence[Row], left: int) -> list[str]:
@@ -70,7 +76,7 @@ def _table(rows: Sequence[Row], left: int, *, header: bool, styles: Mapping[str,
         table.add_column(justify="left" if index < left else "right", no_wrap=True, overflow="fold")
     for number, row in enumerate(rows):
         style = "bold" if header and number == 0 else ""
-        table.add_row(*(Text(cell, style=style or styles.get(cell, "")) for cell in row))
+        table.add_row(*(Text(without_controls(cell), style=style or styles.get(cell, "")) for cell in row))
     return table
 
 

@@ -34,11 +34,12 @@ def _validate(options: argparse.Namespace) -> int:
         if path.is_dir() and len(paths) > 1:
             raise ConfigError(f"{path}: expected one model repository or only model files")
     directories, files = (paths, []) if paths[0].is_dir() else ([], paths)
-    repository = read_models(directories, files, ServerConfig())
     unloadable = set()
-    with progress(len(repository.models)) as shown:
+    with progress() as shown:
+        shown.begin("reading")
+        repository = read_models(directories, files, ServerConfig())
         for key, entry in repository.models.items():
-            shown.begin(key)
+            shown.begin(key, len(repository.models))
             if not _validate_model(key, entry):
                 unloadable.add(key)
             shown.advance()

@@ -121,7 +121,7 @@ class Runner:
         self._running = 0
 
     def load(
-        self, files: Sequence[ModelFile], note_done: Callable[[int], object] | None = None
+        self, files: Sequence[ModelFile], note_done: Callable[[int], object] = lambda done: None
     ) -> tuple[LoadResult, ...]:
         """Load, warm up and time models; a model that fails is reported and does not stop the others.
 
@@ -129,20 +129,16 @@ class Runner:
         number of models that were tried so far.
         """
         results: dict[str, LoadResult] = {}
-
-        def note(file: ModelFile, result: LoadResult) -> None:
-            results[file.key] = result
-            if note_done is not None:
-                note_done(len(results))
-
         for file in files:
             if not file.memory_measured:
-                note(file, self._load(file, partial(self.create_backend, file, measure_memory=True)))
+                results[file.key] = self._load(file, partial(self.create_backend, file, measure_memory=True))
+                note_done(len(results))
         with ThreadPoolExecutor(self._loading.concurrent, "load") as threads:
             known = [file for file in files if file.memory_measured]
             backends = [threads.submit(self.create_backend, file, measure_memory=False) for file in known]
             for file, backend in zip(known, backends, strict=True):
-                note(file, self._load(file, backend.result))
+                results[file.key] = self._load(file, backend.result)
+                note_done(len(results))
         return tuple(results[file.key] for file in files)
 
     def _load(self, file: ModelFile, make: Callable[[], ColdBackend]) -> LoadResult:

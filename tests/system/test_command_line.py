@@ -119,6 +119,19 @@ def test_what_the_server_refuses_has_a_status_of_its_own(infer: Infer) -> None:
     assert "1000" in done.err
 
 
+def test_a_group_with_a_key_is_reached_with_a_header_over_both_protocols(cascade: Cascade, tmp_path: Path) -> None:
+    keyed = {"partitions": 1, "restricted": [{"groups": ["inference"], "header": "infer-key", "value": "s3cret"}]}
+    with gateway_server(cascade.repository, tmp_path, keyed) as server:
+        for url in (f"http://{server.http_url}", f"grpc://{server.grpc_url}"):
+            command = sluice_command("infer", "cascade", "--zeros", "--url", url)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+            assert done.returncode == 1
+            assert "This protocol is restricted, expecting header" in done.stderr
+            assert "cannot be reached" not in done.stderr
+            command += ["--header", "infer-key: s3cret"]
+            assert subprocess.run(command, capture_output=True, check=False, env=environment()).returncode == 0
+
+
 def test_a_server_that_is_not_there_is_said() -> None:
     for url in ("http://127.0.0.1:1", "grpc://127.0.0.1:1"):
         done = subprocess.run(

@@ -16,6 +16,9 @@ MAX_MESSAGE_BYTES = 1 << 30
 _KEY_PREFIX = "triton-grpc-protocol-"
 """Servers of Triton's protocol expect the key of a restricted group under its name with this prefix."""
 _REQUEST_ID = "x-sluice-request"
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_CONNECT_S = 1.0
+"""Time to find out whether there is a connection."""
 
 
 class GrpcInference:
@@ -43,7 +46,6 @@ class GrpcInference:
         named = [(name.lower(), value) for name, value in headers]
         self._metadata = (*named, *((_KEY_PREFIX + name, value) for name, value in named))
         self._model, self._version, self._timeout_s = model, version, timeout_s
-        self._is_reached = False
 
     def __enter__(self) -> "GrpcInference":
         return self
@@ -55,7 +57,6 @@ class GrpcInference:
         """The metadata of the model."""
         asked = service_pb2.ModelMetadataRequest(name=self._model, version=self._version)
         answer = self._call(self._stub.ModelMetadata, asked, TIMEOUT_S)[0]
-        self._is_reached = True
         inputs, outputs = (
             tuple(TensorInfo(each.name, DataType(each.datatype), tuple(each.shape)) for each in tensors)
             for tensors in (answer.inputs, answer.outputs)
@@ -89,11 +90,18 @@ class GrpcInference:
         code, details = error.code(), error.details() or error.code().name
         if code is grpc.StatusCode.NOT_FOUND:
             return NotFoundError(f"{self._url}: {details}")
-        lost = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) and not self._is_reached
-        if lost:
+        # A server may refuse with the same codes as a lost connection.
+        if code in _LOST and not self._is_connected():
             hint = connection_hint(details, self._secure)
             return ServingError(f"{self._url}: cannot be reached: {details}{hint}")
         return Refused(f"{self._url}: {code.name}: {details}")
+
+    def _is_connected(self) -> bool:
+        try:
+            grpc.channel_ready_future(self._channel).result(_CONNECT_S)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
 
 
 def _set(parameter: Any, value: object) -> None:

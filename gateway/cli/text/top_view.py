@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.gateway.cli.now import ChosenNow, Now, PartitionNow
-from sluice.models.text_table import table_lines
+from sluice.models.text_table import table_lines, without_controls
 
 _MIB = 1 << 20
 _BAR_WIDTH = 12
@@ -71,17 +71,17 @@ def frame_lines(now: Now) -> list[str]:
         lines += ["", section.title, *(f"  {line}".rstrip() for line in table_lines(section.rows, section.left))]
         if section.more:
             lines.append(f"  and {section.more} more")
-    return lines
+    return list(map(without_controls, lines))
 
 
 def frame(now: Now, columns: int, rows: int, trouble: Trouble | None = None) -> Group:
     """A frame that fits a terminal of `columns` by `rows`; with a `trouble`, it is what the server said last."""
     parts: list[RenderableType] = [_coloured_head(now, trouble)]
-    parts += [Text(f"  {reason}", style=_BAD) for reason in now.server.reasons]
+    parts += [_text(f"  {reason}", _BAD) for reason in now.server.reasons]
     parts += [Text(line, style="dim" if trouble else "") for line in _filled(_totals(now), columns)]
     sections, shown = _fitting(list(_sections(now, columns)), rows - len(parts) - _FOOT_ROWS)
     for section, count in zip(sections, shown, strict=True):
-        parts += ["", Text(section.title, style="bold"), *section.charts]
+        parts += ["", _text(section.title, "bold"), *section.charts]
         parts += [_table(section, count, columns), *_more(section, count)]
     parts += [Text(""), _foot(now, trouble)]
     for part in parts:
@@ -110,6 +110,11 @@ def _least_height(section: _Section) -> int:
     return _HEADING_ROWS + len(section.charts) + min(len(section.rows) - 1, _LEAST_ROWS) + further
 
 
+def _text(text: str, style: str) -> Text:
+    """A text of the server, in one line."""
+    return Text(without_controls(text).replace("\n", " "), style=style)
+
+
 def _table(section: _Section, shown: int, width: int) -> Table:
     """The first rows of a section as a table of at most that width, if its columns that must be there have room."""
     table = Table(box=None, show_header=False, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0))
@@ -124,7 +129,7 @@ def _table(section: _Section, shown: int, width: int) -> Table:
     for number, row in enumerate(section.rows[: shown + 1]):
         style = "dim" if number == 0 else ""
         cells: list[RenderableType] = [
-            Text(row[index], style=style or section.styles.get(row[index], "")) for index in columns
+            _text(row[index], style or section.styles.get(row[index], "")) for index in columns
         ]
         if section.bars:
             cells.append(_bar(section.bars[number - 1]) if number else Text(""))
@@ -171,7 +176,7 @@ def _head(now: Now) -> str:
 
 
 def _coloured_head(now: Now, trouble: Trouble | None) -> Text:
-    head = Text(_head(now))
+    head = _text(_head(now), "")
     head.highlight_words([f"  {now.server.state}  "], style=_STATES.get(now.server.state, _BAD))
     if trouble is not None:
         head.stylize("dim")
@@ -349,7 +354,7 @@ def _foot(now: Now, trouble: Trouble | None) -> Text:
     if trouble is None:
         return Text("q quit   up, down: choose a pipeline", style="dim")
     said = f"no answer for {_duration(trouble.for_s)}: {trouble.reason}"
-    return Text(f"{said}; this is what the server said at {_clock(now.server.now_s)}   q quit", style=_BAD)
+    return _text(f"{said}; this is what the server said at {_clock(now.server.now_s)}   q quit", _BAD)
 
 
 def _objective(objective_ms: float | None, percentile: float | None) -> str:

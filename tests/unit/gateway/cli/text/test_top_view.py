@@ -100,6 +100,16 @@ def test_a_server_that_serves_nothing_has_a_frame() -> None:
     assert frame_lines(empty)[0].startswith("sluice   starting  up 0 s")
 
 
+def test_what_a_model_says_cannot_change_the_terminal() -> None:
+    changed = document()
+    changed["not_served"] = [{"name": "m", "version": "1", "reason": "\x1b[2Jgone\x9b1m\nnext"}]
+    changed["server"]["reasons"] = ["a\x1b]0;title\x07"]
+    shown = msgspec.convert(changed, Now)
+    for lines in (frame_lines(shown), drawn(100, 60, shown=shown)):
+        assert not {"\x1b", "\x9b", "\x07"}.intersection("\n".join(lines))
+        assert "  a?]0;title?" in lines
+
+
 def test_a_pipeline_without_a_plan_says_why() -> None:
     changed = document()
     changed["pipeline"]["plan"] = {"in_force": False, "reason": "it has no objective"}
