@@ -72,17 +72,11 @@ class RequestHead:
         self.trace: TraceContext = OVER_HTTP
         self.error: RequestError | None = None
 
-    def in_trace(self, traceparent: bytes, trace: TraceContext) -> "RequestHead":
-        """The same head with another trace, which the header names."""
+    def with_traceparent(self, traceparent: bytes) -> "RequestHead":
+        """The same head with another value of that header."""
         headers = [(name, traceparent if name == TRACEPARENT else value) for name, value in self.headers]
         head = RequestHead(self.target, headers, self.expects_continue, self.keep_alive, self.added_lines)
-        head.length = self.length
-        head.json_length = self.json_length
-        head.explain = self.explain
-        head.encoded = self.encoded
-        head.accepted = self.accepted
-        head.load = self.load
-        head.trace = trace
+        head.read_headers()
         return head
 
     def read_headers(self) -> None:
@@ -134,6 +128,7 @@ def trace_in(headers: Headers) -> TraceContext:
 
 
 _TRACEPARENT_BYTES: Final = 55
+_TRACEPARENT = re.compile(rb"[0-9a-f-]{55}")
 _TRACE_LINE = re.compile(rb"\r\ntraceparent:[ \t]*([0-9a-f-]{55})[ \t]*(?=\r\n)", re.IGNORECASE)
 
 
@@ -167,8 +162,7 @@ class KnownRequest:
         if not data.startswith(self._after, end):
             return None
         traceparent = data[len(before) : end]
-        trace = parse_context(traceparent.decode("latin-1"), self._head.trace.state, OVER_HTTP)
-        return self._head.in_trace(traceparent, trace) if trace.trace_id else None
+        return self._head.with_traceparent(traceparent) if _TRACEPARENT.fullmatch(traceparent) else None
 
 
 def known_request(data: bytes, head: RequestHead) -> KnownRequest | None:

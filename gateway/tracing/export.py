@@ -6,9 +6,10 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 
+import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sluice.gateway.config.tracing import OtlpSettings
+from sluice.gateway.config.tracing import OtlpProtocol, OtlpSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.observability.trace import Trace
@@ -30,6 +31,7 @@ FINISH_S = 3.0
 """The time for the last spans when the server stops."""
 EXTRA = "sluice-gateway[otel]"
 
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.exporter.otlp.proto.http")
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,19 @@ def check_extra() -> None:
             )
 
 
+def settled(settings: OtlpSettings) -> OtlpSettings:
+    """The settings with the protocol of the environment, if they have none. Raises ConfigError for an unknown one."""
+    if settings.protocol is not None:
+        return settings
+    name = next((each for each in _PROTOCOL_VARIABLES if os.environ.get(each)), None)
+    given = OtlpProtocol.HTTP if name is None else os.environ[name]
+    try:
+        return msgspec.structs.replace(settings, protocol=OtlpProtocol(given))
+    except ValueError:
+        expected = " or ".join(OtlpProtocol)
+        raise ConfigError(f"environment variable {name}: expected {expected}, got '{given:.80}'") from None
+
+
 def launch_exporter() -> Child:
     """Start the exporter on this machine. Raises OSError, and leaves nothing behind then."""
     return launch_module("sluice.gateway.tracing.main", [str(os.getpid())])
@@ -62,7 +77,7 @@ class SpanExport(MetricsSource):
 
     def __init__(self, settings: OtlpSettings, version: str, launch: Callable[[], Child] = launch_exporter) -> None:
         check_extra()
-        self._start = Start(settings, version)
+        self._start = Start(settled(settings), version)
         self._launch = launch
         self._process: MessageProcess[ToExporter, FromExporter] | None = None
         self._waiting: list[Trace] = []

@@ -26,7 +26,6 @@ LINGER_S = 0.5
 MAX_TROUBLE = 500
 TRACES_PATH = "/v1/traces"
 
-_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -50,8 +49,9 @@ class SpanQueue:
         self._trouble = ""
         self._changed = threading.Condition()
         self._finishing = False
-        self._last_error = _LastError()
-        logging.getLogger("opentelemetry").addHandler(self._last_error)
+        self._first_error = _FirstError()
+        # For all loggers: Python would print what has no handler.
+        logging.getLogger().addHandler(self._first_error)
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
@@ -100,22 +100,24 @@ class SpanQueue:
 
     def _export(self, traces: Sequence[Trace]) -> None:
         offset_ns = time.time_ns() - time.monotonic_ns()
-        spans = [readable_span(trace, span, self._resource, offset_ns) for trace in traces for span in spans_of(trace)]
-        self._last_error.text = ""
+        spans: list[ReadableSpan] = []
+        self._first_error.text = ""
         try:
+            for trace in traces:
+                spans += [readable_span(trace, span, self._resource, offset_ns) for span in spans_of(trace)]
             taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        except Exception as error:  # whatever a library raises, the next spans are tried
-            taken, self._last_error.text = False, f"{type(error).__name__}: {error}"
+        except Exception as error:  # no error of these spans is one of the next
+            taken, self._first_error.text = False, f"{type(error).__name__}: {error}"
         if taken:
             self._exported += len(spans)
             self._trouble = ""
         else:
-            self._failed += len(spans)
-            self._trouble = (self._last_error.text or "the collector does not take them")[:MAX_TROUBLE]
+            self._failed += len(spans) or sum(map(most_spans, traces))
+            self._trouble = (self._first_error.text or "the collector does not take them")[:MAX_TROUBLE]
 
 
-class _LastError(logging.Handler):
-    """Keeps the text of the last warning or error of the SDK."""
+class _FirstError(logging.Handler):
+    """Keeps the first warning or error of the SDK and its libraries since `text` was cleared: the cause of others."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -123,7 +125,7 @@ class _LastError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
-        self.text = record.getMessage()
+        self.text = self.text or record.getMessage()
 
 
 def readable_span(trace: Trace, span: Span, resource: Resource, offset_ns: int) -> ReadableSpan:
@@ -167,12 +169,9 @@ def _environment_resource() -> Resource:
 
 def build_exporter(settings: OtlpSettings) -> SpanExporter:
     """The exporter over gRPC or HTTP; what the settings leave out is read from the environment by the SDK."""
-    protocol = settings.protocol or OtlpProtocol(
-        next((value for name in _PROTOCOL_VARIABLES if (value := os.environ.get(name))), OtlpProtocol.HTTP)
-    )
     headers = dict(settings.headers) or None
     exporter: Any
-    if protocol is OtlpProtocol.GRPC:
+    if settings.protocol is OtlpProtocol.GRPC:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
         exporter = GrpcExporter(endpoint=settings.endpoint, headers=headers)

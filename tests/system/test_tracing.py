@@ -348,7 +348,10 @@ def test_a_trace_goes_on_in_a_server_of_tritons_protocol_behind_this_one(reposit
         assert inner.state == "vendor=value"
 
 
-def test_a_collector_that_is_away_costs_spans_and_nothing_else(repository: Path, tmp_path: Path) -> None:
+def test_a_collector_that_is_away_costs_spans_and_nothing_else(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
     with grpc_collector() as gone:
         endpoint = gone.endpoint
     trace = otel(endpoint, rate=1)
