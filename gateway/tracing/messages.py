@@ -6,26 +6,26 @@ from sluice.gateway.config.tracing import OtlpSettings
 from sluice.gateway.observability.trace import Trace
 
 
-class Start(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StartExport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first message to the exporter: the collector, and the version of the server."""
 
     settings: OtlpSettings
     version: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EndedRequests(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Requests that have their outcomes and whose spans are to be exported."""
 
     traces: tuple[Trace, ...]
 
 
-class Finish(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FinishExport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Export what waits, and exit after `timeout_s` at the latest."""
 
     timeout_s: float
 
 
-ToExporter = Start | Ended | Finish
+ToExporter = StartExport | EndedRequests | FinishExport
 
 
 class SpanCounts(msgspec.Struct, frozen=True, tag=True, array_like=True):

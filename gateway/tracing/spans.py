@@ -29,7 +29,7 @@ _TRANSPORTS: Mapping[str, Mapping[str, str]] = {
 Attribute: TypeAlias = str | int | float | bool
 
 
-class Link(NamedTuple):
+class SpanLink(NamedTuple):
     """A span of another request, or of the same one."""
 
     trace_id: str
@@ -45,7 +45,7 @@ class Span(NamedTuple):
     started_ns: int
     ended_ns: int
     attributes: Mapping[str, Attribute]
-    links: Sequence[Link] = ()
+    links: Sequence[SpanLink] = ()
     error: str = ""
     is_server: bool = False
 
@@ -132,7 +132,7 @@ def _step_spans(trace: Trace, stage_id: int, step: Step) -> list[Span]:
     if run.failed:
         attributes["error.type"] = run.failed
     # A batch of other requests as well: their spans in it are linked.
-    others = [Link(each.trace_id, each.span_id) for each in run.traced if each.span_id != batch_id]
+    others = [SpanLink(each.trace_id, each.span_id) for each in run.traced if each.span_id != batch_id]
     queue_id = derived_span_id(batch_id, _QUEUE)
     spans = [
         Span(queue_id, stage_id, "queue", step.ready_ns, startable_ns, {}),

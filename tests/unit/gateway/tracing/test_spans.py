@@ -9,8 +9,8 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.gateway.observability.trace_context import SpanRef, TraceContext
-from sluice.gateway.tracing.messages import Ended
-from sluice.gateway.tracing.spans import Link, Span, most_spans, spans_of
+from sluice.gateway.tracing.messages import EndedRequests
+from sluice.gateway.tracing.spans import Span, SpanLink, most_spans, spans_of
 
 MS = 1_000_000
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -100,7 +100,7 @@ def test_a_batch_is_linked_to_the_spans_of_others_in_it() -> None:
     assert alone.links == []
     shared.traced = (SpanRef(TRACE, alone.id), SpanRef("1" * 32, 5), SpanRef("2" * 32, 6))
     (batch,) = named(spans_of(trace), "batch small:1")
-    assert batch.links == [Link("1" * 32, 5), Link("2" * 32, 6)]
+    assert batch.links == [SpanLink("1" * 32, 5), SpanLink("2" * 32, 6)]
     assert (batch.attributes["sluice.batch.rows"], batch.attributes["sluice.rows"]) == (4, 2)
     assert batch.attributes["sluice.cost"] == 0.25
 
@@ -115,6 +115,6 @@ def test_a_request_that_never_ran_is_one_span() -> None:
 def test_a_record_makes_the_same_spans_in_another_process() -> None:
     twice = run(3, "small:1", 0, (1, 2, 5, 6))
     trace = request(twice, twice, CASCADE[1])  # two stages of the request were in one batch
-    sent = msgspec.msgpack.encode(Ended((trace,)))
-    (received,) = msgspec.msgpack.Decoder(Ended).decode(sent).traces
+    sent = msgspec.msgpack.encode(EndedRequests((trace,)))
+    (received,) = msgspec.msgpack.Decoder(EndedRequests).decode(sent).traces
     assert spans_of(received) == spans_of(trace)
