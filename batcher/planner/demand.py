@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple
 
@@ -141,6 +141,13 @@ class DemandTable:
     def service_ns(self, model: str, kind: str, rows: int) -> int:
         """Time of a batch, dispatch overhead included."""
         return self.tables[model][kind].latency_ns(rows) + self.spec.limits.hand_off_ns
+
+    def with_rate(self, pipeline: str, rate: float) -> "DemandTable":
+        """The same with another rate of one pipeline, in rows a second; quicker than a new table."""
+        stage_rates = {**self.stage_rates, pipeline: [rate * share for share in self.reach[pipeline]]}
+        rates = _rates(self.spec, stage_rates)
+        loads = _loads(len(self.groups), self.hosts, rates, self.tables, self.spec.limits.hand_off_ns)
+        return replace(self, stage_rates=stage_rates, rates=rates, loads=loads)
 
     def _with(self, model: str, moved: tuple[str, float]) -> float:
         """Rows a second of a model; a variant that would take a stage over has its rows in addition to its own."""

@@ -75,7 +75,7 @@ class HistogramText:
     def __init__(self, family: ExposedMetric, bounds: Sequence[int], unit: int = 1) -> None:
         name = family.name
         limits = [*(repr(bound / unit) for bound in bounds), "+Inf"]
-        self._buckets = [f'{name}_bucket{{\0,le="{limit}"}} %d.0' for limit in limits]
+        self._buckets = [f'{name}_bucket{{le="{limit}",\0}} %d.0' for limit in limits]
         self._lines = "\n".join([*self._buckets, f"{name}_count{{\0}} %d.0", f"{name}_sum{{\0}} %r", ""])
         self._unit = unit
 

@@ -42,8 +42,8 @@ WAIT = ExposedMetric(
 HEADROOM = ExposedMetric(
     "sluice_pipeline_headroom",
     "gauge",
-    "Factor by which the traffic of all pipelines can grow, from the rates of the latest plan, until this pipeline "
-    "misses its objective; below 1 it is overloaded. Only for pipelines with an objective and traffic.",
+    "Highest rate at which the pipeline meets its objective over its rate, both by the latest plan and while the other "
+    "pipelines keep theirs; below 1 it is overloaded. Only for pipelines with an objective and traffic.",
     ("pipeline",),
 )
 RUNNING = ExposedMetric(

@@ -9,6 +9,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 
+from sluice.batcher.interface.outcome import ANSWERED, Outcome
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.observability.meters import Meters
 from sluice.models.units import NS_PER_MS, NS_PER_S
@@ -20,7 +21,8 @@ BINARY_LOAD_HEADER = "endpoint-load-metrics-bin"
 LIFE_NS = 250 * NS_PER_MS
 """Reports within this time are the same, so that they cost next to nothing."""
 
-_GOOD = ("completed", "completed_late", "cancelled_client")
+_GOOD = [list(Outcome).index(each) for each in (*ANSWERED, Outcome.CANCELLED_CLIENT)]
+"""The positions of the outcomes that are no errors of the server's: look-ups of members take longer."""
 _UTILIZATION, _RPS, _EPS, _NAMED, _APPLICATION = 5, 6, 7, 8, 9
 """The numbers of the fields of the message."""
 
@@ -94,9 +96,10 @@ class LoadReport:
         }
         ended = failed = 0
         for meter in self._meters.pipelines.values():
-            total = sum(meter.outcomes.values())
+            counts = tuple(meter.outcomes.values())
+            total = sum(counts)
             ended += total
-            failed += total - sum(count for outcome, count in meter.outcomes.items() if outcome in _GOOD)
+            failed += total - sum([counts[position] for position in _GOOD])
         partitions = self._scheduler.dispatcher.fleet.partitions.values()
         running = sum(len(batch.entries) for partition in partitions for batch in partition.batches)
         in_flight = self._in_flight()

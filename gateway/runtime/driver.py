@@ -178,7 +178,7 @@ class Runtime:
 
     @property
     def headrooms(self) -> Mapping[str, float]:
-        """By pipeline, the factor by which traffic could grow from the rates of the latest plan."""
+        """By pipeline, its highest rate over its rate, by the latest plan."""
         return self._plans.headrooms
 
     def carry_out_with(self, kind: type[AnyDecision], carry_out: Callable[[Any], None]) -> None:

@@ -524,8 +524,8 @@ def _queues(scheduler: Scheduler) -> Iterator[tuple[str, int, int]]:
 def _corrections(scheduler: Scheduler) -> Iterator[tuple[str, str, float]]:
     """The factors by which batches take longer than their tables say, by model and kind of partition, one by one."""
     for key, model in list(scheduler.dispatcher.models.items()):
-        for kind in list(model.estimates):
-            yield key, kind, model.estimates[kind].correction
+        for kind, estimate in list(model.estimates.items()):
+            yield key, kind, estimate.correction
 
 
 def _check_names(config: ServerConfig, repository: Repository) -> None:

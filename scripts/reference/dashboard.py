@@ -109,7 +109,7 @@ ROWS = (
             ),
             Panel(
                 "Headroom",
-                "The least factor by which traffic can grow until a pipeline misses its objective.",
+                "The least factor by which the traffic of a pipeline can grow until it misses its objective.",
                 (Query(f"min(sluice_pipeline_headroom{{{_CHOSEN}}})"),),
                 "none",
                 3,
@@ -190,7 +190,7 @@ ROWS = (
         (
             Panel(
                 "Headroom",
-                "Factor by which all traffic can grow until the pipeline misses its objective, by the latest plan.",
+                "Factor by which its traffic can grow until the pipeline misses its objective, by the latest plan.",
                 (Query(f"min by (pipeline) (sluice_pipeline_headroom{{{_CHOSEN}}})", "{{pipeline}}"),),
                 "none",
             ),

@@ -42,11 +42,12 @@ def test_more_partitions_leave_more_headroom_and_a_tight_objective_leaves_less()
     assert tight < one
 
 
-def test_the_traffic_of_all_pipelines_grows_together() -> None:
-    shared = headrooms(spec("m", "n"), observed(m=50.0, n=50.0))
+def test_other_pipelines_keep_their_traffic() -> None:
+    both = headrooms(spec("m", "n"), observed(m=50.0, n=100.0))
+    assert both["m"] == pytest.approx((RHO_MAX * BEST_RATE - 100) / 50, rel=0.15)
+    assert both["n"] == pytest.approx((RHO_MAX * BEST_RATE - 50) / 100, rel=0.15)
     alone = headrooms(spec("m", "n"), observed(m=50.0, n=0.0))
-    assert shared["m"] == pytest.approx(alone["m"] / 2, rel=0.15)
-    assert "n" not in alone
+    assert alone.keys() == {"m"}
 
 
 def test_too_much_traffic_or_too_little_time_is_below_one() -> None:

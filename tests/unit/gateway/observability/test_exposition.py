@@ -43,9 +43,9 @@ def test_histograms_count_upwards_in_the_unit_of_the_family() -> None:
         ExposedMetric("took_seconds", "histogram", "Time.", ("model",)), (NS_PER_MS, 10 * NS_PER_MS), 10**9
     )
     assert text.text(pairs(("model",), ("50%",)), (2, 0, 1), 1_500_000_000).splitlines() == [
-        'took_seconds_bucket{model="50%",le="0.001"} 2.0',
-        'took_seconds_bucket{model="50%",le="0.01"} 2.0',
-        'took_seconds_bucket{model="50%",le="+Inf"} 3.0',
+        'took_seconds_bucket{le="0.001",model="50%"} 2.0',
+        'took_seconds_bucket{le="0.01",model="50%"} 2.0',
+        'took_seconds_bucket{le="+Inf",model="50%"} 3.0',
         'took_seconds_count{model="50%"} 3.0',
         'took_seconds_sum{model="50%"} 1.5',
     ]
