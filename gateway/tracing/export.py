@@ -13,7 +13,14 @@ from sluice.gateway.config.tracing import OtlpProtocol, OtlpSettings
 from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.observability.trace import Trace
-from sluice.gateway.tracing.messages import EndedTraces, Finish, FromExporter, SpanCounts, StartExport, ToExporter
+from sluice.gateway.tracing.messages import (
+    EndedRequests,
+    FinishExport,
+    FromExporter,
+    SpanCounts,
+    StartExport,
+    ToExporter,
+)
 from sluice.gateway.tracing.spans import most_spans
 from sluice.models.errors import ConfigError, PartitionError
 from sluice.mps.supervisor.child import Child, launch_module
@@ -123,7 +130,7 @@ class SpanExport(MetricsSource):
             return
         while self._waiting and not process.is_blocked:
             self._flush()
-        process.send(Finish(FINISH_S))
+        process.send(FinishExport(FINISH_S))
         if not await wait_for_exit([process.exited], FINISH_S + 1):
             process.kill("it did not end")
             await process.exited.wait()
@@ -135,7 +142,7 @@ class SpanExport(MetricsSource):
             return
         traces, self._waiting = self._waiting[:FLUSH_TRACES], self._waiting[FLUSH_TRACES:]
         try:
-            process.send(EndedTraces(tuple(traces)))
+            process.send(EndedRequests(tuple(traces)))
         except PartitionError as error:  # batches of very many requests
             self._unread += sum(map(most_spans, traces))
             logger.warning("the spans of %d requests are dropped: %s", len(traces), error)

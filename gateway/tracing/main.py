@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 
 from sluice.gateway.tracing.exporter import SpanQueue, build_exporter, build_resource
-from sluice.gateway.tracing.messages import EndedTraces, Finish, SpanCounts, StartExport, ToExporter
+from sluice.gateway.tracing.messages import EndedRequests, FinishExport, SpanCounts, StartExport, ToExporter
 from sluice.models.processes import leave_signals_to_gateway
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.isolation.launch import end_with_parent
@@ -36,9 +36,9 @@ def _run(channel: Channel[ToExporter]) -> None:
     while True:
         for message, _ in channel.receive(wait=True):
             match message:
-                case EndedTraces(traces):
+                case EndedRequests(traces):
                     queue.put(traces)
-                case Finish(timeout_s):
+                case FinishExport(timeout_s):
                     queue.finish(timeout_s)
                     os._exit(0)  # an export that is under way may take as long as it likes
 

@@ -13,19 +13,19 @@ class StartExport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     version: str
 
 
-class EndedTraces(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EndedRequests(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Requests that have their outcomes and whose spans are to be exported."""
 
     traces: tuple[Trace, ...]
 
 
-class Finish(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class FinishExport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Export what waits, and exit after `timeout_s` at the latest."""
 
     timeout_s: float
 
 
-ToExporter = StartExport | EndedTraces | Finish
+ToExporter = StartExport | EndedRequests | FinishExport
 
 
 class SpanCounts(msgspec.Struct, frozen=True, tag=True, array_like=True):
