@@ -30,7 +30,7 @@ _JSON = {"content-type": "application/json"}
 
 
 class PageAccess(NamedTuple):
-    """What the page needs: its files, the document of what the server does now, and explanations of requests as JSON.
+    """The parts of the page: its files, the document of what the server does now, and explanations of requests as JSON.
 
     `explain` raises ServingError for a request that is not remembered.
     """

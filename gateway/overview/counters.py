@@ -5,17 +5,18 @@ loop may do other work.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from operator import add, sub
 from typing import NamedTuple
 
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.meters import DURATION_BOUNDS_NS, Meters, PipelineMeter
+from sluice.gateway.overview.history import History
+from sluice.gateway.overview.pieces import Slices, rounded
 from sluice.models.units import NS_PER_S, ns_to_ms
 
 WINDOW_STEPS = 10
 """Steps of a second that rates and quantiles are from."""
-HISTORY_STEPS = 300
 MAX_HISTORIES = 64
 """Pipelines that have a history at a time."""
 
@@ -28,7 +29,7 @@ _FAILED = tuple(index for index, each in enumerate(_OUTCOMES) if each.startswith
 _REFUSED = tuple(index for index, each in enumerate(_OUTCOMES) if each.startswith(("rejected_", "evicted_")))
 
 
-class Ended(NamedTuple):
+class EndedRequests(NamedTuple):
     """Requests that ended within some time: in time, late, refused or evicted, failed, and cancelled."""
 
     good: int
@@ -47,15 +48,6 @@ class Ended(NamedTuple):
         """The share of requests completed within their objective, cancelled ones left out, as in the metrics."""
         counted = self.total - self.cancelled
         return self.good / counted if counted else None
-
-
-class Step(NamedTuple):
-    """One step of a history: its number, the requests that ended in it, and quantiles of those answered (ms)."""
-
-    number: int
-    ended: Ended
-    p50_ms: float | None
-    p99_ms: float | None
 
 
 def quantile_ns(buckets: Sequence[int], share: float, bounds: Sequence[int] = DURATION_BOUNDS_NS) -> float | None:
@@ -112,7 +104,7 @@ class Window:
             self.cost = 0.0
 
     @property
-    def ended(self) -> Ended:
+    def ended(self) -> EndedRequests:
         """The requests that ended, by how they ended."""
         return _ended(self.sums)
 
@@ -135,7 +127,7 @@ class Window:
 class Track:
     """The samples of one pipeline."""
 
-    __slots__ = ("_cost", "_counts", "_meter", "_outcomes", "history", "window")
+    __slots__ = ("_cost", "_counts", "_meter", "_outcomes", "history", "is_fresh", "window")
 
     def __init__(self, meter: PipelineMeter) -> None:
         self._meter = meter
@@ -143,7 +135,9 @@ class Track:
         self._counts = _counts(meter)
         self._cost = meter.cost
         self.window = Window(len(self._counts))
-        self.history: deque[Step] | None = None
+        self.history: History | None = None
+        self.is_fresh = True
+        """True until a request ends after the first sample of all."""
 
     def is_of(self, meter: PipelineMeter) -> bool:
         """True if the samples are those of a meter; a pipeline whose stages change gets another one."""
@@ -167,9 +161,8 @@ class Track:
         """Add a step to the history, if there is one."""
         history = self.history
         if history is not None:
-            history.append(Step(step, _ended(new), _quantile_ms(new, 0.5), _quantile_ms(new, 0.99)))
-            while history[0].number <= step - HISTORY_STEPS:
-                history.popleft()
+            p50_ms, p99_ms = rounded(_quantile_ms(new, 0.5), 3), rounded(_quantile_ms(new, 0.99), 3)
+            history.record(step, _ended(new), p50_ms, p99_ms)
 
 
 class ModelWork(NamedTuple):
@@ -201,16 +194,18 @@ class Recorder:
         self._busy: deque[dict[str, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._models: dict[str, deque[ModelWork]] = {}
         self._histories = 0
+        self._first_step = 0
 
-    def begin(self, now_ns: int) -> Iterator[None]:
-        """Take the counters that the first step is compared with."""
+    def begin(self, step: int, now_ns: int) -> Slices:
+        """Take the counters that the step after this one is compared with."""
+        self._first_step = step
         self._times.append(now_ns)
         self._busy.append(dict(self._meters.busy_ns))
         for name, meter in list(self._meters.pipelines.items()):
             self._track(name, meter)
             yield
 
-    def sample(self, step: int, now_ns: int, chosen: Collection[str], models: Collection[str]) -> Iterator[None]:
+    def sample(self, step: int, now_ns: int, chosen: Collection[str], models: Collection[str]) -> Slices:
         """Take the counters at the end of a step.
 
         `chosen` are the pipelines that somebody looks at, which have a history in any case, and `models` are the keys
@@ -229,15 +224,16 @@ class Recorder:
                 track = self._track(name, meter)
             if track.history is None and name in chosen:
                 self._make_room(chosen)
-                self._keep_history(track)
+                self._keep_history(track, step - 1)
             new = track.sample(step)
             if new is not None:
                 counts, cost = new
                 total = list(map(add, total, counts))
                 spent += cost
                 if track.history is None and self._histories < MAX_HISTORIES:
-                    self._keep_history(track)
+                    self._keep_history(track, step - 1)
                 track.record(step, counts)
+                track.is_fresh = False
             yield
         if any(total):
             totals.add(step, total, spent)
@@ -272,11 +268,12 @@ class Recorder:
         replaced = self.tracks.get(name)
         track = self.tracks[name] = Track(meter)
         if replaced is not None:
-            track.history = replaced.history
+            track.history, track.is_fresh = replaced.history, replaced.is_fresh
         return track
 
-    def _keep_history(self, track: Track) -> None:
-        track.history = deque()
+    def _keep_history(self, track: Track, begin: int) -> None:
+        """Keep what comes after a step, and what is known of the time before: nothing ended while it was fresh."""
+        track.history = History(self._first_step if track.is_fresh else begin)
         self._histories += 1
 
     def _make_room(self, chosen: Collection[str]) -> None:
@@ -309,8 +306,8 @@ def _counts(meter: PipelineMeter) -> list[int]:
     return [*meter.outcomes.values(), *meter.duration.counts, *meter.stage_rows]
 
 
-def _ended(counts: Sequence[int]) -> Ended:
-    return Ended(
+def _ended(counts: Sequence[int]) -> EndedRequests:
+    return EndedRequests(
         counts[_GOOD],
         counts[_LATE],
         sum([counts[index] for index in _REFUSED]),

@@ -1,13 +1,14 @@
 """The chosen pipeline in the document: its history, its stages, and its plan beside what is seen."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from sluice.batcher.interface.plan_data import StagePlan
-from sluice.gateway.overview.counters import HISTORY_STEPS, Step, Track
+from sluice.gateway.overview.counters import Track
+from sluice.gateway.overview.history import HISTORY_STEPS, History, HistorySteps
 from sluice.gateway.overview.pieces import MAX_TEXT, cut, rounded
 from sluice.gateway.overview.plans import PlanBoard
 from sluice.gateway.overview.sampled import Sampled
@@ -29,14 +30,18 @@ class Detail:
         self._sampled = sampled
         self._plans = plans
 
-    def json(self, about: dict[str, Any], name: str, since_s: float | None, room: int) -> bytes:
-        """A pipeline, and `about` it; its history since a time of day, as far as it fits into `room` bytes."""
+    def json(self, about: dict[str, Any], name: str, since_s: float | None, room: int) -> Generator[None, None, bytes]:
+        """A pipeline, and `about` it; its history since a time of day, as far as it fits into `room` bytes.
+
+        It is written in slices.
+        """
         pipeline, track = self._sampled.served[name], self._sampled.recorder.tracks.get(name)
         stages = list(self._stages(pipeline, track))
         shown = cut(map(orjson.dumps, stages), _STAGES_BYTES)
         outputs = cut(map(orjson.dumps, outputs_of(pipeline)), _OUTPUTS_BYTES)
         plan = orjson.dumps(self._plan(pipeline, track, stages))
         begin = orjson.dumps({"name": name, "kind": kind_of(pipeline), "objective_ms": pipeline.slo_ms, **about})[:-1]
+        yield
         room -= len(begin) + len(shown.json) + len(plan) + len(outputs.json) + 100
         return b'%b,"history":%b,"stages":%b,"stages_more":%d,"outputs":%b,"plan":%b}' % (
             begin,
@@ -48,18 +53,19 @@ class Detail:
         )
 
     def _history(self, track: Track | None, since_s: float | None, room: int) -> bytes:
-        first = max(self._sampled.first_step, self._sampled.step - HISTORY_STEPS) + 1
+        last = self._sampled.step
+        first = max(self._sampled.first_step, last - HISTORY_STEPS) + 1
         if since_s is not None:
             first = max(first, math.floor(since_s) + 1)
-        last = self._sampled.step
-        steps: Iterable[Step] = () if track is None or track.history is None else track.history
-        kept = [each for each in steps if each.number >= first]
+        history = None if track is None else track.history
+        history = History(self._sampled.first_step) if history is None else history
         while True:
-            json = orjson.dumps(_series(kept, first, last))
-            if len(json) <= room or first >= last:
+            steps = history.steps(first, last)
+            json = orjson.dumps({"start_s": steps.first - 1, "step_s": 1, **_columns(steps)})
+            length = last - steps.first + 1
+            if len(json) <= room or length <= 0:
                 return json
-            first += max((last - first) // 4, 1)
-            kept = [each for each in kept if each.number >= first]
+            first = last - min(length - 1, int(0.9 * length * room / len(json))) + 1
 
     def _stages(self, pipeline: Pipeline, track: Track | None) -> Iterator[dict[str, Any]]:
         state = self._sampled.state(pipeline)
@@ -94,10 +100,10 @@ class Detail:
         found = self._plans.of(pipeline)
         if found is None:
             return None
-        plan, told = found.plan, found.forecast
+        plan, predicted = found.plan, found.forecast
         if plan is None:
             return {"in_force": False, "reason": found.reason[:MAX_TEXT]}
-        figures = told.configuration if told is not None and told.is_of(plan) else None
+        figures = predicted.configuration if predicted is not None and predicted.is_of(plan) else None
         window = None if track is None or not track.window else track.window
         stages = []
         for index, (stage, ran) in enumerate(zip(plan.stages, seen, strict=False)):
@@ -119,8 +125,8 @@ class Detail:
             "reason": found.reason,
             "built_s": self._sampled.day_s(found.since_ns),
             "rate": rounded(found.rate),
-            "highest_rate": None if told is None else rounded(told.highest_rate),
-            "headroom": None if told is None else rounded(told.headroom(found.rate)),
+            "highest_rate": None if predicted is None else rounded(predicted.highest_rate),
+            "headroom": None if predicted is None else rounded(predicted.headroom(found.rate)),
             "cost_per_1000": rounded(1000 * plan.cost),
             "predicted_p50_ms": None if figures is None else rounded(figures.p50_ms),
             "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns)),
@@ -137,26 +143,5 @@ class Detail:
         return {"kind": stage.kind, "partitions": ready, "batch": stage.batch}
 
 
-def _series(steps: Sequence[Step], first: int, last: int) -> dict[str, Any]:
-    """The history from one step to another; nothing ended in the steps that are missing."""
-    length = last - first + 1
-    counts = [[0] * length for _ in range(5)]
-    p50: list[float | None] = [None] * length
-    p99: list[float | None] = [None] * length
-    for step in steps:
-        at = step.number - first
-        for series, count in zip(counts, step.ended, strict=True):
-            series[at] = count
-        p50[at], p99[at] = rounded(step.p50_ms, 3), rounded(step.p99_ms, 3)
-    good, late, refused, failed, cancelled = counts
-    return {
-        "start_s": first - 1,
-        "step_s": 1,
-        "good": good,
-        "late": late,
-        "refused": refused,
-        "failed": failed,
-        "cancelled": cancelled,
-        "p50_ms": p50,
-        "p99_ms": p99,
-    }
+def _columns(steps: HistorySteps) -> dict[str, Any]:
+    return {name: getattr(steps, name) for name in steps._fields[1:]}

@@ -4,14 +4,14 @@ A tick takes the counters and writes the parts that all viewers share, in slices
 together, and those that depend on the question are kept for others who ask the same until the next tick.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import orjson
 
 from sluice.gateway.overview.detail import Detail
 from sluice.gateway.overview.drawing import Drawing
-from sluice.gateway.overview.pieces import MAX_TEXT, cut
+from sluice.gateway.overview.pieces import MAX_TEXT, Slices, cut
 from sluice.gateway.overview.plans import PlanBoard
 from sluice.gateway.overview.rows import Rows
 from sluice.gateway.overview.sampled import Sampled
@@ -39,7 +39,7 @@ _NOT_SERVED_STEPS = 10
 
 
 class Question(NamedTuple):
-    """What a viewer asks for: the details of a `pipeline` ("": the busiest), and what it has not seen yet.
+    """The wish of a viewer: the details of a `pipeline` ("": the busiest), and what it has not seen yet.
 
     Steps of the history that ended after `since_s` (of the time of day), and bars with a number above `bars_since`;
     None: all that there are. Without `explains`, no requests are shown.
@@ -52,10 +52,11 @@ class Question(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A document, and the question that asks for what comes after it."""
+    """A document, and the question that asks for what comes after it; the last one says that the server stops."""
 
     body: bytes
     following: Question
+    is_last: bool
 
 
 class _Shared(NamedTuple):
@@ -68,6 +69,7 @@ class _Shared(NamedTuple):
     partitions_out: int
     troubles: Sequence[bytes]
     not_served: Sequence[bytes]
+    draining: bool
 
 
 class Overview:
@@ -90,17 +92,12 @@ class Overview:
         """The timeline, which is to get the batches that complete."""
         return self._sampled.timeline
 
-    @property
-    def draining(self) -> bool:
-        """True if the server is stopping."""
-        return self._sources.registry.draining
-
-    def begin(self, now_ns: int, day_ns: int) -> Iterator[None]:
+    def begin(self, now_ns: int, day_ns: int) -> Slices:
         """Take the counters that the first step is compared with; `day_ns` is the time of day."""
         yield from self._sampled.begin(now_ns, day_ns)
         yield from self._share(now_ns)
 
-    def tick(self, now_ns: int, day_ns: int) -> Iterator[None]:
+    def tick(self, now_ns: int, day_ns: int) -> Slices:
         """End the step that contains a time of day, and write the parts that all documents have."""
         yield from self._sampled.tick(now_ns, day_ns)
         yield from self._share(now_ns)
@@ -109,7 +106,7 @@ class Overview:
         """True if the time of day has moved against the clock, so that another overview must begin."""
         return self._sampled.drifted(now_ns, day_ns)
 
-    def _share(self, now_ns: int) -> Iterator[None]:
+    def _share(self, now_ns: int) -> Slices:
         rows, sources, sampled = self._rows, self._sources, self._sampled
         pipelines: list[bytes] = []
         for name in sampled.listed:
@@ -124,6 +121,7 @@ class Overview:
             yield from self._find_not_served()
         yield from self._explain()
         queued_rows = yield from rows.queued_rows()
+        draining = sources.registry.draining
         server, totals = rows.server(sampled.day_s(now_ns)), rows.totals(queued_rows)
         shared = _Shared(
             b'"server":%b,"totals":%b' % (orjson.dumps(server), orjson.dumps(totals)),
@@ -133,11 +131,12 @@ class Overview:
             len(sources.inventory.names) - len(names),
             list(self._explained.values()),
             self._not_served,
+            draining,
         )
         yield from self._drawing.tick(names, now_ns)
         self._shared, self._replies = shared, {}
 
-    def _find_not_served(self) -> Iterator[None]:
+    def _find_not_served(self) -> Slices:
         found: list[bytes] = []
         for name, version, reason in self._sources.registry.not_served():
             if name:
@@ -145,7 +144,7 @@ class Overview:
             yield
         self._not_served = found
 
-    def _explain(self) -> Iterator[None]:
+    def _explain(self) -> Slices:
         """Explain the latest requests that were not answered in time, each once."""
         known, found = self._explained, {}
         for trace in self._sources.traces.missed(MAX_TROUBLES):
@@ -154,17 +153,19 @@ class Overview:
             yield
         self._explained = found
 
-    def reply(self, question: Question) -> Reply:
-        """The document for a question, as of the last tick; there must have been one."""
+    def reply(self, question: Question) -> Generator[None, None, Reply]:
+        """The document for a question, as of the last tick, written in slices; there must have been a tick."""
         assert self._shared is not None, "a document needs a tick"
-        found = self._replies.get(question)
+        replies = self._replies
+        found = replies.get(question)
         if found is None:
-            found = self._write(question, self._shared)
-            if len(self._replies) < MAX_REPLIES:
-                self._replies[question] = found
+            found = yield from self._write(question, self._shared)
+            if len(replies) < MAX_REPLIES:
+                replies[question] = found
         return found
 
-    def _write(self, question: Question, shared: _Shared) -> Reply:
+    def _write(self, question: Question, shared: _Shared) -> Generator[None, None, Reply]:
+        step, last = self._sampled.step, self.timeline.last
         name, asked = self._choose(question.pipeline)
         partitions = cut(shared.partitions, _PARTITIONS_BYTES)
         troubles = cut(shared.troubles if question.explains else (), _TROUBLES_BYTES)
@@ -178,11 +179,11 @@ class Overview:
             # What a viewer has of another pipeline, or of an earlier run of the server, says nothing of what is new.
             is_known = not asked and question.since_s is not None and question.since_s <= self._sampled.step + 1
             since_s = question.since_s if is_known else None
-            chosen = self._detail.json(about, name, since_s, room - _BARS_LEAST_BYTES)
+            chosen = yield from self._detail.json(about, name, since_s, room - _BARS_LEAST_BYTES)
+            yield
         room -= len(chosen)
-        last, bars_since = self.timeline.last, question.bars_since
-        bars_since = None if bars_since is None or bars_since > last else bars_since
-        timeline = self._drawing.json(bars_since, min(room, _BARS_BYTES))
+        timeline = yield from self._drawing.json(self._bars_since(question), min(room, _BARS_BYTES))
+        yield
         pipelines = cut(shared.pipelines, room - len(timeline) + _PIPELINES_LEAST_BYTES)
         body = (
             b'{%b,"pipelines":%b,"pipelines_more":%d,"pipeline":%b,"partitions":%b,"partitions_more":%d,'
@@ -199,8 +200,12 @@ class Overview:
             not_served.json,
             not_served.left_out,
         )
-        following = Question(name, float(self._sampled.step), last, question.explains)
-        return Reply(body, following)
+        return Reply(body, Question(name, float(step), last, question.explains), shared.draining)
+
+    def _bars_since(self, question: Question) -> int | None:
+        """The number of the latest bar that a viewer has; None for one that has seen another run of the server."""
+        since = question.bars_since
+        return None if since is None or since > self.timeline.last else since
 
     def _choose(self, asked: str) -> tuple[str, str]:
         """The name of the pipeline that is shown, and what was asked for if it is not known."""

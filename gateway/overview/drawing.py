@@ -1,13 +1,13 @@
 """The timeline in the document: bars of batches that ended, of those that run, and of those that are planned."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import orjson
 
 from sluice.batcher.places.outlook import next_batches
 from sluice.batcher.state import PartitionState
-from sluice.gateway.overview.pieces import cut, exhaust
+from sluice.gateway.overview.pieces import Slices, cut
 from sluice.gateway.overview.sampled import MOST_BARS, Sampled
 from sluice.gateway.overview.timeline import Bar
 from sluice.models.spec import public_key
@@ -60,7 +60,7 @@ class Drawing:
         self._drawn: dict[int | None, _Drawn] = {}
         self._drawn_to = 0
 
-    def tick(self, partitions: Sequence[str], now_ns: int) -> Iterator[None]:
+    def tick(self, partitions: Sequence[str], now_ns: int) -> Slices:
         """Draw the bars that are new since the last tick, on these partitions."""
         self._now_ns = now_ns
         self._partitions = {name: index for index, name in enumerate(partitions)}
@@ -74,19 +74,18 @@ class Drawing:
         yield from self._draw(self._drawn_to)
         self._drawn_to = self._sampled.timeline.last
 
-    def json(self, since: int | None, room: int) -> bytes:
-        """The timeline with the bars that are new since a number, in about `room` bytes."""
-        found = self._drawn.get(since)
-        if found is None:
-            if len(self._drawn) >= MAX_DRAWN:
-                del self._drawn[next(iter(self._drawn))]
-            exhaust(self._draw(since))
-            found = self._drawn[since]
-        return found.json(room, self._sampled.timeline.left_out)
+    def json(self, since: int | None, room: int) -> Generator[None, None, bytes]:
+        """The timeline with the bars that are new since a number, in about `room` bytes, written in slices."""
+        drawn = self._drawn
+        if since not in drawn:
+            if len(drawn) >= MAX_DRAWN:
+                del drawn[next(iter(drawn))]
+            yield from self._draw(since)
+        return drawn[since].json(room, self._sampled.timeline.left_out)
 
-    def _draw(self, since: int | None) -> Iterator[None]:
+    def _draw(self, since: int | None) -> Slices:
         """Write the bars that are new since a number, the latest first after those that run."""
-        timeline, partitions = self._sampled.timeline, self._partitions
+        timeline, partitions, drawn = self._sampled.timeline, self._partitions, self._drawn
         bars = timeline.bars(since, FIRST_BARS if since is None else MOST_BARS)
         from_ns = min([self._now_ns, *(bar.start_ns for bar in (*bars, *self._running))])
         models: dict[str, int] = {}
@@ -114,7 +113,7 @@ class Drawing:
             "last": timeline.last,
             "merged": any(bar.merged > 1 for bar in bars),
         }
-        self._drawn[since] = _Drawn(orjson.dumps(whole)[:-1], orjson.dumps(list(models)), rows, orjson.dumps(planned))
+        drawn[since] = _Drawn(orjson.dumps(whole)[:-1], orjson.dumps(list(models)), rows, orjson.dumps(planned))
 
 
 def _running(partition: PartitionState) -> list[Bar]:

@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from time import perf_counter_ns
+from typing import TypeVar
 
 import orjson
 
-from sluice.gateway.overview.document import Overview, Question
-from sluice.gateway.overview.plans import Forecast, report
+from sluice.gateway.overview.document import Overview, Question, Reply
+from sluice.gateway.overview.plans import PlanForecast, report
 from sluice.gateway.overview.sources import Sources
 from sluice.models.errors import BackendUnavailable, ServingError
 from sluice.models.units import NS_PER_S, NS_PER_US
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +22,7 @@ MAX_VIEWERS = 32
 """Streams of documents at a time."""
 LINGER_S = 300
 """Sampling goes on for so long after the last look, so that a page that is opened again has its history."""
-SLICE_NS = 100 * NS_PER_US
+SLICE_NS = 50 * NS_PER_US
 """A tick lets the loop do other work after this time."""
 FORECAST_PAUSE = 100
 """The pause after a forecast, in multiples of the time that it took."""
@@ -51,7 +54,7 @@ class LiveOverview:
 
     async def document(self, question: Question) -> bytes:
         """The document as of the last tick. Raises ServingError if it cannot be written."""
-        return (await self._look()).reply(question).body
+        return (await self._ask(question)).body
 
     async def stream(self, question: Question) -> AsyncGenerator[bytes]:
         """The document at once and after every tick, each with what is new; ends after that of a stopping server.
@@ -62,11 +65,10 @@ class LiveOverview:
         self.viewers += 1
         try:
             while True:
-                overview = await self._look()
+                reply = await self._ask(question)
                 published = self._published
-                reply = overview.reply(question)
                 yield reply.body
-                if overview.draining:
+                if reply.is_last:
                     return
                 question = reply.following
                 await published.wait()
@@ -99,6 +101,9 @@ class LiveOverview:
         """Raise BackendUnavailable if no more viewers may have a stream."""
         if self.viewers >= MAX_VIEWERS:
             raise BackendUnavailable(f"{MAX_VIEWERS} viewers have this stream open, which is the most that may")
+
+    async def _ask(self, question: Question) -> Reply:
+        return await _in_slices((await self._look()).reply(question))
 
     async def _look(self) -> Overview:
         """The overview after its first tick; begins to sample unless it does already."""
@@ -157,7 +162,7 @@ class LiveOverview:
                     self._forecasting = asyncio.ensure_future(self._forecast(overview, task))
                 due_ns = day_ns // NS_PER_S * NS_PER_S + NS_PER_S
 
-    async def _forecast(self, overview: Overview, task: Callable[[], Forecast]) -> None:
+    async def _forecast(self, overview: Overview, task: Callable[[], PlanForecast]) -> None:
         """Compute a forecast in a thread, and then pause, so that all of them take a small part of a core."""
         try:
             began_ns = perf_counter_ns()
@@ -178,10 +183,15 @@ class LiveOverview:
             pass
 
 
-async def _in_slices(work: Iterator[None]) -> None:
-    """Do some work, and let the loop do other work after each slice of time."""
+async def _in_slices(work: Generator[None, None, T]) -> T:
+    """Do some work, and let the loop do other work after each slice of time; returns its result."""
     began_ns = perf_counter_ns()
-    for _ in work:
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
         if perf_counter_ns() - began_ns > SLICE_NS:
             await asyncio.sleep(0)
             began_ns = perf_counter_ns()

@@ -1,8 +1,12 @@
 """JSON in pieces: numbers rounded for people, lists that are cut to a number of bytes, and work in slices."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterable
+from typing import NamedTuple, TypeVar
 
+T = TypeVar("T")
+
+Slices = Generator[None, None, None]
+"""Work that is done in slices, between which the event loop may do other work."""
 DIGITS = 4
 MAX_TEXT = 300
 """Characters of a sentence."""
@@ -13,9 +17,14 @@ def rounded(value: float | None, digits: int = DIGITS) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
 
 
-def exhaust(work: Iterator[None]) -> int:
-    """Do all of some work at once that can be done in slices; returns their number."""
-    return sum(1 for _ in work)
+def at_once(work: Generator[None, None, T]) -> T:
+    """Do work at once that can be done in slices; returns its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
 
 
 class Cut(NamedTuple):

@@ -33,8 +33,8 @@ NOT_FEASIBLE = (
 )
 
 
-class Forecast(msgspec.Struct, frozen=True):
-    """What was predicted for a `pipeline` of the scheduler by the plan that is in force since `since_ns`.
+class PlanForecast(msgspec.Struct, frozen=True):
+    """The prediction for a `pipeline` of the scheduler by the plan that is in force since `since_ns`.
 
     `highest_rate` is the highest rate, in rows a second, at which a configuration meets the objective while the other
     pipelines have the rates of the plan. It and the configuration are None where the present latencies do not allow the
@@ -68,7 +68,7 @@ class PlanFound(NamedTuple):
     reason: str
     since_ns: int = 0
     rate: float = 0.0
-    forecast: Forecast | None = None
+    forecast: PlanForecast | None = None
 
 
 class PlanBoard:
@@ -76,7 +76,7 @@ class PlanBoard:
 
     def __init__(self, sampled: Sampled) -> None:
         self._sampled = sampled
-        self._forecasts: dict[str, Forecast] = {}
+        self._forecasts: dict[str, PlanForecast] = {}
 
     def of(self, pipeline: Pipeline) -> PlanFound | None:
         """The plan of a pipeline; None for one that the scheduler does not know yet."""
@@ -98,7 +98,7 @@ class PlanBoard:
             return None
         return known.headroom(in_force.observed.rates.get(pipeline.key, 0.0))
 
-    def next_forecast(self) -> Callable[[], Forecast] | None:
+    def next_forecast(self) -> Callable[[], PlanForecast] | None:
         """Computes a forecast that is missing, beside the loop; `take` is to get it. None if none is missing.
 
         Pipelines that somebody looks at come first, then the busiest of the others.
@@ -121,9 +121,9 @@ class PlanBoard:
                 return partial(forecast, scheduler.spec, in_force, state.config, plan)
         return None
 
-    def take(self, told: Forecast) -> None:
+    def take(self, predicted: PlanForecast) -> None:
         """Show a forecast from now on."""
-        self._forecasts[told.pipeline] = told
+        self._forecasts[predicted.pipeline] = predicted
 
     @property
     def _in_force(self) -> PlanInForce | None:
@@ -142,7 +142,7 @@ def planned(in_force: PlanInForce | None, config: PipelineConfig) -> tuple[Pipel
     return found, "" if found.feasible else NOT_FEASIBLE
 
 
-def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig, plan: PipelinePlan) -> Forecast:
+def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig, plan: PipelinePlan) -> PlanForecast:
     """The forecast for a pipeline; takes milliseconds, and more with many models."""
     rate = in_force.observed.rates.get(config.name, 0.0)
     what_if = WhatIf.beside_others(spec, in_force.observed, config, 1 - SELDOM)
@@ -150,8 +150,8 @@ def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig,
         configuration = _figures(what_if.at(rate), config, plan)
         highest = what_if.highest_rate(config.slo_ns, PRECISION)
     except (ConfigError, KeyError):  # the models or partitions are others by now; the next plan will know
-        return Forecast(config.name, in_force.since_ns, None, None)
-    return Forecast(config.name, in_force.since_ns, configuration, highest)
+        return PlanForecast(config.name, in_force.since_ns, None, None)
+    return PlanForecast(config.name, in_force.since_ns, configuration, highest)
 
 
 def report(
@@ -202,9 +202,9 @@ def _report(
     if plan is None or in_force is None:
         return shown
     if with_limits:
-        told = forecast(spec, in_force, config, plan)
-        shown |= {"highest_rate": told.highest_rate, "headroom": told.headroom(shown["rate"])}
-        configuration = told.configuration
+        predicted = forecast(spec, in_force, config, plan)
+        shown |= {"highest_rate": predicted.highest_rate, "headroom": predicted.headroom(shown["rate"])}
+        configuration = predicted.configuration
     else:
         try:
             scenario = WhatIf.beside_others(spec, in_force.observed, config, 1 - SELDOM).at(shown["rate"])
@@ -221,7 +221,7 @@ def _figures(scenario: RateScenario, config: PipelineConfig, plan: PipelinePlan)
 
 
 def _as_planned(plan: PipelinePlan, config: PipelineConfig) -> dict[str, Any]:
-    """What the plan itself says, where its figures cannot be found again."""
+    """The figures of the plan itself, where the others cannot be found again."""
     stages = [
         {
             "stage": stage.name,

@@ -1,11 +1,12 @@
-"""What the overview knows between two ticks: the samples, the pipelines that are served, and the time."""
+"""The state of the overview between two ticks: the samples, the pipelines that are served, and the time."""
 
-from collections.abc import Iterator
 from heapq import nsmallest
 from itertools import islice
 
 from sluice.batcher.state import PipelineState
-from sluice.gateway.overview.counters import HISTORY_STEPS, Recorder
+from sluice.gateway.overview.counters import Recorder
+from sluice.gateway.overview.history import HISTORY_STEPS
+from sluice.gateway.overview.pieces import Slices
 from sluice.gateway.overview.shape import public_name
 from sluice.gateway.overview.sources import Sources
 from sluice.gateway.overview.timeline import Timeline
@@ -19,6 +20,9 @@ MAX_CHOSEN = 16
 """Pipelines whose models are sampled, since somebody looks at them or has just done so."""
 MOST_BARS, LEAST_BARS = 240, 96
 """Bars of a step: fewer where many pipelines are listed."""
+
+_COMPARED = 4 * MAX_PIPELINES
+"""Pipelines that are compared at a time, to find the busiest."""
 
 
 class Sampled:
@@ -41,15 +45,15 @@ class Sampled:
         self._served_of: object = None
         self._order: list[str] = []
 
-    def begin(self, now_ns: int, day_ns: int) -> Iterator[None]:
+    def begin(self, now_ns: int, day_ns: int) -> Slices:
         """Take the counters that the first step is compared with; `day_ns` is the time of day."""
         self.first_step = self.step = day_ns // NS_PER_S
         self._offset_ns = day_ns - now_ns
         self._find_served()
-        yield from self.recorder.begin(now_ns)
+        yield from self.recorder.begin(self.step, now_ns)
         yield from self._find_listed()
 
-    def tick(self, now_ns: int, day_ns: int) -> Iterator[None]:
+    def tick(self, now_ns: int, day_ns: int) -> Slices:
         """Take the counters at the end of the step that contains a time of day."""
         self.step = max(day_ns // NS_PER_S, self.step + 1)
         self._find_served()
@@ -93,12 +97,14 @@ class Sampled:
             self.served = {public_name(pipeline): pipeline for pipeline in serving.values()}
             self._order = sorted(self.served, key=lambda name: (len(self.served[name].stages) < 2, name))
 
-    def _find_listed(self) -> Iterator[None]:
+    def _find_listed(self) -> Slices:
         served = self.served
         active: list[tuple[int, str]] = []
         for name, track in self.recorder.tracks.items():
             if track.window and name in served:
                 active.append((-track.window.requests, name))
+                if len(active) >= _COMPARED:
+                    active = nsmallest(MAX_PIPELINES, active)
             yield
         busiest = [name for _, name in nsmallest(MAX_PIPELINES, active)]
         yield

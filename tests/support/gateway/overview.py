@@ -21,8 +21,8 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.observability.meters import Meters
 from sluice.gateway.observability.trace import BatchTrace, RecentTraces
-from sluice.gateway.overview.document import Overview, Question
-from sluice.gateway.overview.pieces import exhaust
+from sluice.gateway.overview.document import Overview, Question, Reply
+from sluice.gateway.overview.pieces import at_once
 from sluice.gateway.overview.sources import Sources
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline
 from sluice.models.repository.scan import BrokenEntry
@@ -89,7 +89,7 @@ class PlayedServer:
             time_of_day=lambda: self.day_ns + self.now_ns,
         )
         self.overview = Overview(self.sources, DAY_NS)
-        exhaust(self.overview.begin(self.now_ns, DAY_NS))
+        at_once(self.overview.begin(self.now_ns, DAY_NS))
 
     def end(self, pipeline: str, outcome: Outcome, count: int = 1, *, ms: float = 1.0) -> None:
         """Let requests of a pipeline end."""
@@ -107,11 +107,15 @@ class PlayedServer:
         """Let seconds pass, with a tick after each."""
         for _ in range(seconds):
             self.now_ns += NS_PER_S
-            exhaust(self.overview.tick(self.now_ns, self.day_ns + self.now_ns))
+            at_once(self.overview.tick(self.now_ns, self.day_ns + self.now_ns))
+
+    def reply(self, question: Question) -> Reply:
+        """The reply to a question."""
+        return at_once(self.overview.reply(question))
 
     def document(self, pipeline: str = "", since_s: float | None = None, bars_since: int | None = None) -> Any:
         """The document, read."""
-        return orjson.loads(self.overview.reply(Question(pipeline, since_s, bars_since)).body)
+        return orjson.loads(self.reply(Question(pipeline, since_s, bars_since)).body)
 
     def _watch(self, watch: Callable[[BatchTrace], None] | None) -> None:
         self.watched = watch

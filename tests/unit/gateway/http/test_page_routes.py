@@ -287,7 +287,7 @@ def test_a_viewer_that_does_not_take_a_document_is_left_and_its_documents_are_cl
                 await asyncio.Event().wait()
 
         with pytest.raises(TimeoutError):
-            await send_events(documents(), send, asyncio.Event().wait())
+            await send_events(documents(), send, asyncio.sleep(3600))
         assert sent == [b"data: {}\n\n"] * 3
         assert loop.time() == SLOW_S
         assert closed == [True]

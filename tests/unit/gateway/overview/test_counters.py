@@ -5,7 +5,8 @@ import pytest
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.meters import Meters
 from sluice.gateway.overview.counters import MAX_HISTORIES, Recorder, quantile_ns
-from sluice.gateway.overview.pieces import exhaust
+from sluice.gateway.overview.history import HISTORY_STEPS, History
+from sluice.gateway.overview.pieces import at_once
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 BOUNDS = (10, 20, 40)
@@ -18,11 +19,11 @@ class Sampled:
         self.meters = Meters({name: ["a", "b"] for name in pipelines}, ["cpu0"])
         self.recorder = Recorder(self.meters)
         self.step = 100
-        exhaust(self.recorder.begin(0))
+        at_once(self.recorder.begin(100, 0))
 
     def tick(self, *chosen: str) -> None:
         self.step += 1
-        exhaust(self.recorder.sample(self.step, (self.step - 100) * NS_PER_S, chosen, ()))
+        at_once(self.recorder.sample(self.step, (self.step - 100) * NS_PER_S, chosen, ()))
 
     def end(self, pipeline: str, outcome: Outcome, count: int, ms: float = 1.0) -> None:
         for _ in range(count):
@@ -50,8 +51,8 @@ def test_what_was_counted_before_the_first_look_does_not_count() -> None:
     meters = Meters({"p:1": ["a"]}, ["cpu0"])
     meters.pipelines["p:1"].request_ended(Outcome.COMPLETED, 1)
     recorder = Recorder(meters)
-    exhaust(recorder.begin(0))
-    exhaust(recorder.sample(101, NS_PER_S, (), ()))
+    at_once(recorder.begin(100, 0))
+    at_once(recorder.sample(101, NS_PER_S, (), ()))
     assert recorder.totals.requests == 0
     assert recorder.window_s == 1.0
 
@@ -103,7 +104,7 @@ def test_stages_and_costs_are_differences_as_well() -> None:
     assert window.cost_per_1000_good == 350.0
 
 
-def test_a_pipeline_whose_stages_change_begins_anew_and_keeps_its_history() -> None:
+def test_a_pipeline_whose_stages_change_begins_again_and_keeps_its_history() -> None:
     sampled = Sampled("p:1")
     sampled.end("p:1", Outcome.COMPLETED, 5)
     sampled.tick("p:1")
@@ -114,10 +115,11 @@ def test_a_pipeline_whose_stages_change_begins_anew_and_keeps_its_history() -> N
     track = sampled.recorder.tracks["p:1"]
     assert track.window.ended.good == 2
     assert track.history is not None
-    assert [(each.number, each.ended.good) for each in track.history] == [(101, 5), (103, 2)]
+    steps = track.history.steps(0, 104)
+    assert (steps.first, steps.good) == (101, [5, 0, 2, 0])
 
 
-def test_only_so_many_pipelines_have_a_history_and_a_chosen_one_takes_the_place_of_another() -> None:
+def test_a_bounded_number_of_pipelines_has_a_history_and_a_chosen_one_takes_the_place_of_another() -> None:
     names = [f"p{number}:1" for number in range(MAX_HISTORIES + 2)]
     sampled = Sampled(*names)
     for name in names:
@@ -128,6 +130,30 @@ def test_only_so_many_pipelines_have_a_history_and_a_chosen_one_takes_the_place_
     assert len(kept) == MAX_HISTORIES
     assert names[-1] in kept
     assert names[0] not in kept
+    steps = sampled.recorder.tracks[names[-1]].history
+    assert steps is not None
+    assert steps.steps(0, 103)[:2] == (102, [0, 0])  # what ended before is not known
+
+
+def test_a_history_has_the_last_steps_and_blanks_where_nothing_ended() -> None:
+    history = History(10)
+    history.record(12, (1, 2, 3, 4, 5), 0.5, 0.9)
+    assert history.steps(0, 13) == (
+        11,
+        [0, 1, 0],
+        [0, 2, 0],
+        [0, 3, 0],
+        [0, 4, 0],
+        [0, 5, 0],
+        [None, 0.5, None],
+        [None, 0.9, None],
+    )
+    assert history.steps(13, 13)[:2] == (13, [0])
+    assert history.steps(14, 13)[:2] == (14, [])
+    history.record(12 + 2 * HISTORY_STEPS, (7, 0, 0, 0, 0), None, None)
+    steps = history.steps(0, 12 + 2 * HISTORY_STEPS)
+    assert steps.first == 13 + HISTORY_STEPS
+    assert steps.good == [0] * (HISTORY_STEPS - 1) + [7]
 
 
 def test_a_partition_is_busy_for_a_share_of_the_window() -> None:

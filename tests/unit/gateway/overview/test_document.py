@@ -35,7 +35,7 @@ def cascade(name: str = "both", small: str = "small", large: str = "large", slo_
         Stage("first", source("request"), model=f"{small}:1"),
         Stage("second", source("request"), model=f"{large}:1", when=When("first", "probs", 0.9)),
     )
-    outputs = {"y": (TensorSource("second", "y"), TensorSource("first", "y"))}
+    outputs: dict[str, tuple[TensorSource, ...]] = {"y": (TensorSource("second", "y"), TensorSource("first", "y"))}
     return Pipeline(name, 1, (), (), stages, outputs, 8, slo_ms)
 
 
@@ -190,15 +190,15 @@ def test_what_follows_a_document_is_what_is_new() -> None:
     server = served()
     server.run("small:1", 2, at_ms=100, ms=5, number=40)
     server.tick()
-    reply = server.overview.reply(Question("both:1"))
+    reply = server.reply(Question("both:1"))
     assert reply.following == Question("both:1", float(DAY_S + 1), 1)
     server.end("both:1", Outcome.COMPLETED, 2)
     server.run("large:1", 1, at_ms=1200, ms=7, number=41, partition="cpu1")
     server.tick()
-    found = orjson.loads(server.overview.reply(reply.following).body)
+    found = orjson.loads(server.reply(reply.following).body)
     assert found["pipeline"]["history"]["good"] == [2]
     assert found["timeline"]["bars"] == [[41, 1, 0, 0.0, 7.0, 1, 1]]
-    assert server.overview.reply(reply.following) is server.overview.reply(reply.following)
+    assert server.reply(reply.following) is server.reply(reply.following)
 
 
 def test_stages_show_what_they_ran_and_where_their_rows_come_from() -> None:
@@ -264,6 +264,15 @@ def test_the_busiest_pipeline_is_shown_and_an_unknown_one_is_named() -> None:
     assert server.document("both")["pipeline"]["name"] == "both:1"
     shown = server.document("gone:3")["pipeline"]
     assert (shown["name"], shown["asked"]) == ("large:1", "gone:3")
+
+
+def test_the_busiest_of_many_are_listed_in_order() -> None:
+    server = PlayedServer(*(model(f"m{number:03}") for number in range(300)))
+    for number in range(300):
+        server.end(f"m{number:03}:1", Outcome.COMPLETED, 1 + number * 7 % 300)
+    server.tick()
+    counts = sorted(((1 + number * 7 % 300, f"m{number:03}:1") for number in range(300)), reverse=True)
+    assert [each["name"] for each in server.document()["pipelines"]] == [name for _, name in counts[:50]]
 
 
 def test_a_server_that_serves_nothing_has_no_pipeline_to_show() -> None:
@@ -380,7 +389,7 @@ def test_the_latest_troubles_come_first_with_their_sentence() -> None:
     assert found[0]["sentence"].startswith("It was 11.4 ms late; ")
     assert [each["id"] for each in found] == [f"sluice-{number}" for number in range(30, 30 - len(found), -1)]
     assert 8 <= len(found) <= 20
-    hidden = orjson.loads(server.overview.reply(Question(explains=False)).body)
+    hidden = orjson.loads(server.reply(Question(explains=False)).body)
     assert hidden["troubles"] == []
 
 
@@ -413,7 +422,7 @@ def test_a_thousand_models_and_fifty_busy_pipelines_fit(prefix: str) -> None:
     for number in range(30):
         missed(server, number)
     server.tick()
-    reply = server.overview.reply(Question())
+    reply = server.reply(Question())
     first: dict[str, Any] = orjson.loads(reply.body)
     assert len(reply.body) <= MAX_BYTES
     assert len(first["pipeline"]["history"]["good"]) == 300
@@ -421,7 +430,7 @@ def test_a_thousand_models_and_fifty_busy_pipelines_fit(prefix: str) -> None:
     assert first["pipelines_more"] == 1050 - len(first["pipelines"])
     assert first["timeline"]["bars"]
     server.tick()
-    reply = server.overview.reply(reply.following)
+    reply = server.reply(reply.following)
     following = orjson.loads(reply.body)
     assert len(reply.body) <= MAX_BYTES
     assert len(following["pipelines"]) <= MAX_PIPELINES
@@ -432,10 +441,12 @@ def test_a_thousand_models_and_fifty_busy_pipelines_fit(prefix: str) -> None:
 def test_a_pipeline_of_a_hundred_stages_fits_as_well() -> None:
     stages = [Stage("stage-0", source("request"), model="m0:1")]
     stages += [Stage(f"stage-{n}", source(f"stage-{n - 1}"), model=f"m{n}:1") for n in range(1, 100)]
-    outputs = {f"output-{n}": (TensorSource(f"stage-{n}", "y"),) for n in range(100)}
+    outputs: dict[str, tuple[TensorSource, ...]] = {
+        f"output-{n}": (TensorSource(f"stage-{n}", "y"),) for n in range(100)
+    }
     server = PlayedServer(Pipeline("long", 1, (), (), tuple(stages), outputs, 8, 50.0))
     server.tick(3)
-    reply = server.overview.reply(Question("long"))
+    reply = server.reply(Question("long"))
     assert len(reply.body) <= MAX_BYTES
     shown = orjson.loads(reply.body)["pipeline"]
     assert len(shown["stages"]) + shown["stages_more"] == 100
