@@ -43,7 +43,7 @@ JOBS := 5
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
-.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference triton clean \
+.PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference screenshots triton clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -59,6 +59,7 @@ help:
 	@echo "make conformance  replay what Triton's own tests ask of a server, print a table"
 	@echo "make bench        run the benchmarks"
 	@echo "make reference    write the generated pages of docs/reference"
+	@echo "make screenshots  take the pictures of the page for the docs: six minutes; needs Chromium"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -156,6 +157,9 @@ test-timed: $(TEST)/installed-$(ORT)
 
 reference: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.reference
+
+screenshots: $(TEST)/installed-$(ORT)
+	@$(TEST)/bin/python -m scripts.screenshots
 
 test-bounds:
 	@"$(PYTHON)" scripts/try_bounds.py --extra $(ORT)

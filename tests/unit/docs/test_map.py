@@ -79,7 +79,7 @@ def test_every_row_of_where_do_i_change_names_a_file_and_a_test() -> None:
     rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 20
     for _what, file, test in rows:
-        assert re.search(r"`[\w/]+\.py", file), file
+        assert re.search(r"`[\w/]+\.(py|js)", file), file
         assert "`tests/" in test or "the test that quotes it" in test, test
 
 
