@@ -24,11 +24,17 @@ from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunConfig, RunResult
 from sluice.loadgen.run.scenario import run_server_scenario
 from sluice.models.errors import ServingError
+from sluice.models.text_table import table_lines
 
 DIRECTORY = Path(".demo")
 
 KNOWN_CORRECT = {"digits-cascade": 888, "digits-ensemble": 889}
 """Correct answers of each pipeline among the 899 test rows."""
+
+_COLUMNS = (
+    *("pipeline", "over", "requests", "accuracy", "escalated", "p50 ms", "p99 ms"),
+    *("goodput/s", "attainment", "mean batch"),
+)
 
 OBJECTIVE_MS = 50
 RATE_PER_S = 300
@@ -40,7 +46,8 @@ STOP_TIMEOUT_S = 80
 NEXT_STEPS = """Every request got exactly one answer, and the accuracies are the expected ones. To try it yourself:
 
   .venv-demo/bin/sluice serve --repository .demo/repository --partitions 2
-  curl -s localhost:8000/v2/models/digits-cascade
+  .venv-demo/bin/sluice infer digits-cascade --zeros
+  .venv-demo/bin/sluice top
   .venv-demo/bin/loadgen run --target http://localhost:8000 --model digits-ensemble --rate 300 --duration 10 \\
       --slo-ms 50 --samples examples/digits/digits.npz --subset test --labels y
 """
@@ -153,20 +160,18 @@ def replay(server: Server, pipeline: str, protocol: str, requests: Path) -> Repl
 
 def table(replays: Sequence[Replay]) -> str:
     """The table of results: a heading, and a line for each replay."""
-    lines = [
-        f"{'pipeline':16} {'over':5} {'requests':>8} {'accuracy':>8} {'escalated':>9} {'p50 ms':>7} {'p99 ms':>7} "
-        f"{'goodput/s':>9} {'attainment':>10} {'mean batch':>10}"
-    ]
+    rows: list[tuple[str, ...]] = [_COLUMNS]
     for pipeline, protocol, run, _, _, correct, escalated in replays:
         images, latency = len(run.record), run.metrics.latency_ms
         p50, p99 = (f"{latency.p50:.2f}", f"{latency.p99:.2f}") if latency else ("-", "-")
         share = f"{escalated / images:.1%}" if escalated else "-"
         mean_batch = run.server.mean_batch if run.server else 0.0
-        lines.append(
-            f"{pipeline:16} {protocol:5} {images:8} {correct / images:8.4f} {share:>9} {p50:>7} {p99:>7} "
-            f"{run.metrics.goodput_per_s:9.1f} {run.metrics.attainment:10.2%} {mean_batch:10.2f}"
+        figures = (
+            *(str(images), f"{correct / images:.4f}", share, p50, p99),
+            *(f"{run.metrics.goodput_per_s:.1f}", f"{run.metrics.attainment:.2%}", f"{mean_batch:.2f}"),
         )
-    return "\n".join(lines)
+        rows.append((pipeline, protocol, *figures))
+    return "\n".join(table_lines(rows, left=2))
 
 
 def settled_requests(server: Server) -> Counter[str]:

@@ -8,8 +8,11 @@ from sluice.models.command_line import Parser
 
 SHELLS = ("bash", "zsh", "fish")
 
-_BASH = """# Completion of {program} for {shell}: source this file, or put it where {shell} reads completions.
-{begin}_{program}() {{
+_DEFAULT_ACTION = "measure"
+"""`sluice profile MODEL` is short for `sluice profile measure MODEL`."""
+
+_BASH = """# Completion of {program} for bash: source this file, or put it where bash reads completions.
+_{program}() {{
     local word command="" cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
     for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
         case "$command $word" in
@@ -32,6 +35,33 @@ _BASH = """# Completion of {program} for {shell}: source this file, or put it wh
 }}
 complete -o filenames -F _{program} {program}
 """
+_ZSH = """#compdef {program}
+# Completion of {program} for zsh: source this file, or put it as _{program} into a folder of $fpath.
+_{program}() {{
+    local word command="" prev="${{words[CURRENT-1]}}" found=""
+    for word in "${{(@)words[2,CURRENT-1]}}"; do
+        case "$command $word" in
+            {commands}) command="$command $word" ;;
+            *) break ;;
+        esac
+    done
+    case "$command $prev" in
+{choices}
+    esac
+    if [[ -z "$found" ]]; then
+        case "$command" in
+{options}
+        esac
+    fi
+    compadd -- ${{=found}} || _files
+}}
+if [[ "$funcstack[1]" = "_{program}" ]]; then
+    _{program} "$@"
+else
+    (( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+    compdef _{program} {program}
+fi
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,30 +77,27 @@ def _completion(options: argparse.Namespace) -> int:
 
 def completion_script(parser: Parser, shell: str) -> str:
     """The script for a shell, of all commands of a parser."""
-    return _fish(parser) if shell == "fish" else _bash(parser, shell)
+    if shell == "fish":
+        return _fish(parser)
+    return _by_cases(parser, _ZSH, "found") if shell == "zsh" else _by_cases(parser, _BASH, "words")
 
 
-def _bash(parser: Parser, shell: str) -> str:
+def _by_cases(parser: Parser, template: str, variable: str) -> str:
+    """A script with a case for each command and for each option with choices, which set the variable."""
     found = list(_commands(parser))
     choices, options = [], []
     for words, command in found:
         at = "".join(f" {word}" for word in words)
-        flags = [name for each in command.options() for name in each.option_strings]
+        flags = [name for each in _options(command) for name in each.option_strings]
         names = [*command.commands(), *_choices(command), *flags]
-        options.append(f'            "{at}") words="{" ".join(names)}" ;;')
-        for action in command.options():
+        options.append(f'            "{at}") {variable}="{" ".join(names)}" ;;')
+        for action in _options(command):
             if action.choices:
                 patterns = "|".join(f'"{at} {name}"' for name in action.option_strings)
-                choices.append(f'        {patterns}) words="{" ".join(map(str, action.choices))}" ;;')
+                choices.append(f'        {patterns}) {variable}="{" ".join(map(str, action.choices))}" ;;')
     commands = "|".join(f'"{"".join(f" {word}" for word in words)}"' for words, _ in found if words)
-    begin = "autoload -Uz bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return _BASH.format(
-        program=parser.prog,
-        shell=shell,
-        begin=begin,
-        commands=commands,
-        choices="\n".join(choices),
-        options="\n".join(options),
+    return template.format(
+        program=parser.prog, commands=commands, choices="\n".join(choices), options="\n".join(options)
     )
 
 
@@ -82,15 +109,27 @@ def _fish(parser: Parser) -> str:
         if deeper:
             seen.append(f"not __fish_seen_subcommand_from {deeper}")
         condition = f" -n {shlex.quote('; and '.join(seen))}" if seen else ""
-        names = [*command.commands(), *_choices(command)]
-        lines += [f"complete -c {parser.prog}{condition} -f -a {name}" for name in names]
-        for action in command.options():
+        lines += [
+            f"complete -c {parser.prog}{condition} -f -a {name} -d {_fish_text(each.description)}"
+            for name, each in command.commands().items()
+        ]
+        lines += [f"complete -c {parser.prog}{condition} -f -a {name}" for name in _choices(command)]
+        for action in _options(command):
             flags = " ".join(f"-l {name[2:]}" for name in action.option_strings if name.startswith("--"))
             takes = "" if action.nargs == 0 else " -r"
             values = f" -f -a {shlex.quote(' '.join(map(str, action.choices)))}" if action.choices else ""
-            text = shlex.quote((action.help or "").replace("%%", "%"))
-            lines.append(f"complete -c {parser.prog}{condition} {flags}{takes}{values} -d {text}")
+            lines.append(f"complete -c {parser.prog}{condition} {flags}{takes}{values} -d {_fish_text(action.help)}")
     return "\n".join(lines) + "\n"
+
+
+def _fish_text(text: str | None) -> str:
+    return shlex.quote((text or "").replace("%%", "%"))
+
+
+def _options(command: Parser) -> list[argparse.Action]:
+    """The options of a command, and of the action that is meant where none is named."""
+    action = command.commands().get(_DEFAULT_ACTION)
+    return [*command.options(), *(action.options() if action is not None else ())]
 
 
 def _choices(command: Parser) -> list[str]:

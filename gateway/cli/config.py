@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from sluice.gateway.cli import serve
-from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.contradictions import contradictions
 from sluice.gateway.config.schemas import SCHEMAS
 from sluice.gateway.config.server_config import ServerConfig, check_arenas
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.sources.source import FsspecSource
+from sluice.models.text_table import print_table
 from sluice.mps.partitions.cpu import check_partitions
 
 UNUSABLE = 2
@@ -117,8 +117,7 @@ def _show(options: argparse.Namespace) -> int:
         document = {place: {"value": value, "origin": origin} for place, value, origin in rows}
         print(json.dumps(document, indent=2))
     else:
-        for line in aligned([(place, _text(value), origin) for place, value, origin in rows], 3):
-            print(line)
+        print_table([(place, _text(value), origin) for place, value, origin in rows], 3, header=False)
     return 0
 
 

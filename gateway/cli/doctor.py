@@ -10,7 +10,6 @@ from sluice.batcher.planner.registry import path_planners
 from sluice.batcher.policies.registry import batch_policies
 from sluice.gateway.cli.checks import run_checks
 from sluice.gateway.cli.http_client import ServerAddress, decode, request
-from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import read_models
 from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
@@ -18,6 +17,7 @@ from sluice.gateway.server.limits import Finding, Severity
 from sluice.gateway.server.wiring import initial_model_bytes
 from sluice.models.command_line import add_connection_options
 from sluice.models.errors import ServingError
+from sluice.models.text_table import print_table
 
 WRONG = 1
 """Exit status when a check fails."""
@@ -27,6 +27,9 @@ _SEVERITIES = {
     Enforcement.UNENFORCED: Severity.WRONG,
     Enforcement.UNKNOWN: Severity.NOTE,
 }
+
+_STYLES = {Severity.OK.value: "green", Severity.NOTE.value: "yellow", Severity.WRONG.value: "bold red"}
+"""Colours of severities on a terminal."""
 
 
 class _Partitions(msgspec.Struct):
@@ -53,8 +56,8 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(msgspec.json.encode({"ok": not wrong, "findings": findings}).decode())
     else:
-        for line in aligned([(each.severity.value, each.part, each.text) for each in findings], left=3):
-            print(line)
+        rows = [(each.severity.value, each.part, each.text) for each in findings]
+        print_table(rows, left=3, header=False, styles=_STYLES)
     return WRONG if wrong else 0
 
 

@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -38,6 +38,17 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
+class Refused(ServingError):
+    """The server did not do what it was asked, and said why."""
+
+
+class HttpAnswer(NamedTuple):
+    """An answer with status 200; the names of `headers` are in lower case."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
 class ServerAddress(NamedTuple):
     """A server that commands talk to: its URL, the headers of every request, and the TLS of the client."""
 
@@ -61,29 +72,48 @@ def request(
 ) -> bytes:
     """Send a POST with `body` as JSON, or a GET without one, to a server; returns the body of the answer.
 
-    Raises NotFoundError for an answer 404 of a Sluice server, and ServingError for every other failure. With
-    `shows_status`, the errors of the server other than 404 begin with their status.
+    Raises as `exchange`.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    kind = {} if data is None else {"Content-Type": "application/json"}
+    return exchange(server, path, data, kind, timeout_s=timeout_s, shows_status=shows_status).body
+
+
+def exchange(
+    server: ServerAddress,
+    path: str,
+    data: bytes | None,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float | None = None,
+    shows_status: bool = False,
+    most_bytes: int | None = None,
+) -> HttpAnswer:
+    """Send a POST with a body, or a GET without one, to a server.
+
+    Raises NotFoundError for an answer 404 of a Sluice server, Refused for its other errors, and ServingError for every
+    other failure. With `shows_status`, the errors of the server other than 404 begin with their status.
     """
     url = server.url
     if not url.startswith(("http://", "https://")):
         raise ServingError(f"{url}: expected the URL of a server, such as http://127.0.0.1:8000 or https://host:8000")
     if url.startswith("http://") and (server.tls.cacert or server.tls.cert):
         raise ServingError(f"{url}: --cacert and --cert require a URL that begins with https://")
-    data = None if body is None else json.dumps(body).encode()
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
+    most_bytes = MAX_BODY_BYTES if most_bytes is None else most_bytes
     try:
-        kind = {} if data is None else {"Content-Type": "application/json"}
-        message = urllib.request.Request(url.rstrip("/") + path, data, kind | dict(server.headers))
+        message = urllib.request.Request(url.rstrip("/") + path, data, {**headers, **dict(server.headers)})
         with _open_url(server, message, timeout_s) as response:
-            answer: bytes = response.read(MAX_BODY_BYTES + 1)
+            answer: bytes = response.read(most_bytes + 1)
+            answered = {name.lower(): value for name, value in response.headers.items()}
     except urllib.error.HTTPError as error:
         with error:
             raise _error_answer(url, error, shows_status) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _unreachable(url, error, timeout_s) from error
-    if len(answer) > MAX_BODY_BYTES:
-        raise ServingError(f"{url}: the answer exceeds {MAX_BODY_BYTES >> 20} MiB")
-    return answer
+    if len(answer) > most_bytes:
+        raise ServingError(f"{url}: the answer exceeds {most_bytes >> 20} MiB")
+    return HttpAnswer(answer, answered)
 
 
 def decode(url: str, body: bytes, type: type[_T]) -> _T:
@@ -110,7 +140,7 @@ def _error_answer(url: str, answer: urllib.error.HTTPError, shows_status: bool) 
     if answer.code == http.HTTPStatus.NOT_FOUND:
         return NotFoundError(f"{url}: {message}")
     status = f"it answered {answer.code} {answer.reason}: " if shows_status else ""
-    return ServingError(f"{url}: {status}{message}")
+    return Refused(f"{url}: {status}{message}")
 
 
 def _unreachable(url: str, error: OSError | http.client.HTTPException | ValueError, timeout_s: float) -> ServingError:

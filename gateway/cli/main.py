@@ -18,14 +18,18 @@ OUTPUT_CLOSED = 141
 """Exit status when the reader of the output has closed it, as shells define it."""
 
 COMMANDS = {
+    "init": "write a model repository from one or two model files, of two as a cascade",
     "serve": "serve a model repository, or single model files",
+    "infer": "send one inference request to a running server, and print the outputs",
     "replay": "check that a journal leads to the same decisions again",
+    "top": "watch a running server: requests, pipelines, partitions and troubles",
     "why": "show where a request spent its time",
     "validate": "check a model repository, or single model files, without serving",
     "model": "list, load, unload or register the models of a running server",
     "profile": "measure models on partitions; show, export and import profiles",
     "plan": "find the cheapest batch sizes and partitions that meet a latency objective",
     "partitions": "list, plan, change and watch the partitions of this machine",
+    "deploy": "measure, plan and serve what a file names, within an objective and at a rate",
     "doctor": "check this machine for everything a server needs",
     "config": "check and show the settings of a server; print the schemas of its files",
     "completion": "print a script that completes commands and options in a shell",

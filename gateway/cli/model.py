@@ -12,12 +12,15 @@ from urllib.parse import quote
 
 from sluice.gateway.cli import validate as validate_command
 from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
-from sluice.gateway.cli.text.table import aligned
 from sluice.models.errors import ConfigError, ServingError
 from sluice.models.repository.names import check_name
+from sluice.models.text_table import print_table
 
 LOAD_TIMEOUT_S = 600
 """Time for a server to load and warm up a model."""
+
+_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red", "not loaded": "dim"}
+"""Colours of states on a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +77,7 @@ def _list(options: argparse.Namespace) -> int:
     # For a model that was never loaded the protocol reports only the name.
     known = [{"state": "not loaded", **entry} for entry in entries]
     rows = [columns, *(tuple(entry.get(column, "") for column in columns) for entry in known)]
-    for line in aligned(rows, len(columns)):
-        print(line)
+    print_table(rows, len(columns), styles=_STYLES)
     return 0
 
 

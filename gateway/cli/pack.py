@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.gateway.cli.text.table import aligned
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import ProfileMissing, read_profile
+from sluice.models.text_table import table_lines
 from sluice.mps.packing.file import ProfileReference, decode_packing
 from sluice.mps.packing.layout import PackingResult, pack_tenants
 from sluice.mps.packing.policies import DEFAULT, POLICIES
@@ -75,7 +75,7 @@ def _lines(name: str, policy: PackingPolicy, packed: PackingResult) -> Iterator[
             ("", each.name, f"{policy.accounted_mib(each)} MiB", f"{each.request_mib} MiB", _share(each.share))
             for each in tenants
         ]
-    yield from (f"  {line}" for line in aligned(rows, 2))
+    yield from (f"  {line}" for line in table_lines(rows, 2))
     for device in packed.devices:
         if (most_mib := device.forecast.peak_mib) > device.memory_mib:
             yield f"{device.name} can run out of memory: the measured peaks of its models add up to {most_mib} MiB"

@@ -8,24 +8,16 @@ from pathlib import Path
 import msgspec
 
 from sluice.batcher.planner.registry import DEFAULT, path_planners, planner_named
-from sluice.batcher.settings.spec_builder import pipeline_key
 from sluice.gateway.cli.local_path import local_path
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import read_models
-from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
-from sluice.gateway.what_if.planned_pipeline import (
-    find_pipeline,
-    objective_ms,
-    planned_spec,
-    stage_probabilities,
-)
-from sluice.gateway.what_if.planning import WhatIf
-from sluice.gateway.what_if.question import PlanQuestion, answer_question
+from sluice.gateway.what_if.latency_tables import planned_partitions
+from sluice.gateway.what_if.pipeline_plan import PERCENTILE, PlanInput, Planning
+from sluice.gateway.what_if.planned_pipeline import find_pipeline
 from sluice.models.errors import ConfigError
 from sluice.models.repository.scan import Repository
-from sluice.models.units import ms_to_ns
 
 INFEASIBLE = 1
 """Exit status when no configuration meets the objective."""
@@ -46,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     escalation = "share of the offered rows that a conditional stage runs (default 0.5, repeatable)"
     add("--escalation", type=_escalation, action="append", default=[], metavar="STAGE=P", help=escalation)
     percentile = "leave out stages that at most 100 - P %% of the rows reach (default 99)"
-    add("--percentile", type=float, default=99.0, metavar="P", help=percentile)
+    add("--percentile", type=float, default=PERCENTILE, metavar="P", help=percentile)
     planners = path_planners()
     described = "; ".join(f"{each.name}: {each.description}" for each in planners.values())
     add(
@@ -98,19 +90,12 @@ def _plan(options: argparse.Namespace) -> int:
     partitions = configured_partitions(config) if text is None else planned_partitions(text)
     repository = _repository(options.repository, options.pipeline, config)
     pipeline = find_pipeline(repository, options.pipeline, options.repository)
-    assumptions: list[str] = []
-    slo_ms = objective_ms(options.slo_ms, pipeline, config, assumptions)
-    if not options.rate:
-        assumptions.append("lone requests (--rate 0)")
-    probabilities = stage_probabilities(pipeline, options.escalation, assumptions)
-    models = [repository.models[key] for key in dict.fromkeys(key for each in pipeline.stages for key in each.models)]
+    note = ""
     if text is None and config.triton:
-        assumptions.append(f"Triton servers are left out: {', '.join(server.name for server in config.triton)}")
-    tables, used = latency_tables(models, partitions, options.repository, _print_progress)
-    spec = planned_spec(config, models, pipeline, partitions, assumptions)
-    what_if = WhatIf(spec, tables, {pipeline_key(pipeline): probabilities}, options.percentile / 100)
-    question = PlanQuestion(ms_to_ns(slo_ms), options.rate, options.planner, settings, tuple(assumptions), tuple(used))
-    found = answer_question(what_if, question)
+        note = f"Triton servers are left out: {', '.join(server.name for server in config.triton)}"
+    load = PlanInput(options.rate, options.slo_ms, options.escalation, options.percentile, options.planner, settings)
+    planning = Planning(config, repository, options.repository, partitions, _print_progress)
+    found = planning.plan(pipeline, load, note)
     print(msgspec.json.encode(found).decode() if options.json else report(found, explain=options.explain))
     return 0 if found.feasible else INFEASIBLE
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.gateway.cli.local_path import local_path
+from sluice.gateway.cli.progress import progress
 from sluice.gateway.cli.text.partition_report import partition_lines
 from sluice.gateway.cli.text.profile_report import report, summary
 from sluice.gateway.config.server_config import ServerConfig, read_config
@@ -83,33 +84,41 @@ def _measure_all(options: argparse.Namespace) -> int:
         devices = {each.uuid for each in partitions if isinstance(each, MpsPartition)}
         sharing = [each for each in configured if isinstance(each, MpsPartition) and each.uuid in devices]
         with mps_daemons(sharing, adopted=_tell):
-            return _each(
-                (entry, partial(_measure, entry, partition, batches, config.strict))
+            return each_model(
+                (entry, partial(measure_model, entry, partition, batches, config.strict))
                 for entry in entries
                 for partition in partitions
             )
     if options.partitions is None:
         raise ConfigError("--simulate: expected --partitions with the kinds to compute, e.g. mig-1g,mig-2g,mps-20")
     kinds = options.partitions.split(",")
-    return _each((entry, partial(_simulate, entry, options.simulate, kinds, batches)) for entry in entries)
+    return each_model((entry, partial(_simulate, entry, options.simulate, kinds, batches)) for entry in entries)
 
 
-def _each(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
-    """Do the work on each model; a failure is printed and the others go on."""
-    status = 0
-    for entry, do in work:
-        try:
-            do()
-        except (ServingError, OSError) as error:
-            print(f"sluice: {entry.spec.key}: {error}", file=sys.stderr)
-            status = 1
-        except KeyboardInterrupt:  # finished measurements are stored
-            print("sluice: interrupted", file=sys.stderr)
-            return INTERRUPTED
+def each_model(work: Iterable[tuple[ModelEntry, Callable[[], None]]]) -> int:
+    """Do the work on each model; a failure is printed and the others go on. Returns the exit status."""
+    status, steps = 0, list(work)
+    with progress(len(steps)) as shown:
+        for entry, do in steps:
+            shown.begin(entry.spec.key)
+            try:
+                do()
+            except (ServingError, OSError) as error:
+                print(f"sluice: {entry.spec.key}: {error}", file=sys.stderr)
+                status = 1
+            except KeyboardInterrupt:  # finished measurements are stored
+                print("sluice: interrupted", file=sys.stderr)
+                return INTERRUPTED
+            shown.advance()
     return status
 
 
-def _measure(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] | None, strict: bool) -> None:
+def measure_model(entry: ModelEntry, partition: Partition, batches: tuple[int, ...] | None, strict: bool) -> None:
+    """Measure a model on a partition at these batch sizes (None: all that the server uses), and store its profile.
+
+    Raises ConfigError for a broken profile or for sizes beyond the model's, and BackendFailed or PartitionError for
+    a model or a partition that fails.
+    """
     _stored(entry)  # fails before the work, not after it, if the stored file is broken
     file = file_to_measure(entry, _batches(entry, batches))
     (line,) = partition_lines([as_measured(partition)])
@@ -147,7 +156,7 @@ def _store(
 
 
 def _show_all(options: argparse.Namespace) -> int:
-    return _each((entry, partial(_show, entry)) for entry in _chosen(options))
+    return each_model((entry, partial(_show, entry)) for entry in _chosen(options))
 
 
 def _show(entry: ModelEntry) -> None:

@@ -196,9 +196,11 @@ def _serve_with(
     """Serve while the launched MPS daemons and Triton servers run."""
     import asyncio
     from contextlib import ExitStack
+    from functools import partial
 
     import uvloop
 
+    from sluice.gateway.cli.progress import sampled
     from sluice.gateway.config.server_config import ModelControlMode
     from sluice.gateway.deployment.read import fetch_sources, find_triton_models, read_models
     from sluice.gateway.observability.journal_file import JournalFile
@@ -206,7 +208,7 @@ def _serve_with(
     from sluice.models.errors import ConfigError
 
     triton = find_triton_models(config, processes)
-    fetch_sources(config, triton)
+    fetch_sources(config, triton, partial(sampled, "copying models", in_bytes=True))
     repository = read_models(config.repositories, files, config, triton)
     if not repository.models and config.control is ModelControlMode.NONE:
         reasons = "".join(f"\n  {each.reason}" for each in repository.broken)
@@ -231,6 +233,7 @@ def _serve_with(
                 raise
             if journal is not None:
                 stack.callback(_close, journal)
+            stack.enter_context(sampled("loading models", server.start_progress))
             return await server.run(options.ready_file, options.signals)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.gateway.cli.local_path import local_path
+from sluice.gateway.cli.progress import progress
 from sluice.models.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,8 +34,15 @@ def _validate(options: argparse.Namespace) -> int:
         if path.is_dir() and len(paths) > 1:
             raise ConfigError(f"{path}: expected one model repository or only model files")
     directories, files = (paths, []) if paths[0].is_dir() else ([], paths)
-    repository = read_models(directories, files, ServerConfig())
-    unloadable = {key for key, entry in repository.models.items() if not _validate_model(key, entry)}
+    unloadable = set()
+    with progress() as shown:
+        shown.begin("reading")
+        repository = read_models(directories, files, ServerConfig())
+        for key, entry in repository.models.items():
+            shown.begin(key, len(repository.models))
+            if not _validate_model(key, entry):
+                unloadable.add(key)
+            shown.advance()
     for name, pipeline in repository.pipelines.items():
         stages = [stage.models for stage in pipeline.stages if stage.models]
         needed = sorted({model for models in stages if unloadable.issuperset(models) for model in models})

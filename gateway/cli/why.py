@@ -4,8 +4,8 @@ import argparse
 from urllib.parse import quote
 
 from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments, decode, request
-from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.observability.explanation import Explanation, StageTrace
+from sluice.models.text_table import table_lines
 
 _COLUMNS = (
     "stage",
@@ -58,7 +58,7 @@ def table(explanation: Explanation) -> str:
     ]
     if explanation.stages:
         cells = [_COLUMNS, *(_cells(stage) for stage in explanation.stages)]
-        lines += aligned(cells, left=len(_COLUMNS))
+        lines += table_lines(cells, left=len(_COLUMNS))
         lines.append("(times in ms; predicted and actual run from the dispatch to the end of the batch)")
     return "\n".join([*lines, explanation.sentence])
 

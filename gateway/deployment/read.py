@@ -1,7 +1,8 @@
 """Reads the models that a server begins with, from repositories, model files and Triton servers."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from sluice.models.triton_config.instance_groups import CPU, GPU
 from sluice.mps.partitions.partition import CpuPartition
 
 logger = logging.getLogger(__name__)
+
+Watch = Callable[[Callable[[], tuple[int, int]]], AbstractContextManager[object]]
+"""Makes a context from a function that gives how much of some work is done, and how much there is."""
 
 
 def find_triton_models(config: ServerConfig, processes: Mapping[str, TritonProcess]) -> Discovery:
@@ -96,8 +100,15 @@ def model_source(directories: Sequence[Path], config: ServerConfig, triton: Disc
     return RevisionSource(tuple(directories), config.max_batch_size, sizes, remote, kinds, mirrors)
 
 
-def fetch_sources(config: ServerConfig, triton: Discovery = NOTHING) -> None:
+def _unwatched(state: Callable[[], tuple[int, int]]) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def fetch_sources(config: ServerConfig, triton: Discovery = NOTHING, watch: Watch = _unwatched) -> None:
     """Bring the copies of sources up to date before models are read; blocks.
+
+    `watch` makes the context in which files are copied; what it gets gives the bytes that are copied, and how many are
+    to be, and may be called from any thread.
 
     A source that cannot be read is logged if there is a copy of it from before. Raises SourceError if there is none.
     """
@@ -105,11 +116,17 @@ def fetch_sources(config: ServerConfig, triton: Discovery = NOTHING) -> None:
     try:
         for mirror in source.mirrors:
             mirror.verify()
-        source.refresh()
+        with watch(lambda: _copied(source.mirrors)):
+            source.refresh()
     except SourceError as error:
         if any(mirror.is_empty for mirror in source.mirrors):
             raise
         log(logger, logging.ERROR, "a source cannot be read; its copy is served", reason=str(error))
+
+
+def _copied(mirrors: Sequence[Mirror]) -> tuple[int, int]:
+    """The bytes that mirrors have copied, and those of all that they are to copy."""
+    return sum(mirror.copied_bytes for mirror in mirrors), sum(mirror.bytes_to_copy for mirror in mirrors)
 
 
 def _selection(source: RevisionSource, config: ServerConfig) -> tuple[Selection, list[BrokenEntry]]:

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import TextIO
 
 FILE_BYTES = 100 << 20
 """The most bytes of a log file."""
@@ -28,7 +29,7 @@ def configure(format: LogFormat, level: str, file: Path | None = None) -> None:
 
     Raises OSError for a file that cannot be opened.
     """
-    handler = logging.StreamHandler(sys.stderr) if file is None else _LogFile(file)
+    handler = _StandardError() if file is None else _LogFile(file)
     handler.setFormatter(_Formatter(format, terminal=file is None and sys.stderr.isatty()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The server logs its own start and stop.
@@ -76,6 +77,15 @@ def log(logger: logging.Logger, level: int, event: str, **fields: object) -> Non
 def log_lines(logger: logging.Logger, level: int, event: str, lines: Sequence[str], **fields: object) -> None:
     """Log an event. As text on a terminal, `lines` are printed below it in place of the named values."""
     logger.log(level, event, extra={"fields": fields, "lines": lines}, stacklevel=2)
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Standard error as it is when a line is written: what shows progress there stands in for it meanwhile."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _LogFile(RotatingFileHandler):

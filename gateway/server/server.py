@@ -47,6 +47,13 @@ class Server:
     poll: Poll | None = None
     auto_resize: AutoResize | None = None
 
+    def start_progress(self) -> tuple[int, int] | None:
+        """The number of models that were tried so far, and of all to be loaded; None once the server is in service.
+
+        It may be called from any thread.
+        """
+        return None if self.inventory.in_service.is_set() else self.executor.regions.start_progress
+
     async def run(self, ready_file: Path | None, signals: ServerSignals) -> int:
         """Serve until a signal to stop, then finish the open requests; a second one ends the server at once.
 

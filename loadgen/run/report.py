@@ -11,8 +11,11 @@ from sluice.loadgen.run.find_max import MaxRate, Probe
 from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
+from sluice.models.text_table import table_lines
 
 SCHEMA_VERSION = 1
+
+_QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
 
 
 def run_text(result: RunResult) -> str:
@@ -126,11 +129,13 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         f"{metrics.goodput_per_s:.1f}/s good"
     )
     yield _objective_line(metrics, config.slo_ms, config.percentile)
-    yield f"  ms         {'mean':>9} {'p50':>9} {'p90':>9} {'p95':>9} {'p97':>9} {'p99':>9} {'p99.9':>9} {'max':>9}"
-    yield _distribution_line("from due", metrics.latency_ms)
-    yield _distribution_line("from sent", metrics.service_ms)
-    yield _distribution_line("waited", metrics.waiting_ms)
-    yield _distribution_line("client lag", metrics.lateness_ms)
+    distributions = [
+        _distribution("from due", metrics.latency_ms),
+        _distribution("from sent", metrics.service_ms),
+        _distribution("waited", metrics.waiting_ms),
+        _distribution("client lag", metrics.lateness_ms),
+    ]
+    yield from (f"  {line}" for line in table_lines([_QUANTILES, *distributions], left=1))
     if metrics.waited:
         yield f"  waited     {metrics.waited} queries for one of {config.connections} connections, part of 'from due'"
     if result.client_cpu_us_per_query is not None:
@@ -164,11 +169,11 @@ def _objective_line(metrics: QueryStatistics, slo_ms: float | None, percentile: 
     return f"  objective  {objective} for {percentile:g} %: met by {met:.3f} %, {confirmation} by early stopping"
 
 
-def _distribution_line(title: str, d: Distribution | None) -> str:
+def _distribution(title: str, d: Distribution | None) -> tuple[str, ...]:
     if d is None:
-        return f"  {title:10} {'-':>9}"
+        return title, "-", *("" for _ in _QUANTILES[2:])
     values = (d.mean, d.p50, d.p90, d.p95, d.p97, d.p99, d.p99_9, d.max)
-    return f"  {title:10} " + " ".join(f"{value:9.3f}" for value in values)
+    return title, *(f"{value:.3f}" for value in values)
 
 
 def _server_lines(server: ServerReport | None) -> Iterator[str]:

@@ -69,6 +69,17 @@ class Mirror:
         self._directory = directory
         self._contents = directory / "contents"
         self._check = check
+        self._whole_bytes = 0
+        self._copying: Path | None = None
+        self.bytes_to_copy = 0
+
+    @property
+    def copied_bytes(self) -> int:
+        """The bytes that this refresh has copied so far, of `bytes_to_copy`; both may be read from any thread."""
+        copying = self._copying
+        with suppress(OSError):
+            return self._whole_bytes + (copying.stat().st_size if copying is not None else 0)
+        return self._whole_bytes  # the file has just been given its place
 
     @property
     def is_empty(self) -> bool:
@@ -100,11 +111,10 @@ class Mirror:
             before = self._entries()
             left: dict[str, str] = {}
             new: dict[str, dict[str, _Copied]] = {}
-            for name, files in before.items():
-                tags = {path: file.tag for path, file in files.items()}
-                known = {path: file.tag for path, file in state.entries.get(name, {}).items()}
-                if tags in (known, state.refused.get(name)):
-                    continue
+            changed = {name: files for name, files in before.items() if _is_new(files, name, state)}
+            self._whole_bytes = 0
+            self.bytes_to_copy = sum(_size(files, state.entries.get(name, {})) for name, files in changed.items())
+            for name, files in changed.items():
                 try:
                     new[name] = self._copy(name, files, state.entries.get(name, {}))
                 except SourceError as error:
@@ -147,6 +157,8 @@ class Mirror:
             )
         for path, file in missing.items():
             copied[path] = self._fetch(f"{name}/{path}", file)
+            self._copying = None
+            self._whole_bytes += copied[path].size
         return copied
 
     def _fetch(self, path: str, file: RemoteFile) -> _Copied:
@@ -154,6 +166,7 @@ class Mirror:
         descriptor, temporary = tempfile.mkstemp(prefix="copy-", dir=self._directory)
         os.close(descriptor)
         try:
+            self._copying = Path(temporary)
             room = max(shutil.disk_usage(self._directory).free - SPARE_BYTES, 0)
             self.source.fetch(path, Path(temporary), room if file.size is None else file.size)
             with open(temporary, "rb+") as content:
@@ -308,6 +321,18 @@ class Mirror:
         except (FileNotFoundError, msgspec.MsgspecError):
             return _State(self.source.url)
         return state if state.url == self.source.url else _State(self.source.url)
+
+
+def _is_new(files: Mapping[str, RemoteFile], name: str, state: _State) -> bool:
+    """True for an entry that differs from what is served and from what was refused."""
+    tags = {path: file.tag for path, file in files.items()}
+    known = {path: file.tag for path, file in state.entries.get(name, {}).items()}
+    return tags not in (known, state.refused.get(name))
+
+
+def _size(files: Mapping[str, RemoteFile], known: Mapping[str, _Copied]) -> int:
+    """The bytes of the files that are not known, as far as their sizes are."""
+    return sum(file.size or 0 for path, file in files.items() if path not in known or known[path].tag != file.tag)
 
 
 def mirror_directory(url: str, cache: Path) -> Path:

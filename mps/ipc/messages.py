@@ -216,6 +216,12 @@ class LoadResult(msgspec.Struct, frozen=True, array_like=True):
     tells_ready: bool = False
 
 
+class ModelsLoading(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A worker that is not ready yet has tried to load that many of its models, and goes on with the next one."""
+
+    done: int
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker is bound and has loaded the models that it could; its output region's descriptor comes along.
 
@@ -350,6 +356,7 @@ BatchReport = BatchFinished | ResponseSent | BatchRefused | BatchWithdrawn | Bat
 
 FromWorker = (
     WorkerReady
+    | ModelsLoading
     | ModelAdded
     | ModelDropped
     | ModelMeasured

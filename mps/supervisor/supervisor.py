@@ -35,6 +35,7 @@ from sluice.mps.ipc.messages import (
     ModelDropped,
     ModelFile,
     ModelMeasured,
+    ModelsLoading,
     OverflowCreated,
     ReadinessReport,
     ResponseSent,
@@ -113,6 +114,13 @@ class Supervisor:
         self.recovery.start()
         for slot in self._slots:
             self._start_worker(slot)
+
+    @property
+    def start_progress(self) -> tuple[int, int]:
+        """The models that workers have tried to load so far, and all that they are to load, over all partitions."""
+        slots = self._by_name.values()
+        tried = sum(len(slot.models) if slot.ready else min(slot.tried_models, len(slot.models)) for slot in slots)
+        return tried, sum(len(slot.models) for slot in slots)
 
     def load(self, partition: str, file: ModelFile) -> None:
         """Make the worker of a partition hold one more model, as will its successors; `model_loaded` follows.
@@ -280,6 +288,9 @@ class Supervisor:
         if fds:
             _close_all(fds)
             raise PartitionError(f"{type(message).__name__} came with {len(fds)} descriptors, expected none")
+        if isinstance(message, ModelsLoading):
+            slot.tried_models = message.done
+            return
         if not slot.ready:
             raise PartitionError(f"{type(message).__name__} came before it was ready")
         match message:

@@ -21,7 +21,8 @@ class WorkerSlot:
 
     `models` are the models of the next worker: the models of this one without the models that it was ordered to
     unload. `answered` tells whether this worker has answered a batch. `tables` are the latency tables of the loaded
-    models; `violations` are the reasons why its partition is not enforced.
+    models; `violations` are the reasons why its partition is not enforced. `tried_models` is how many models a worker
+    has tried to load before it is ready.
     """
 
     def __init__(self, spec: WorkerSpec, limit_s: float, end: Callable[[str, WorkerProcess, str], None]) -> None:
@@ -34,6 +35,7 @@ class WorkerSlot:
         self.process: WorkerProcess | None = None
         self.output_region = 0
         self.ready = False
+        self.tried_models = 0
         self.answered = False
         self.back_off = BackOff()
         self.unclaimed_overflow: int | None = None

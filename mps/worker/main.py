@@ -40,6 +40,7 @@ from sluice.mps.ipc.messages import (
     ModelDropped,
     ModelFile,
     ModelMeasured,
+    ModelsLoading,
     ResponseSent,
     ResponseTaken,
     RunBatch,
@@ -228,6 +229,12 @@ class Worker:
                 return
 
 
+def _note_done(channel: Channel[ToWorker], models: int, done: int) -> None:
+    """Tell the gateway how many of the first models were tried; the last one is followed by `WorkerReady`."""
+    if done < models:
+        channel.send(ModelsLoading(done))
+
+
 def start(channel: Channel[ToWorker]) -> Worker:
     """Bind to the partition, load the models and report ready; messages sent meanwhile wait in the channel."""
     load, _ = next(channel.receive(wait=True))
@@ -252,7 +259,7 @@ def start(channel: Channel[ToWorker]) -> Worker:
     else:
         threads = len(partition.cores) or 1  # the work is the GPU's
         runner = Runner(tensors, threads, gpu=GpuOptions(partition.memory_bytes), meter=meter, loading=load.loading)
-    models = runner.load(load.models)
+    models = runner.load(load.models, partial(_note_done, channel, len(load.models)))
     evidence = gather_evidence(partition, runner)
     gc.collect()
     gc.freeze()

@@ -120,21 +120,25 @@ class Runner:
         self._asked: dict[int, str] = {}
         self._running = 0
 
-    def load(self, files: Sequence[ModelFile]) -> tuple[LoadResult, ...]:
+    def load(
+        self, files: Sequence[ModelFile], note_done: Callable[[int], object] = lambda done: None
+    ) -> tuple[LoadResult, ...]:
         """Load, warm up and time models; a model that fails is reported and does not stop the others.
 
-        Models whose memory was measured before are created beside each other, after the others.
+        Models whose memory was measured before are created beside each other, after the others. `note_done` gets the
+        number of models that were tried so far.
         """
-        results = {
-            file.key: self._load(file, partial(self.create_backend, file, measure_memory=True))
-            for file in files
-            if not file.memory_measured
-        }
+        results: dict[str, LoadResult] = {}
+        for file in files:
+            if not file.memory_measured:
+                results[file.key] = self._load(file, partial(self.create_backend, file, measure_memory=True))
+                note_done(len(results))
         with ThreadPoolExecutor(self._loading.concurrent, "load") as threads:
             known = [file for file in files if file.memory_measured]
             backends = [threads.submit(self.create_backend, file, measure_memory=False) for file in known]
             for file, backend in zip(known, backends, strict=True):
                 results[file.key] = self._load(file, backend.result)
+                note_done(len(results))
         return tuple(results[file.key] for file in files)
 
     def _load(self, file: ModelFile, make: Callable[[], ColdBackend]) -> LoadResult:

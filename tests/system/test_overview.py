@@ -224,6 +224,17 @@ def test_the_metrics_port_has_the_same(server: GatewayServer) -> None:
         connection.close()
 
 
+def test_the_head_of_the_events_holds_nothing(server: GatewayServer) -> None:
+    for _ in range(MAX_VIEWERS + 1):
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        connection.request("HEAD", "/v2/sluice/now/events")
+        response = connection.getresponse()
+        assert response.status == 200
+        response.read()
+        connection.close()
+    assert server.request("GET", "/v2/sluice/plan")[0] == 200
+
+
 def test_viewers_that_leave_make_room_and_others_are_served_meanwhile(server: GatewayServer) -> None:
     with all_viewers(server.http_port):
         with events(server.http_port) as refused:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from sluice.gateway.cli.text.plot import Points, plot
-from sluice.gateway.cli.text.table import aligned
 from sluice.gateway.what_if.answer import (
     PER,
     Arithmetic,
@@ -14,6 +13,7 @@ from sluice.gateway.what_if.answer import (
     TableSource,
     percent,
 )
+from sluice.models.text_table import table_lines
 
 _COLUMNS = (
     "stage",
@@ -84,7 +84,7 @@ def _stages(answer: PlanAnswer) -> str:
     plan = answer.plan
     mark = "SIMULATED" if answer.simulated else ""
     total = ("all", "", mark, "", "", "", _ms(plan.p50_ms), _ms(plan.p99_ms), _cost(plan.cost_per_1000), "")
-    return "\n".join(aligned([_COLUMNS, *(_cells(stage) for stage in plan.stages), total], left=3))
+    return "\n".join(table_lines([_COLUMNS, *(_cells(stage) for stage in plan.stages), total], left=3))
 
 
 def _cells(stage: StageAnswer) -> tuple[str, ...]:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from sluice.gateway.cli.text.plot import plot
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry
 from sluice.models.profiles.hardware import SIMULATED
+from sluice.models.text_table import table_lines
 from sluice.models.units import NS_PER_S, ns_to_ms
 
+_COLUMNS = ("batch", "p50 ms", "p90 ms", "p99 ms", "rows/s", "runs")
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
@@ -42,12 +44,16 @@ def _table(entry: ProfileEntry, state: str) -> str:
         lines.append(f"memory {entry.memory_rest_bytes / _MIB:.1f} MiB + {entry.memory_row_bytes / _KIB:.1f} KiB a row")
     if entry.load_ns is not None and entry.warm_up_ns is not None:
         lines.append(f"load {ns_to_ms(entry.load_ns):.1f} ms, warm-up {ns_to_ms(entry.warm_up_ns):.1f} ms")
-    lines.append(f"{'batch':>6} {'p50 ms':>10} {'p90 ms':>10} {'p99 ms':>10} {'rows/s':>10} {'runs':>6}")
-    lines += [
-        f"{cell.batch:>6} {ns_to_ms(cell.p50_ns):>10.3f} {ns_to_ms(cell.p90_ns):>10.3f} {ns_to_ms(cell.p99_ns):>10.3f}"
-        f" {_rate(cell.batch, cell.p50_ns):>10.0f} {cell.samples or '-':>6}"
+    cells = [
+        (
+            str(cell.batch),
+            *(f"{ns_to_ms(quantile_ns):.3f}" for quantile_ns in (cell.p50_ns, cell.p90_ns, cell.p99_ns)),
+            f"{_rate(cell.batch, cell.p50_ns):.0f}",
+            str(cell.samples or "-"),
+        )
         for cell in entry.cells
     ]
+    lines += table_lines([_COLUMNS, *cells], left=0)
     lines += [f"warning: {warning}" for warning in entry.warnings]
     return "\n".join(lines)
 

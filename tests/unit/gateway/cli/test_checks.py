@@ -3,8 +3,10 @@ import json
 import locale
 import os
 from collections.abc import Iterator
+from email.message import Message
 from importlib.metadata import PathDistribution
 from pathlib import Path
+from urllib.response import addinfourl
 
 import msgspec
 import pytest
@@ -120,7 +122,8 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
         PartitionStatus(CpuPartition("d", (3,)), "cpu1", lost="the worker exited with status 1"),
     ]
     body = msgspec.json.encode({"partitions": states})
-    monkeypatch.setattr(http_client, "_open_url", lambda server, message, timeout_s: io.BytesIO(body))
+    answer = addinfourl(io.BytesIO(body), Message(), "")
+    monkeypatch.setattr(http_client, "_open_url", lambda server, message, timeout_s: answer)
     assert [
         (each.severity, each.text) for each in partition_findings(http_client.ServerAddress("http://127.0.0.1:8000"))
     ] == [

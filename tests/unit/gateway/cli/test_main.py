@@ -14,7 +14,7 @@ def test_another_platform_than_linux_is_refused(
     assert "sluice runs on Linux only" in capsys.readouterr().err
 
 
-HEAVY = ("asyncio", "fastapi", "google.protobuf", "grpc", "numpy", "onnx", "onnxruntime", "uvicorn", "yaml")
+HEAVY = ("asyncio", "fastapi", "google.protobuf", "grpc", "numpy", "onnx", "onnxruntime", "rich", "uvicorn", "yaml")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["serve", "--help"], ["model", "list", "--url", "http://127.0.0.1:1"]])

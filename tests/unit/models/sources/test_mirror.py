@@ -1,6 +1,6 @@
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ class Bucket:
         self.fetched: list[str] = []
         self.down = False
         self.while_fetching: dict[str, bytes] = {}
+        self.after_fetching: Callable[[], object] = lambda: None
 
     def files(self) -> Mapping[str, RemoteFile]:
         if self.down:
@@ -32,6 +33,7 @@ class Bucket:
         self.fetched.append(path)
         data = self.contents[path]
         to.write_bytes(data[:-1] if path in self.torn else data)
+        self.after_fetching()
         self.contents.update(self.while_fetching)
 
 
@@ -63,6 +65,17 @@ def served(mirror: Mirror) -> dict[str, bytes]:
         for path in sorted(entry.rglob("*"))
         if path.is_file()
     }
+
+
+def test_the_progress_of_a_copy_is_in_bytes_of_what_has_changed(bucket: Bucket, mirror: Mirror) -> None:
+    seen: list[tuple[int, int]] = []
+    bucket.after_fetching = lambda: seen.append((mirror.copied_bytes, mirror.bytes_to_copy))
+    mirror.refresh()
+    assert seen == [(8, 22), (14, 22), (22, 22)]
+    seen.clear()
+    bucket.contents |= {"m/2/model": b"good three"}
+    mirror.refresh()
+    assert seen == [(10, 10)]
 
 
 def test_a_source_is_copied_and_only_what_has_changed_is_copied_again(bucket: Bucket, mirror: Mirror) -> None:

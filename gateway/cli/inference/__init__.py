@@ -1,0 +1,1 @@
+"""One inference by `sluice infer`: its inputs, and its way over HTTP and gRPC."""
