@@ -6,7 +6,7 @@ import { View, colours, drawAxis, drawLane } from "./drawing.js";
 import { bytes, count, milliseconds, wholePercent } from "./format.js";
 
 const WINDOWS_S = [0.01, 0.03, 0.1, 0.3, 1, 3];
-const COMFORTABLE = 12; // pixels that a usual bar should have, as long as
+const COMFORTABLE = 16; // pixels that a usual bar should have, as long as
 const ENOUGH = 50; // bars are in the window of the busiest lane
 const PATIENCE = 4; // ticks for which another window must suit better
 const TOUCH_MS = 4_000; // for which a batch that was touched is described

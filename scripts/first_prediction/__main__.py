@@ -44,7 +44,7 @@ class Task(NamedTuple):
     path: str
     body: dict[str, Any]
     layout: tuple[str, ...] = ()
-    """Further commands before: the repository of Sluice."""
+    """Further commands before."""
 
 
 class Contender(NamedTuple):
@@ -63,11 +63,6 @@ def contenders(image: Any) -> list[Contender]:
     """The servers; `image` is a row of the input as JSON."""
     tensor = {"name": "x", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": image}
     v2, x = {"inputs": [tensor]}, {"x": image}
-    layout = (
-        "mkdir -p models/logreg/1 models/rf1024/1 models/cascade",
-        "cp logreg.onnx models/logreg/1/model.onnx",
-        "cp rf1024.onnx models/rf1024/1/model.onnx",
-    )
     return [
         Contender(
             "Sluice",
@@ -77,11 +72,11 @@ def contenders(image: Any) -> list[Contender]:
             "http://127.0.0.1:8000/",
             Task({}, ("sluice", "serve", "logreg.onnx"), "/v2/models/logreg/infer", v2),
             Task(
-                {"models/cascade/pipeline.yaml": programs.SLUICE_CASCADE},
+                {},
                 ("sluice", "serve", "models"),
                 "/v2/models/cascade/infer",
                 v2,
-                layout,
+                ("sluice init models logreg.onnx rf1024.onnx",),
             ),
         ),
         Contender(
@@ -134,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for each in chosen:
                 for kind, task in (("model", each.model), ("cascade", each.cascade)):
                     place = folder / each.package / kind / str(number)
-                    write_files(task, place, folder / "digits")
+                    write_files(task, place, folder / "digits", environments / each.package)
                     page = each.page if kind == "model" else ""
                     answered = serve(each, task, place, environments / each.package, page)
                     merge(figures[each.name][kind], answered)
@@ -184,13 +179,15 @@ def _written(task: Task) -> dict[str, Any]:
     return {"files": len(task.files), "lines": lines, "commands": len(task.layout) + 1}
 
 
-def write_files(task: Task, place: Path, repository: Path) -> None:
+def write_files(task: Task, place: Path, repository: Path, environment: Path) -> None:
     """Do in a new folder what a user does before the server starts; the models are those of the demo."""
     place.mkdir(parents=True)
     for model in ("logreg", "rf1024"):
         shutil.copy(repository / model / "1/model.onnx", place / f"{model}.onnx")
     for command in task.layout:
-        subprocess.run(command, shell=True, check=True, cwd=place)
+        subprocess.run(
+            command, shell=True, check=True, cwd=place, env=_environment(environment), stdout=subprocess.PIPE
+        )
     for name, text in task.files.items():
         (place / name).write_text(text)
 

@@ -1,15 +1,7 @@
 """The files that a user of each server writes, as its own documentation does it, for a model and for a cascade.
 
 The models are two classifiers of digits, `logreg.onnx` and `rf1024.onnx`. In the cascade, the second one runs for the
-rows of which the first is less than 90 % sure.
-"""
-
-SLUICE_CASCADE = """\
-stages:
-  small: {model: logreg, inputs: {x: request.x}}
-  large: {model: rf1024, inputs: {x: request.x}, when: {stage: small, output: probs, confidence: max, below: 0.9}}
-outputs:
-  probs: {from: [large.probs, small.probs]}
+rows of which the first is less than 90 % sure. Users of Sluice write no file: `sluice init` does.
 """
 
 LITSERVE_MODEL = """\

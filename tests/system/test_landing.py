@@ -57,6 +57,9 @@ def test_every_address_answers_on_all_addresses(repository: Path, tmp_path: Path
         assert line["grpc"] == f"localhost:{server.grpc_port}"
         assert line["metrics"] != f"{line['http']}/metrics"
         assert [status(line[name]) for name in ADDRESSES] == [200, 200, 200, 200]
+        browser = urllib.request.Request(line["page"], headers={"accept": "text/html"})
+        with urllib.request.urlopen(browser, timeout=60) as page:
+            assert page.headers["content-type"] == "text/html; charset=utf-8"
         with grpc.insecure_channel(line["grpc"]) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             assert stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live

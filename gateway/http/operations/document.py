@@ -19,6 +19,8 @@ DESCRIPTION = """\
 An inference serving gateway with adaptive batching. Inference follows the KServe V2 protocol as Triton speaks it, so
 that Triton's clients work unchanged, over gRPC as well.
 
+[The page](./) shows what this server is doing.
+
 The examples work on the models of the demo. In a clone:
 
 ```sh

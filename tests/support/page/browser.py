@@ -15,6 +15,7 @@ TIMEOUT_MS = 30_000
 @contextmanager
 def chromium(path: str) -> Iterator[Browser]:
     """The Chromium at `path`, without a window."""
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         try:
@@ -58,7 +59,7 @@ def watched(
             context.add_init_script(before)
         seen = Watched(context.new_page())
         seen.page.goto(url)
-        expect(seen.page.locator("#age")).not_to_have_attribute("data-fresh", "no", timeout=TIMEOUT_MS)
+        expect(seen.page.locator("#age")).not_to_have_attribute("data-fresh", "no")
         yield seen
     finally:
         context.close()

@@ -6,20 +6,13 @@ import pytest
 
 from scripts.first_prediction import programs
 from scripts.first_prediction.__main__ import contenders, merge
-from sluice.models.pipelines.file import decode_pipeline
 
-PROGRAMS = [name for name in vars(programs) if name.endswith(("_MODEL", "_CASCADE")) and not name.startswith("SLUICE")]
+PROGRAMS = [name for name in vars(programs) if name.endswith(("_MODEL", "_CASCADE"))]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_python(name: str) -> None:
     ast.parse(getattr(programs, name))
-
-
-def test_the_cascade_of_sluice_runs_the_large_model_for_unsure_rows() -> None:
-    stages = decode_pipeline(programs.SLUICE_CASCADE, "pipeline.yaml").stages
-    assert [stage.model for stage in stages.values()] == ["logreg", "rf1024"]
-    assert "when: {stage: small, output: probs, confidence: max, below: 0.9}" in programs.SLUICE_CASCADE
 
 
 def test_every_server_serves_a_model_and_a_cascade() -> None:
