@@ -191,6 +191,8 @@ class Rows:
             return "failed", ["the scheduler failed; the server stops"]
         if registry.draining:
             return "draining", ["the server is stopping: it finishes the open requests"]
+        if registry.leaving:
+            return "draining", ["the server is about to stop: it serves on, but is not ready"]
         down = [name for name in inventory.names if not inventory.is_up(name)]
         reasons = [self._why_down(name) for name in down]
         if not inventory.in_service.is_set():

@@ -167,7 +167,6 @@ _PLANS = {
             "feasible": True,
             "plan": {"stages": [_PLANNED_STAGE], "p50_ms": 3.1, "p99_ms": 21.0, "cost_per_1000": 3.5e-4},
             "highest_rate": 810.0,
-            "headroom": 3.8,
             "probabilities": {"prep": 1.0, "small": 1.0, "large": 0.33},
         }
     ],

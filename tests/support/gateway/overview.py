@@ -42,6 +42,7 @@ def overview_sources(registry: ModelRegistry, inventory: PlayedInventory, **part
         "meters": Meters({}, inventory.names),
         "traces": RecentTraces(8),
         "in_flight": lambda: 0,
+        "headrooms": dict,
         "has_failed": lambda: False,
         "quarantined": dict,
         "watch_batches": lambda watch: None,
@@ -73,6 +74,7 @@ class PlayedServer:
         )
         self.traces = RecentTraces(100)
         self.quarantined: dict[str, Quarantined] = {}
+        self.headrooms: dict[str, float] = {}
         self.now_ns = 0
         self.day_ns = DAY_NS
         self.watched: Callable[[BatchTrace], None] | None = None
@@ -83,7 +85,7 @@ class PlayedServer:
             meters=self.meters,
             traces=self.traces,
             in_flight=lambda: 3,
-            headrooms=dict,
+            headrooms=lambda: self.headrooms,
             quarantined=lambda: self.quarantined,
             watch_batches=self._watch,
             clock=lambda: self.now_ns,

@@ -7,7 +7,8 @@ import pytest
 from sluice.batcher.interface.decisions import BuildPlan
 from sluice.batcher.interface.events import PartitionReady, PlanBuilt, RequestArrived
 from sluice.batcher.planner.build import build_plan
-from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN, report
+from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN
+from sluice.gateway.overview.plans_in_force import report
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S, ms_to_ns
@@ -85,43 +86,54 @@ def test_the_plan_in_force_is_shown_and_then_what_it_predicts() -> None:
     assert server.forecast() == ["both:1"]
     server.tick()  # documents of a tick stay as they are
     shown = server.plan_shown()
-    assert shown["highest_rate"] == pytest.approx(shown["headroom"] * shown["rate"], rel=0.01)
     assert shown["highest_rate"] > RATE
     assert [stage["predicted_share"] for stage in shown["stages"]] == [1.0, 1.0]
     assert shown["stages"][1]["predicted_ms"] >= 10
     assert 12 <= shown["predicted_p50_ms"] <= shown["predicted_p99_ms"]
-    assert server.document()["pipelines"][0]["headroom"] == shown["headroom"]
     assert server.forecast() == []
+
+
+def test_the_headroom_is_that_of_the_metrics() -> None:
+    server = Planned(pipeline())
+    server.plan(3)
+    server.headrooms["both:1"] = 2.5
+    server.tick()
+    assert server.plan_shown()["headroom"] == 2.5
+    assert server.document()["pipelines"][0]["headroom"] == 2.5
 
 
 def test_a_forecast_is_computed_again_for_another_plan_and_stays_until_then() -> None:
     server = Planned(pipeline())
     server.plan(3)
-    server.forecast()
+    server.plan_shown()
+    assert server.forecast() == ["both:1"]
+    server.tick()
     before = server.plan_shown()
+    assert before["highest_rate"] > RATE
     server.plan(4, rate=2 * RATE)
     shown = server.plan_shown()
     assert shown["rate"] > 1.5 * before["rate"]
     assert shown["highest_rate"] == before["highest_rate"]
-    assert shown["headroom"] == pytest.approx(before["highest_rate"] / shown["rate"], rel=0.01)
     assert server.forecast() == ["both:1"]
 
 
 def test_a_plan_that_misses_its_objective_says_so() -> None:
     server = Planned(pipeline(slo_ms=5))
     server.plan(3)
-    server.forecast()
+    server.plan_shown()
+    assert server.forecast() == ["both:1"]
+    server.tick()
     shown = server.plan_shown()
     assert shown["in_force"] is True
     assert shown["reason"].startswith("no configuration meets the objective")
     assert shown["highest_rate"] == 0
 
 
-def test_pipelines_that_somebody_looks_at_come_first_and_idle_ones_not_at_all() -> None:
+def test_only_pipelines_that_somebody_looks_at_are_forecast() -> None:
     server = Planned(pipeline(), pipeline("idle"), pipeline("seen"))
     server.plan(3)
     server.document("seen")
-    assert server.forecast() == ["seen:1", "both:1"]
+    assert server.forecast() == ["seen:1"]
 
 
 def test_the_report_has_the_words_of_the_command_and_what_led_to_the_plan() -> None:
@@ -144,7 +156,6 @@ def test_the_report_has_the_words_of_the_command_and_what_led_to_the_plan() -> N
                 "feasible": False,
                 "plan": None,
                 "highest_rate": None,
-                "headroom": None,
                 "probabilities": None,
             }
         ],
@@ -167,7 +178,7 @@ def test_the_report_has_the_words_of_the_command_and_what_led_to_the_plan() -> N
     assert both["highest_rate"] > RATE
     assert (free["plan"], free["reason"]) == (None, NO_OBJECTIVE)
     brief = report(scheduler.spec, in_force, ["both:1"], DAY_NS, with_limits=False)["pipelines"][0]
-    assert brief == {**both, "highest_rate": None, "headroom": None}
+    assert brief == {**both, "highest_rate": None}
 
 
 def test_a_plan_of_models_that_nobody_holds_any_more_shows_its_own_figures() -> None:
