@@ -7,6 +7,8 @@ import orjson
 from starlette.applications import Starlette
 from starlette.routing import Match
 
+HEAD_ONLY = "sluice.head_only"
+"""Is in the scope of a request for the head of an answer: one that goes on without an end is to end at once."""
 SAFE = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 PREFLIGHT_S = 600
@@ -135,7 +137,7 @@ class AccessControl:
             await self._options(scope, head, send)
             return
         if method == "HEAD":  # the server sends no body for it
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", HEAD_ONLY: True}
         if added := access.answer_headers(head):
             answer = send
 

@@ -30,7 +30,7 @@ _JSON = {"content-type": "application/json"}
 
 
 class PageAccess(NamedTuple):
-    """What the page needs: its files, the document of what the server does now, and explanations of requests as JSON.
+    """The parts of the page: its files, the document of what the server does now, and explanations of requests as JSON.
 
     `explain` raises ServingError for a request that is not remembered.
     """
@@ -154,9 +154,12 @@ class MetricsServer:
             body = await page.overview.document(self._question(request))
             return _Answer("200 OK", {**_JSON, "cache-control": "no-store"}, body)
         if path == "/v2/sluice/now/events":
+            question = self._question(request)
+            if request.method == b"HEAD":
+                return _Answer("200 OK", {"content-type": EVENT_TYPE, **EVENT_HEADERS}, b"")
             page.overview.check_room()
-            return page.overview.stream(self._question(request))
-        if path == "/" and not wants_html(request.headers.get("accept", "")):
+            return page.overview.stream(question)
+        if path == "/" and not (wants_html(request.headers.get("accept", "")) and page.files.has_index):
             return _Answer("200 OK", {**_JSON, "vary": "accept"}, orjson.dumps({"status": "alive"}))
         found = await page.files.find("index.html" if path == "/" else unquote(path.removeprefix("/page/")))
         if found is None:

@@ -1,4 +1,4 @@
-"""What the page needs on every port: its files, questions for the document, and the document as server-sent events."""
+"""The page on every port: its files, questions for the document, and the document as server-sent events."""
 
 import asyncio
 import hashlib

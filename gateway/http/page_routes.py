@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
+from sluice.gateway.http.access import HEAD_ONLY
 from sluice.gateway.http.page_files import (
     EVENT_HEADERS,
     EVENT_TYPE,
@@ -35,6 +36,11 @@ class DocumentEvents(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events as they come."""
+        if scope.get(HEAD_ONLY):
+            await self._documents.aclose()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
         started = False
 
         async def event(data: bytes) -> None:

@@ -138,7 +138,9 @@ def explain(trace: Trace, now_ns: int) -> Explanation:
     steps = _steps(trace)
     stages = tuple(_stage_trace(step, trace.stages) for step in steps)
     ended_ns = now_ns if trace.outcome is None else trace.ended_ns
-    cause, part = _largest(trace, _critical_path(steps), ended_ns)
+    # A copy of an overdue batch may end when the request has its answer from another one.
+    on_time = [step for step in steps if step.run.reported_ns <= ended_ns]
+    cause, part = _largest(trace, _critical_path(on_time or steps), ended_ns)
     outcome = trace.outcome
     return Explanation(
         trace.id,
@@ -165,8 +167,10 @@ def _steps(trace: Trace) -> list[_Step]:
             continue  # two stages of the request were in one batch
         for member in run.batch.members:
             if member.request == trace.arrival.request:
-                # A stage that ran before was in a batch that failed.
-                before = done.get(member.stage) or _gate(trace.stages, member.stage, done)
+                # A stage that ran before was in a batch that failed; a copy that ran at the same time is no cause.
+                before = done.get(member.stage)
+                if before is None or before.run.reported_ns > run.dispatched_ns:
+                    before = _gate(trace.stages, member.stage, done)
                 ready_ns = trace.arrived_ns if before is None else before.run.reported_ns
                 steps.append(_Step(run, member, ready_ns, before))
         done.update((step.member.stage, step) for step in steps if step.run is run)

@@ -29,7 +29,7 @@ _FAILED = tuple(index for index, each in enumerate(_OUTCOMES) if each.startswith
 _REFUSED = tuple(index for index, each in enumerate(_OUTCOMES) if each.startswith(("rejected_", "evicted_")))
 
 
-class Ended(NamedTuple):
+class EndedRequests(NamedTuple):
     """Requests that ended within some time: in time, late, refused or evicted, failed, and cancelled."""
 
     good: int
@@ -104,7 +104,7 @@ class Window:
             self.cost = 0.0
 
     @property
-    def ended(self) -> Ended:
+    def ended(self) -> EndedRequests:
         """The requests that ended, by how they ended."""
         return _ended(self.sums)
 
@@ -306,8 +306,8 @@ def _counts(meter: PipelineMeter) -> list[int]:
     return [*meter.outcomes.values(), *meter.duration.counts, *meter.stage_rows]
 
 
-def _ended(counts: Sequence[int]) -> Ended:
-    return Ended(
+def _ended(counts: Sequence[int]) -> EndedRequests:
+    return EndedRequests(
         counts[_GOOD],
         counts[_LATE],
         sum([counts[index] for index in _REFUSED]),

@@ -8,7 +8,7 @@ import orjson
 
 from sluice.batcher.interface.plan_data import StagePlan
 from sluice.gateway.overview.counters import Track
-from sluice.gateway.overview.history import HISTORY_STEPS, History, Steps
+from sluice.gateway.overview.history import HISTORY_STEPS, History, HistorySteps
 from sluice.gateway.overview.pieces import MAX_TEXT, cut, rounded
 from sluice.gateway.overview.plans import PlanBoard
 from sluice.gateway.overview.sampled import Sampled
@@ -100,10 +100,10 @@ class Detail:
         found = self._plans.of(pipeline)
         if found is None:
             return None
-        plan, told = found.plan, found.forecast
+        plan, predicted = found.plan, found.forecast
         if plan is None:
             return {"in_force": False, "reason": found.reason[:MAX_TEXT]}
-        figures = told.configuration if told is not None and told.is_of(plan) else None
+        figures = predicted.configuration if predicted is not None and predicted.is_of(plan) else None
         window = None if track is None or not track.window else track.window
         stages = []
         for index, (stage, ran) in enumerate(zip(plan.stages, seen, strict=False)):
@@ -125,8 +125,8 @@ class Detail:
             "reason": found.reason,
             "built_s": self._sampled.day_s(found.since_ns),
             "rate": rounded(found.rate),
-            "highest_rate": None if told is None else rounded(told.highest_rate),
-            "headroom": None if told is None else rounded(told.headroom(found.rate)),
+            "highest_rate": None if predicted is None else rounded(predicted.highest_rate),
+            "headroom": None if predicted is None else rounded(predicted.headroom(found.rate)),
             "cost_per_1000": rounded(1000 * plan.cost),
             "predicted_p50_ms": None if figures is None else rounded(figures.p50_ms),
             "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns)),
@@ -143,5 +143,5 @@ class Detail:
         return {"kind": stage.kind, "partitions": ready, "batch": stage.batch}
 
 
-def _columns(steps: Steps) -> dict[str, Any]:
+def _columns(steps: HistorySteps) -> dict[str, Any]:
     return {name: getattr(steps, name) for name in steps._fields[1:]}

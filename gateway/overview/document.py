@@ -39,7 +39,7 @@ _NOT_SERVED_STEPS = 10
 
 
 class Question(NamedTuple):
-    """What a viewer asks for: the details of a `pipeline` ("": the busiest), and what it has not seen yet.
+    """The wish of a viewer: the details of a `pipeline` ("": the busiest), and what it has not seen yet.
 
     Steps of the history that ended after `since_s` (of the time of day), and bars with a number above `bars_since`;
     None: all that there are. Without `explains`, no requests are shown.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 HISTORY_STEPS = 300
 
 
-class Steps(NamedTuple):
+class HistorySteps(NamedTuple):
     """Steps of a history from number `first` on, in columns: `good` to `cancelled` count requests that ended so."""
 
     first: int
@@ -38,13 +38,13 @@ class History:
             quantiles.append(quantile_ms)
         self._last = step
 
-    def steps(self, first: int, last: int) -> Steps:
+    def steps(self, first: int, last: int) -> HistorySteps:
         """The steps from number `first` to `last`, which is no earlier than any that was recorded."""
         self._skip_to(last)
         length = last - max(first, self._begin + 1, last - HISTORY_STEPS + 1) + 1
         counts = [list(each)[len(each) - length :] if length > 0 else [] for each in self._counts]
         quantiles = [list(each)[len(each) - length :] if length > 0 else [] for each in self._quantiles]
-        return Steps(last - max(length, 0) + 1, *counts, *quantiles)  # type: ignore[arg-type]
+        return HistorySteps(last - max(length, 0) + 1, *counts, *quantiles)  # type: ignore[arg-type]
 
     def _skip_to(self, step: int) -> None:
         """Add steps in which nothing ended, up to one."""

@@ -22,7 +22,7 @@ MAX_RESIDENT = 4
 OVERLOAD_SHARE, OVERLOAD_LEAST = 0.01, 10
 """The share of the requests of the window, and their least number, that are refused by a server that is overloaded."""
 RECOUNT_STEPS = 10
-"""Steps after which the memory of models is counted again, since it may be measured anew."""
+"""Steps after which the memory of models is counted again, since it may be measured again."""
 _OVERLOAD = (
     Outcome.REJECTED_DEADLINE,
     Outcome.REJECTED_QUEUE_FULL,
@@ -151,16 +151,16 @@ class Rows:
 
     def trouble(self, trace: Trace) -> dict[str, Any]:
         """A request that was not answered in time, with the sentence that explains it."""
-        told = explain(trace, trace.ended_ns)
+        explained = explain(trace, trace.ended_ns)
         return {
-            "id": told.id[:MAX_TEXT],
-            "pipeline": public_key(told.pipeline),
-            "outcome": told.outcome,
+            "id": explained.id[:MAX_TEXT],
+            "pipeline": public_key(explained.pipeline),
+            "outcome": explained.outcome,
             "at_s": self._sampled.day_s(trace.ended_ns),
-            "total_ms": told.total_ms,
-            "deadline_ms": told.deadline_ms,
-            "cause": told.cause,
-            "sentence": told.sentence[:MAX_TEXT],
+            "total_ms": explained.total_ms,
+            "deadline_ms": explained.deadline_ms,
+            "cause": explained.cause,
+            "sentence": explained.sentence[:MAX_TEXT],
         }
 
     def _rates(self, window: Window | None) -> dict[str, float | None]:
@@ -218,7 +218,7 @@ class Rows:
 
 
 def _proof(status: PartitionStatus | None) -> str:
-    """Whether the limits of a partition are enforced, in words."""
+    """The proof of a partition's limits, in words."""
     if status is None:
         return "not known: Sluice does not start this server"
     if status.enforcement is Enforcement.ENFORCED:

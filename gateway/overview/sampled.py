@@ -1,4 +1,4 @@
-"""What the overview knows between two ticks: the samples, the pipelines that are served, and the time."""
+"""The state of the overview between two ticks: the samples, the pipelines that are served, and the time."""
 
 from heapq import nsmallest
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What does not change while a pipeline is served: its kind, its stages and its outputs, as the document shows them."""
+"""The parts of a pipeline that stay while it is served: its kind, its stages and its outputs, for the document."""
 
 from typing import Any
 

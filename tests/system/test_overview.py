@@ -1,4 +1,4 @@
-"""What a running server says of itself: the document and its events beside the metrics, also with front ends."""
+"""A running server says what it does: the document and its events beside the metrics, also with front ends."""
 
 import http.client
 import json
@@ -192,10 +192,10 @@ def test_what_is_not_served_and_what_is_planned_is_said(server: GatewayServer) -
     assert plan["highest_rate"] > 10
     status, _, body = server.request("GET", "/v2/sluice/plan?pipeline=both")
     assert status == 200
-    (told,) = json.loads(body)["pipelines"]
-    assert told["pipeline"] == "both:1"
-    assert told["slo_ms"] == 5000
-    assert [stage["model"] for stage in told["plan"]["stages"]] == ["short:1", "long:1"]
+    (explained,) = json.loads(body)["pipelines"]
+    assert explained["pipeline"] == "both:1"
+    assert explained["slo_ms"] == 5000
+    assert [stage["model"] for stage in explained["plan"]["stages"]] == ["short:1", "long:1"]
     (every,) = json.loads(server.request("GET", "/v2/sluice/plan")[2])["pipelines"]
     assert every["pipeline"] == "both:1"
     assert every["highest_rate"] is None  # looked for if one is asked for
@@ -205,9 +205,9 @@ def test_a_late_request_is_among_the_troubles_with_what_why_says(server: Gateway
     miss(server)
     until(lambda: bool(now(server)["troubles"]))
     trouble = now(server)["troubles"][0]
-    told = json.loads(server.request("GET", f"/v2/sluice/requests/{trouble['id']}")[2])
-    assert trouble["sentence"] == told["sentence"]
-    assert trouble["outcome"] == told["outcome"]
+    explained = json.loads(server.request("GET", f"/v2/sluice/requests/{trouble['id']}")[2])
+    assert trouble["sentence"] == explained["sentence"]
+    assert trouble["outcome"] == explained["outcome"]
     assert abs(trouble["at_s"] - time.time()) < 60
 
 
@@ -222,6 +222,17 @@ def test_the_metrics_port_has_the_same(server: GatewayServer) -> None:
         connection.request("GET", path)
         assert connection.getresponse().status == 200
         connection.close()
+
+
+def test_the_head_of_the_events_holds_nothing(server: GatewayServer) -> None:
+    for _ in range(MAX_VIEWERS + 1):
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        connection.request("HEAD", "/v2/sluice/now/events")
+        response = connection.getresponse()
+        assert response.status == 200
+        response.read()
+        connection.close()
+    assert server.request("GET", "/v2/sluice/plan")[0] == 200
 
 
 def test_viewers_that_leave_make_room_and_others_are_served_meanwhile(server: GatewayServer) -> None:

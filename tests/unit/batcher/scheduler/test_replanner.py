@@ -209,6 +209,22 @@ def test_one_plan_is_built_at_a_time() -> None:
     assert following.observed.rates["m:1"] > 4_000
 
 
+def test_the_plan_in_force_is_kept_with_what_it_was_made_from() -> None:
+    watched = Watched()
+    assert watched.replanner.in_force is None
+    watched.replanner.changed()
+    order = watched.replanner.review(2 * S)
+    assert order is not None
+    plan = Plan(())
+    watched.replanner.built(order.build, plan, 3 * S)
+    assert watched.replanner.in_force == (plan, order.observed, 3 * S)
+    watched.replanner.changed()
+    order = watched.replanner.review(4 * S)
+    assert order is not None
+    watched.replanner.built(order.build, None, 5 * S)
+    assert watched.replanner.in_force[0] is plan  # one that could not be built leaves the one before
+
+
 def test_a_plan_that_was_not_asked_for_is_a_broken_rule() -> None:
     with pytest.raises(AssertionError, match="plan 7 was not asked for"):
         Watched().replanner.built(7, None, 0)

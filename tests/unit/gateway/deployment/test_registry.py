@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from sluice.gateway.deployment.registry import ModelRegistry, VersionStatus
+from sluice.gateway.deployment.registry import UNLOADED, ModelRegistry, VersionStatus
 from sluice.models.errors import BackendUnavailable, ModelNotFound, RequestError, UnsupportedRequest, VersionNotFound
 from sluice.models.pipelines.pipeline import Pipeline, Stage
 from sluice.models.repository.scan import BrokenEntry
@@ -282,3 +282,25 @@ def test_names_versions_and_reasons_are_listed() -> None:
     assert registry.broken("cascade") == "model big:1 did not load: too big"
     assert registry.broken("mlp") == "mlp/3/model.onnx: not a model"
     assert registry.broken("absent") is None
+
+
+def test_what_is_not_served_is_listed_with_its_reason() -> None:
+    def listed(registry: ModelRegistry) -> list[tuple[str, str, str]]:
+        return [each for each in registry.not_served() if each[0]]
+
+    inventory, registry = new_registry()
+    assert listed(registry) == [
+        ("mlp", "3", "mlp/3/model.onnx: not a model"),
+        ("mlp", "1", "model mlp:1 is still loading"),
+        ("mlp", "2", "model mlp:2 is still loading"),
+        ("cascade", "1", "model mlp:1 is still loading"),
+        ("torn", "", "torn/model.onnx: not a model"),
+    ]
+    inventory.partition_ready("cpu0", ["mlp:1", "mlp:2"], {"big:1": "no room"})
+    inventory.partition_ready("cpu1", ["mlp:1", "mlp:2"], {"big:1": "no room"})
+    registry.list_foreign({"README.md": "it is no model"})
+    registry.set_unavailable("torn", {"1": (VersionStatus.UNAVAILABLE, UNLOADED)})
+    assert listed(registry) == [
+        ("mlp", "3", "mlp/3/model.onnx: not a model"),
+        ("cascade", "1", "model big:1 did not load: no room"),
+    ]

@@ -199,6 +199,19 @@ def test_events_begin_at_once_and_a_client_that_leaves_is_noticed(served: Instan
     talk(served, conversation)
 
 
+def test_the_head_of_the_events_ends_at_once(page: Path) -> None:
+    served = instant_gateway(MODEL, page=page, access=AccessRules())
+
+    async def conversation(client: Client) -> None:
+        client.send(message("HEAD", "/v2/sluice/now/events"))
+        assert b"content-type: text/event-stream; charset=utf-8\r\n" in await next_event(client)
+        client.send(message("GET", "/v2/health/live"))
+        assert (await client.reply()).json == {"live": True}
+
+    talk(served, conversation)
+    assert served.overview.viewers == 0
+
+
 def test_a_stopping_server_ends_the_events_and_the_connection_goes_on(served: InstantGateway) -> None:
     async def conversation(client: Client) -> None:
         client.send(message("GET", "/v2/sluice/now/events"))

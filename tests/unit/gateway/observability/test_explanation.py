@@ -114,6 +114,21 @@ def test_times_follow_each_other_and_a_request_pays_for_its_rows() -> None:
 ME = Member(7, 0, 1)
 
 
+def test_a_copy_that_ran_beside_an_overdue_batch_waited_for_nothing() -> None:
+    overdue = ran(batch(1, ME, predicted_ms=3), 1, 1.5, 59, 60)
+    copy = ran(batch(2, ME, predicted_ms=12, reason=ReleaseReason.RETRY), 9, 9.5, 11, 11.5)
+    explained = explain(trace([copy, overdue], Outcome.COMPLETED_LATE, 11.5), 0)
+    assert [(each.batch, each.queue_ms, each.hand_off_ms) for each in explained.stages] == [
+        (2, 9.0, 0.5),
+        (1, 1.0, 0.5),
+    ]
+    assert explained.cause == "queue"
+    assert explained.sentence == (
+        "It was 1.5 ms late; the largest cause was waiting behind other requests: 9.0 ms, all of it for stage 'mlp' on "
+        "cpu0."
+    )
+
+
 @pytest.mark.parametrize(
     ("runs", "ended_ms", "cause", "sentence"),
     [

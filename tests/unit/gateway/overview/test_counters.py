@@ -104,7 +104,7 @@ def test_stages_and_costs_are_differences_as_well() -> None:
     assert window.cost_per_1000_good == 350.0
 
 
-def test_a_pipeline_whose_stages_change_begins_anew_and_keeps_its_history() -> None:
+def test_a_pipeline_whose_stages_change_begins_again_and_keeps_its_history() -> None:
     sampled = Sampled("p:1")
     sampled.end("p:1", Outcome.COMPLETED, 5)
     sampled.tick("p:1")
@@ -119,7 +119,7 @@ def test_a_pipeline_whose_stages_change_begins_anew_and_keeps_its_history() -> N
     assert (steps.first, steps.good) == (101, [5, 0, 2, 0])
 
 
-def test_only_so_many_pipelines_have_a_history_and_a_chosen_one_takes_the_place_of_another() -> None:
+def test_a_bounded_number_of_pipelines_has_a_history_and_a_chosen_one_takes_the_place_of_another() -> None:
     names = [f"p{number}:1" for number in range(MAX_HISTORIES + 2)]
     sampled = Sampled(*names)
     for name in names:

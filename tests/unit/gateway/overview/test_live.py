@@ -146,7 +146,7 @@ def test_a_server_that_stops_sends_one_more_document_and_ends_the_stream() -> No
     watched(scene)
 
 
-def test_there_may_be_so_many_viewers_and_each_makes_room_when_it_leaves() -> None:
+def test_the_number_of_viewers_is_bounded_and_each_makes_room_when_it_leaves() -> None:
     async def scene(each: Watched, loop: VirtualLoop) -> None:
         viewers = [each.watch() for _ in range(MAX_VIEWERS)]
         for viewer in viewers:

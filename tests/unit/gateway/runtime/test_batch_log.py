@@ -32,3 +32,23 @@ def test_the_rows_of_a_stage_count_once_where_they_run_again_elsewhere() -> None
     assert 'sluice_stage_rows_total{pipeline="p",stage="small"} 5.0' in text
     assert 'sluice_stage_rows_total{pipeline="p",stage="large"} 5.0' in text
     assert 'sluice_cost_total{pipeline="p"} 3e+06' in text
+
+
+def test_batches_that_complete_are_reported_while_somebody_watches() -> None:
+    metrics = ServerMetrics({"p": ["only"]}, ["cpu0"], dict, lambda: 0)
+    log = BatchLog(metrics.meters, lambda partition: 1.0)
+    seen: list[int] = []
+
+    def run(number: int, *, fails: bool = False) -> None:
+        log.dispatched(DispatchBatch(number, "cpu0", "m:1", 1, (), ReleaseReason.IDLE, MS), [], 0)
+        failed = BatchFailed(number, FailureCause.WORKER_LOST, "killed")
+        log.ended(failed if fails else BatchCompleted(number, 0, MS), MS)
+
+    run(1)
+    log.watch = lambda batch: seen.append(batch.batch.batch)
+    run(2)
+    run(3, fails=True)
+    run(4)
+    log.watch = None
+    run(5)
+    assert seen == [2, 4]

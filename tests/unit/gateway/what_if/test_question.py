@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, StageConfig
+from sluice.batcher.interface.plan_data import Observed
 from sluice.batcher.planner.registry import path_planners
 from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.what_if.answer import LimitingFactor, PlanAnswer, TableSource, TableUsed
@@ -259,3 +260,26 @@ def test_40_stages_of_which_each_has_options() -> None:
     found = asked(what_if(chain(*keys), dict.fromkeys(keys, BOTH), partitions=(QUICK, CHEAP)), 800)
     assert found.feasible
     assert (found.plan.p99_ms, len(found.plan.stages)) == (800, 40)
+
+
+def test_a_pipeline_beside_others_has_what_they_leave() -> None:
+    pipelines = [msgspec.structs.replace(single(key), slo_ns=100 * MS) for key in "ab"]
+    spec = spec_of([model(key, 4) for key in "ab"], pipelines, partitions=(QUICK,), limits=Limits(hand_off_ns=0))
+    tables = {key: {"cpu1": FLAT} for key in "ab"}
+
+    def highest(beside: float) -> float:
+        case = WhatIf.beside_others(spec, Observed(tables, {"a": 5.0, "b": beside}, {}), pipelines[0])
+        return case.highest_rate(100 * MS)
+
+    alone = WhatIf(msgspec.structs.replace(spec, pipelines=(pipelines[0],)), tables, {}).highest_rate(100 * MS)
+    assert highest(0.0) == pytest.approx(alone, rel=0.01)
+    assert highest(50.0) < 0.95 * alone
+
+
+def test_the_figures_of_a_configuration_that_was_chosen_before() -> None:
+    now = what_if(chain("a", "b"), {"a": BOTH, "b": BOTH}, partitions=(QUICK, CHEAP)).at(1.0)
+    found = now.configured([("a", 1, "cpu1"), ("b", 1, "cpu1/x3")])
+    assert found is not None
+    assert [each.option.kind for each in found.candidates] == ["cpu1", "cpu1/x3"]
+    assert found.latency_ns == 40 * MS
+    assert now.configured([("a", 1, "cpu1"), ("b", 3, "cpu1")]) is None
