@@ -159,7 +159,7 @@ class MetricsServer:
                 return _Answer("200 OK", {"content-type": EVENT_TYPE, **EVENT_HEADERS}, b"")
             page.overview.check_room()
             return page.overview.stream(question)
-        if path == "/" and not wants_html(request.headers.get("accept", "")):
+        if path == "/" and not (wants_html(request.headers.get("accept", "")) and page.files.has_index):
             return _Answer("200 OK", {**_JSON, "vary": "accept"}, orjson.dumps({"status": "alive"}))
         found = await page.files.find("index.html" if path == "/" else unquote(path.removeprefix("/page/")))
         if found is None:

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 import orjson
 
-from sluice.gateway.overview.document import Overview, Question, Reply
-from sluice.gateway.overview.plans import PlanForecast, report
+from sluice.gateway.overview.document import Overview, Question
+from sluice.gateway.overview.plans import PlanForecast
+from sluice.gateway.overview.plans_in_force import report
 from sluice.gateway.overview.sources import Sources
 from sluice.models.errors import BackendUnavailable, ServingError
 from sluice.models.units import NS_PER_S, NS_PER_US
@@ -44,6 +45,7 @@ class LiveOverview:
         self._looked_ns = 0
         self._forecasting: asyncio.Task[None] | None = None
         self._plans = asyncio.Lock()
+        self._plans_known: tuple[object, bytes] | None = None
         self.viewers = 0
         sources.registry.subscribe(self._served_changed)
 
@@ -54,7 +56,8 @@ class LiveOverview:
 
     async def document(self, question: Question) -> bytes:
         """The document as of the last tick. Raises ServingError if it cannot be written."""
-        return (await self._ask(question)).body
+        overview = await self._look()
+        return (await _in_slices(overview.reply(question))).body
 
     async def stream(self, question: Question) -> AsyncGenerator[bytes]:
         """The document at once and after every tick, each with what is new; ends after that of a stopping server.
@@ -65,8 +68,9 @@ class LiveOverview:
         self.viewers += 1
         try:
             while True:
-                reply = await self._ask(question)
+                overview = await self._look()
                 published = self._published
+                reply = await _in_slices(overview.reply(question))
                 yield reply.body
                 if reply.is_last:
                     return
@@ -90,20 +94,18 @@ class LiveOverview:
         else:
             names = sorted({each.key for each in registry.serving.values()})
             names = [name for name in names if name in scheduler.pipelines and scheduler.pipelines[name].config.slo_ns]
-        async with self._plans:
-            in_force = scheduler.served.replanner.in_force
-            found = await asyncio.to_thread(
-                report, scheduler.spec, in_force, names, offset_ns, with_limits=bool(pipeline)
-            )
-        return orjson.dumps(found)
+        async with self._plans:  # one at a time; who asks the same gets the same
+            spec, in_force = scheduler.spec, scheduler.served.replanner.in_force
+            asked = (pipeline, tuple(names), spec, in_force)
+            if self._plans_known is None or self._plans_known[0] != asked:
+                found = await asyncio.to_thread(report, spec, in_force, names, offset_ns, with_limits=bool(pipeline))
+                self._plans_known = asked, orjson.dumps(found)
+            return self._plans_known[1]
 
     def check_room(self) -> None:
         """Raise BackendUnavailable if no more viewers may have a stream."""
         if self.viewers >= MAX_VIEWERS:
             raise BackendUnavailable(f"{MAX_VIEWERS} viewers have this stream open, which is the most that may")
-
-    async def _ask(self, question: Question) -> Reply:
-        return await _in_slices((await self._look()).reply(question))
 
     async def _look(self) -> Overview:
         """The overview after its first tick; begins to sample unless it does already."""

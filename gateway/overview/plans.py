@@ -4,9 +4,9 @@ The functions that compute them take milliseconds, so they run in a thread, and 
 at.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,8 +20,6 @@ from sluice.gateway.what_if.figures import PlanFigures
 from sluice.gateway.what_if.planning import RateScenario, WhatIf
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.pipeline import Pipeline
-from sluice.models.spec import public_key
-from sluice.models.units import NS_PER_S, ns_to_ms
 
 PRECISION = 0.01
 """Relative precision of the highest rate: that of `sluice plan` would take twice as long."""
@@ -147,102 +145,14 @@ def forecast(spec: SchedulerSpec, in_force: PlanInForce, config: PipelineConfig,
     rate = in_force.observed.rates.get(config.name, 0.0)
     what_if = WhatIf.beside_others(spec, in_force.observed, config, 1 - SELDOM)
     try:
-        configuration = _figures(what_if.at(rate), config, plan)
+        configuration = figures_of(what_if.at(rate), config, plan)
         highest = what_if.highest_rate(config.slo_ns, PRECISION)
     except (ConfigError, KeyError):  # the models or partitions are others by now; the next plan will know
         return PlanForecast(config.name, in_force.since_ns, None, None)
     return PlanForecast(config.name, in_force.since_ns, configuration, highest)
 
 
-def report(
-    spec: SchedulerSpec, in_force: PlanInForce | None, names: Sequence[str], offset_ns: int, *, with_limits: bool
-) -> dict[str, Any]:
-    """The plans of pipelines as `GET /v2/sluice/plan` shows them, with what was seen that led to them.
-
-    `names` are those of the scheduler. The highest rate, which takes longest, is only looked for `with_limits`.
-    """
-    configs = {config.name: config for config in spec.pipelines}
-    found = [_report(spec, in_force, configs[name], with_limits=with_limits) for name in names if name in configs]
-    observed = None if in_force is None else in_force.observed
-    used = {(stage["model"], stage["kind"]) for each in found if each["plan"] for stage in each["plan"]["stages"]}
-    return {
-        "in_force": in_force is not None,
-        "built_s": None if in_force is None else round((in_force.since_ns + offset_ns) / NS_PER_S, 3),
-        "planner": "exact",
-        "partitions": {} if observed is None else _partitions(spec, observed.up),
-        "residency": {} if in_force is None else in_force.plan.residency,
-        "latencies": []
-        if observed is None
-        else [
-            {"model": public_key(model), "kind": kind, "ms_by_rows": {str(n): ns_to_ms(ns) for n, ns in table.cells}}
-            for model, kinds in observed.tables.items()
-            for kind, table in kinds.items()
-            if (model, kind) in used
-        ],
-        "pipelines": found,
-    }
-
-
-def _report(
-    spec: SchedulerSpec, in_force: PlanInForce | None, config: PipelineConfig, *, with_limits: bool
-) -> dict[str, Any]:
-    plan, reason = planned(in_force, config)
-    shown: dict[str, Any] = {
-        "pipeline": public_key(config.name),
-        "slo_ms": ns_to_ms(config.slo_ns) if config.slo_ns else None,
-        "percentile": config.percentile,
-        "rate": None if in_force is None else in_force.observed.rates.get(config.name, 0.0),
-        "reason": reason,
-        "feasible": plan is not None and plan.feasible,
-        "plan": None,
-        "highest_rate": None,
-        "headroom": None,
-        "probabilities": None if in_force is None else _probabilities(in_force, config),
-    }
-    if plan is None or in_force is None:
-        return shown
-    if with_limits:
-        predicted = forecast(spec, in_force, config, plan)
-        shown |= {"highest_rate": predicted.highest_rate, "headroom": predicted.headroom(shown["rate"])}
-        configuration = predicted.configuration
-    else:
-        try:
-            scenario = WhatIf.beside_others(spec, in_force.observed, config, 1 - SELDOM).at(shown["rate"])
-            configuration = _figures(scenario, config, plan)
-        except (ConfigError, KeyError):
-            configuration = None
-    shown["plan"] = _as_planned(plan, config) if configuration is None else msgspec.to_builtins(configuration)
-    return shown
-
-
-def _figures(scenario: RateScenario, config: PipelineConfig, plan: PipelinePlan) -> PlannedConfiguration | None:
+def figures_of(scenario: RateScenario, config: PipelineConfig, plan: PipelinePlan) -> PlannedConfiguration | None:
+    """The figures of a plan at the rates of a scenario; None if it cannot be chosen there."""
     chosen = scenario.configured([(stage.model, stage.batch, stage.kind) for stage in plan.stages])
     return None if chosen is None else PlanFigures(scenario, config.slo_ns, set()).configuration(chosen)
-
-
-def _as_planned(plan: PipelinePlan, config: PipelineConfig) -> dict[str, Any]:
-    """The figures of the plan itself, where the others cannot be found again."""
-    stages = [
-        {
-            "stage": stage.name,
-            "model": each.model,
-            "kind": each.kind,
-            "batch": each.batch,
-            "p99_ms": ns_to_ms(each.latency_ns),
-        }
-        for stage, each in zip(config.stages, plan.stages, strict=True)
-    ]
-    return {"stages": stages, "p50_ms": None, "p99_ms": ns_to_ms(plan.latency_ns), "cost_per_1000": plan.cost * 1000}
-
-
-def _probabilities(in_force: PlanInForce, config: PipelineConfig) -> dict[str, float]:
-    seen = in_force.observed.probabilities.get(config.name, (1.0,) * len(config.stages))
-    return {stage.name: share for stage, share in zip(config.stages, seen, strict=True)}
-
-
-def _partitions(spec: SchedulerSpec, up: Sequence[str]) -> dict[str, int]:
-    kinds: dict[str, int] = {}
-    for partition in spec.partitions:
-        if not up or partition.name in up:
-            kinds[partition.kind] = kinds.get(partition.kind, 0) + 1
-    return kinds

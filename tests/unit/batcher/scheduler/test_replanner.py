@@ -222,7 +222,9 @@ def test_the_plan_in_force_is_kept_with_what_it_was_made_from() -> None:
     order = watched.replanner.review(4 * S)
     assert order is not None
     watched.replanner.built(order.build, None, 5 * S)
-    assert watched.replanner.in_force[0] is plan  # one that could not be built leaves the one before
+    kept = watched.replanner.in_force  # a plan that could not be built leaves the one before
+    assert kept is not None
+    assert kept.plan is plan
 
 
 def test_a_plan_that_was_not_asked_for_is_a_broken_rule() -> None:

@@ -150,6 +150,9 @@ def test_the_page_its_files_and_the_document_are_on_this_port_too(tmp_path: Path
     assert b"\r\ncontent-security-policy: default-src 'self';" in html
     assert html.endswith(b"\r\n\r\n<!doctype html>")
     assert Page(tmp_path).ask("GET / HTTP/1.1").endswith(b'{"status":"alive"}')
+    without = Page(tmp_path)
+    (tmp_path / "index.html").unlink()
+    assert without.ask("GET / HTTP/1.1", "Accept: text/html").endswith(b'{"status":"alive"}')
     css = Page(tmp_path).ask("GET /page/page.css HTTP/1.1")
     assert css.endswith(b"\r\n\r\nbody{}")
     etag = css.partition(b"etag: ")[2].partition(b"\r\n")[0].decode()

@@ -7,7 +7,8 @@ import pytest
 from sluice.batcher.interface.decisions import BuildPlan
 from sluice.batcher.interface.events import PartitionReady, PlanBuilt, RequestArrived
 from sluice.batcher.planner.build import build_plan
-from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN, report
+from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN
+from sluice.gateway.overview.plans_in_force import report
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S, ms_to_ns
