@@ -30,16 +30,18 @@ FILL_S = 300
 OVERLOAD_S = 25
 MOST_BYTES = 250_000
 PARTITIONS = [{"name": f"cpu{core}", "cores": [core], "memory_mb": 512} for core in (0, 1)]
-TRAFFIC = (("digits-deep", 100, 1), ("digits-cascade", 40, 1), ("digits-ensemble", 20, 1))
+TRAFFIC = (("digits-deep", 80, 1), ("digits-cascade", 40, 1), ("digits-ensemble", 20, 1))
 TOO_MUCH = ("digits-deep", 300, 4)
 """Models, requests a second, and rows of each."""
-DEEP = """slo_ms: 100
+OBJECTIVE = "slo_ms: 250"
+"""That of all pipelines: a machine that does other things meanwhile can keep it too."""
+DEEP = f"""{OBJECTIVE}
 stages:
-  prep:  {model: prep, inputs: {raw: request.raw}}
-  small: {model: rf256, inputs: {x: prep.x}}
-  large: {model: deep, inputs: {x: prep.x}, when: {stage: small, output: probs, confidence: max, below: 0.995}}
+  prep:  {{model: prep, inputs: {{raw: request.raw}}}}
+  small: {{model: rf256, inputs: {{x: prep.x}}}}
+  large: {{model: deep, inputs: {{x: prep.x}}, when: {{stage: small, output: probs, confidence: max, below: 0.995}}}}
 outputs:
-  probs: {from: [large.probs, small.probs]}
+  probs: {{from: [large.probs, small.probs]}}
 """
 """A cascade whose last model takes long enough for batches to be seen."""
 
@@ -59,6 +61,8 @@ def main() -> None:
         build_deep(repository)
         (repository / "digits-deep").mkdir()
         (repository / "digits-deep" / "pipeline.yaml").write_text(DEEP)
+        for file in repository.glob("*/pipeline.yaml"):
+            file.write_text(file.read_text().replace("slo_ms: 50", OBJECTIVE))
         config = {"partitions": PARTITIONS, "prices": {"core_hour": 0.05}, "max_batch_size": 4}
         server = stack.enter_context(gateway_server(repository, directory, config))
         browser = stack.enter_context(chromium(path))

@@ -97,14 +97,7 @@ function facts(pairs) {
   return list;
 }
 
-/** The parts of a stage's time. A second copy of a batch may be handed over before its first has failed: no queue. */
-function partsOf(stage) {
-  const queue = Math.max(stage.queue_ms, 0);
-  return { ...stage, queue_ms: queue, hand_off_ms: Math.max(stage.hand_off_ms + Math.min(stage.queue_ms, 0), 0) };
-}
-
-function explanation(answer) {
-  const found = { ...answer, stages: answer.stages.map(partsOf) };
+function explanation(found) {
   const scale = Math.max(...found.stages.map((stage) => PARTS.reduce((sum, [key]) => sum + stage[key], 0)), 1e-6);
   const legend = element("div", "legend");
   for (const [, name] of PARTS) {

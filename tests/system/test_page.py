@@ -325,8 +325,7 @@ def test_stages_come_after_their_sources_and_do_not_cover_each_other(
                 box = card.bounding_box()
                 assert box is not None
                 boxes[card.inner_text().split("\n")[0]] = box
-            along = "x" if width == 1360 else "y"
-            places = [boxes[name][along] for name in order]
+            places = [boxes[name]["x"] if width == 1360 else boxes[name]["y"] for name in order]
             assert places == sorted(set(places))
             for one, other in itertools.combinations(boxes.values(), 2):
                 beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
