@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.gateway.observability.meters import DURATION_BOUNDS_NS
 from sluice.gateway.overview.counters import quantile_ns
 from sluice.gateway.overview.live import MAX_VIEWERS
-from sluice.models.units import NS_PER_S
 from tests.support.gateway.processes import front_ends, until
 from tests.support.gateway.server import STOP_TIMEOUT_S, GatewayServer, gateway_server
 from tests.support.models.timed_models import save_timed
 
 CONFIG: dict[str, object] = {"partitions": 2, "metrics_port": 0, "default_slo_ms": 60_000}
+DURATIONS = "sluice_request_duration_seconds_bucket"
 SHORT_MS, LONG_MS = 2, 20
 CHAIN = """
 slo_ms: 5000
@@ -71,9 +72,14 @@ def now(server: GatewayServer, query: str = "", headers: dict[str, str] | None =
     return json.loads(body) if status == 200 else status
 
 
-def scrape(server: GatewayServer) -> dict[str, float]:
-    lines = server.request("GET", "/metrics")[2].decode().splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+def scrape(server: GatewayServer) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """The samples of the metrics by name and labels."""
+    families = text_string_to_metric_families(server.request("GET", "/metrics")[2].decode())
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
 
 
 @contextmanager
@@ -134,12 +140,14 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
             latest = next_document(stream)
             good += latest["pipeline"]["history"]["good"]
 
-    def counted(name: str) -> int:
-        return round(after[name] - before[name])
+    def counted(name: str, **labels: str) -> int:
+        sample = name, frozenset({"pipeline": "both:1", **labels}.items())
+        return round(after[sample] - before[sample])
 
-    assert sum(good) == counted('sluice_requests_total{outcome="completed",pipeline="both:1"}') == 30
-    bounds = [f"{bound / NS_PER_S:g}" for bound in DURATION_BOUNDS_NS] + ["+Inf"]
-    upto = [counted(f'sluice_request_duration_seconds_bucket{{le="{each}",pipeline="both:1"}}') for each in bounds]
+    assert sum(good) == counted("sluice_requests_total", outcome="completed") == 30
+    limits = {float(dict(labels)["le"]): dict(labels)["le"] for name, labels in after if name == DURATIONS}
+    upto = [counted(DURATIONS, le=limits[each]) for each in sorted(limits)]
+    assert len(upto) == len(DURATION_BOUNDS_NS) + 1
     buckets = [count - below for count, below in zip(upto, [0, *upto], strict=False)]
     (row,) = [each for each in latest["pipelines"] if each["name"] == "both:1"]
     for cell, share in (("p50_ms", 0.5), ("p99_ms", 0.99)):
@@ -150,7 +158,7 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
     assert row["requests_per_s"] == pytest.approx(30 / window_s, rel=1e-3)
     stages = latest["pipeline"]["stages"]
     for stage, model in zip(stages, ("short:1", "long:1"), strict=True):
-        ran = counted(f'sluice_stage_rows_total{{pipeline="both:1",stage="{stage["name"]}"}}')
+        ran = counted("sluice_stage_rows_total", stage=stage["name"])
         assert ran == 30
         assert stage["rows_per_s"] == pytest.approx(30 / window_s, rel=1e-3)
         assert (stage["model"], stage["share"]) == (model, 1.0)
