@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from sluice.gateway.cli.http_client import TIMEOUT_S, Headers, Refused
 from sluice.gateway.cli.inference.messages import Inference, Inferred, ModelInfo, TensorInfo, from_wire, to_wire
 from sluice.models.client_tls import ClientTls, connection_hint
-from sluice.models.errors import NotFoundError, ServingError
+from sluice.models.errors import ConfigError, NotFoundError, ServingError
 from sluice.models.tensors.spec import DataType
 
 MAX_MESSAGE_BYTES = 1 << 30
@@ -64,10 +64,14 @@ class GrpcInference:
         return ModelInfo(answer.name, inputs, outputs)
 
     def infer(self, inference: Inference) -> Inferred:
-        """Send the request, and wait for the answer."""
-        message = service_pb2.ModelInferRequest(model_name=self._model, model_version=self._version, id=inference.id)
-        for name, value in inference.parameters.items():
-            _set(message.parameters[name], value)
+        """Send the request, and wait for the answer. Raises ConfigError for what gRPC cannot carry."""
+        message = service_pb2.ModelInferRequest(model_name=self._model, model_version=self._version)
+        try:
+            message.id = inference.id
+            for name, value in inference.parameters.items():
+                _set(message.parameters[name], value)
+        except ValueError as error:  # also for texts that are not Unicode
+            raise ConfigError(f"id or parameters cannot be sent over gRPC: {error}") from error
         for name, tensor in inference.inputs.items():
             message.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.array.shape)
             message.raw_input_contents.append(to_wire(tensor))

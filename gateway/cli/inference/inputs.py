@@ -96,7 +96,9 @@ def _body(document: dict[str, Any], data: bytes, model: ModelInfo) -> Inference:
         _check_names("", {name: None}, model)
         shape = each.get("shape")
         values = _from_lists(known[name], each["data"])
-        if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+        if shape is not None:
+            if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+                raise ConfigError(f"input '{name}': expected a shape of whole numbers, got {shape!r:.80}")
             if element_count(tuple(shape)) != values.size:
                 raise ConfigError(f"input '{name}': shape {shape} does not fit {values.size} elements of data")
             values = values.reshape(shape)

@@ -57,9 +57,12 @@ class Inferred(NamedTuple):
 
 
 def to_wire(tensor: TypedArray) -> bytes:
-    """The elements of a tensor in wire form."""
+    """The elements of a tensor in wire form. Raises ConfigError for a text that has no form in UTF-8."""
     if tensor.datatype is DataType.BYTES:
-        return encode_bytes(tensor.array, rows=1)[0]
+        try:
+            return encode_bytes(tensor.array, rows=1)[0]
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"expected texts of Unicode, got {error.object!r:.80}") from error
     return np.ascontiguousarray(tensor.array).tobytes()
 
 

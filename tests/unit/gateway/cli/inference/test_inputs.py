@@ -2,12 +2,23 @@
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sluice.gateway.cli.inference.grpc import GrpcInference
 from sluice.gateway.cli.inference.inputs import read_inputs, zeros
-from sluice.gateway.cli.inference.messages import ModelInfo, TensorInfo, TypedArray, as_bf16, as_numbers
+from sluice.gateway.cli.inference.messages import (
+    Inference,
+    ModelInfo,
+    TensorInfo,
+    TypedArray,
+    as_bf16,
+    as_numbers,
+    to_wire,
+)
+from sluice.models.client_tls import ClientTls
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import Array
 from sluice.models.tensors.spec import DataType
@@ -117,3 +128,25 @@ def test_what_does_not_fit_is_named(data: bytes, info: ModelInfo, expected: str)
     with pytest.raises(ConfigError) as raised:
         read_inputs(data, "f", info)
     assert str(raised.value).startswith(expected)
+
+
+@pytest.mark.parametrize("shape", ["[-1, -2]", "[true, 2]", "[1.5, 2]", "4"])
+def test_a_body_has_a_shape_of_whole_numbers(shape: str) -> None:
+    data = f'{{"inputs": [{{"name": "x", "shape": {shape}, "datatype": "FP32", "data": [1, 2]}}]}}'
+    with pytest.raises(ConfigError, match=r"^f: input 'x': expected a shape of whole numbers, got "):
+        read_inputs(data.encode(), "f", ONE)
+
+
+def test_texts_that_are_not_unicode_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected texts of Unicode, got "):
+        to_wire(read_inputs(b'["\\ud800"]', "f", TEXT).inputs["text"])
+
+
+@pytest.mark.parametrize("body", [{"id": "\ud800"}, {"parameters": {"\ud800": 1}}, {"parameters": {"a": 1 << 64}}])
+def test_what_grpc_cannot_carry_is_refused(body: dict[str, Any]) -> None:
+    inference = Inference({}, **body)
+    with (
+        GrpcInference("grpc://127.0.0.1:1", (), ClientTls(), "m", "", 1.0) as server,
+        pytest.raises(ConfigError, match="cannot be sent over gRPC"),
+    ):
+        server.infer(inference)
