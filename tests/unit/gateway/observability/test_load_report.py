@@ -80,7 +80,7 @@ def test_reports_are_renewed_after_their_life_from_what_came_since() -> None:
     assert "application_utilization=0.0, rps_fractional=0.0, eps=0.0" in later
 
 
-def test_a_pipeline_that_is_counted_anew_has_no_negative_rate() -> None:
+def test_a_pipeline_that_gets_other_stages_has_no_negative_rate() -> None:
     server = Server()
     server.report.header(LoadFormat.TEXT)
     server.meters.serve("m:1", ["m", "another"])
