@@ -47,12 +47,12 @@ class Prometheus(NamedTuple):
 
 @contextmanager
 def prometheus(directory: Path, port: int, target: str, rules: Path) -> Iterator[Prometheus]:
-    """Scrape `target` twice a second as the job sluice, and evaluate rules as often."""
+    """Scrape `target` every second as the job sluice, and evaluate rules as often."""
     config = directory / "prometheus.json"
     config.write_text(
         json.dumps(
             {
-                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(rules)],
                 "scrape_configs": [{"job_name": "sluice", "static_configs": [{"targets": [target]}]}],
             }

@@ -141,9 +141,16 @@ def test_all_rules_are_evaluated_and_a_healthy_server_raises_no_alarm(watched: W
         time.sleep(0.2)
     rules = watched.prometheus.rules()
     assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
-    alerts = {rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting"}
-    quiet = {name for name, state in alerts.items() if state == "inactive"}
-    assert quiet >= alerts.keys() - {"SluiceRequestsRefused", "SluicePartitionNotEnforced"}
+    expected = {"SluiceRequestsRefused", "SluicePartitionNotEnforced"}
+    # A busy machine may miss a scrape, for which an alert is pending until the next one.
+    while _alarms(watched.prometheus) - expected and time.monotonic() < until:
+        time.sleep(0.2)
+    assert _alarms(watched.prometheus) <= expected
+
+
+def _alarms(scraper: Prometheus) -> set[str]:
+    """The alerts that are pending or fire."""
+    return {rule["name"] for rule in scraper.rules() if rule["type"] == "alerting" and rule["state"] != "inactive"}
 
 
 def test_promtool_has_no_complaint_about_metrics_that_are_not_named_by_triton(watched: Watched) -> None:
