@@ -28,6 +28,11 @@ class Prometheus(NamedTuple):
         """The series that a query has now. Raises AssertionError for a query that is refused."""
         return list(self._get("query", query=expr)["result"])
 
+    def exemplars(self, expr: str) -> list[Any]:
+        """The exemplars of the last minutes, by series."""
+        now_s = time.time()
+        return list(self._get("query_exemplars", query=expr, start=f"{now_s - 600}", end=f"{now_s + 60}"))
+
     def label_values(self, name: str, match: str) -> list[str]:
         """The values of a label of a metric."""
         return list(self._get(f"label/{name}/values", **{"match[]": match}))
@@ -63,6 +68,7 @@ def prometheus(directory: Path, port: int, target: str, rules: Path) -> Iterator
         f"--config.file={config}",
         f"--storage.tsdb.path={directory / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=exemplar-storage",
     ]
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(arguments, stdout=log, stderr=log)

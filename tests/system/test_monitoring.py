@@ -63,6 +63,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         "front_ends": 1,
         "metrics_port": 0,
         "metrics_interval_ms": 100,
+        # No collector is needed: exemplars are of all requests that are recorded.
+        "trace": {"mode": "opentelemetry", "rate": 5, "opentelemetry": {"endpoint": "http://127.0.0.1:9"}},
     }
     with gateway_server(repository, directory, config, ["--metrics-config", "summary_latencies=true"]) as server:
         target = f"127.0.0.1:{json.loads((directory / 'ready.json').read_text())['metrics_port']}"
@@ -133,6 +135,23 @@ def test_every_query_of_the_dashboard_the_alerts_and_the_reference_has_an_answer
         found = re.fullmatch(r"label_values\((.*), (\w+)\)", _filled_in(variable["definition"]))
         assert found is not None
         assert watched.prometheus.label_values(found[2], found[1])
+
+
+def test_prometheus_keeps_the_exemplars_that_the_chart_of_latencies_shows(watched: Watched) -> None:
+    queries = [
+        target["expr"]
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for target in panel.get("targets", ())
+        if target.get("exemplar")
+    ]
+    assert queries
+    for query in map(_filled_in, queries):
+        until = time.monotonic() + SETTLE_S
+        while not (found := watched.prometheus.exemplars(query)) and time.monotonic() < until:
+            time.sleep(0.2)
+        ids = {each["labels"]["trace_id"] for series in found for each in series["exemplars"]}
+        assert ids
+        assert all(re.fullmatch("[0-9a-f]{32}", id) for id in ids)
 
 
 def test_all_rules_are_evaluated_and_a_healthy_server_raises_no_alarm(watched: Watched) -> None:
