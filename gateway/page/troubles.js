@@ -13,7 +13,10 @@ const PARTS = [
 const REQUEST_MS = 8_000;
 
 export function showTroubles(now) {
-  const { troubles, not_served: missing, not_served_more: more } = now;
+  const { totals, troubles, not_served: missing, not_served_more: more } = now;
+  // The document lists none for a page that may not ask for explanations.
+  const unseen = troubles.length === 0 && totals.refused_per_s + totals.late_per_s > 0;
+  setText($("troubles-none"), unseen ? "Not listed: the group 'explain' is not open to this page." : "None lately.");
   setHidden($("troubles-none"), troubles.length > 0);
   setHidden($("troubles-table"), troubles.length === 0);
   keyed(

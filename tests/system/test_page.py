@@ -242,6 +242,16 @@ def test_states_have_words_and_moods(browser: Browser, made_up: DocumentServer) 
         assert seen.page.locator("[aria-live]").count() == 1
 
 
+def test_a_page_that_may_not_explain_requests_does_not_say_that_none_was_late(
+    browser: Browser, made_up: DocumentServer
+) -> None:
+    made_up.situation = "unexplained"
+    with watched(browser, made_up.url) as seen:
+        expect(seen.page.locator("#troubles-none")).to_contain_text("the group 'explain' is not open to this page")
+        made_up.situation = "empty"
+        expect(seen.page.locator("#troubles-none")).to_have_text("None lately.")
+
+
 def test_fifty_pipelines_are_found_by_their_names(browser: Browser, made_up: DocumentServer) -> None:
     made_up.situation = "crowded"
     with watched(browser, made_up.url) as seen:

@@ -72,7 +72,7 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
         "partitions": partitions,
         "partitions_more": 0,
         "timeline": _timeline(situation, now_s, bars_since, partitions, models),
-        "troubles": _troubles(situation, now_s, name),
+        "troubles": [] if situation == "unexplained" else _troubles(situation, now_s, name),
         "not_served": _not_served(situation),
         "not_served_more": 960 if situation == "crowded" else 0,
     }
