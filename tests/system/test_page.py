@@ -215,6 +215,9 @@ def test_nothing_is_wider_than_the_window(
             assert (width, seen.overflow()) == (width, 0)
         seen.page.set_viewport_size({"width": 1360, "height": 760})
         assert seen.page.evaluate("document.documentElement.scrollHeight") == 760
+        if situation in {"overload", "lost"}:  # all rows of the plan can be read, below a strip that gives reasons
+            hidden = "(each => each.scrollHeight - each.clientHeight)(document.querySelector('#plan .scroll'))"
+            assert seen.page.evaluate(hidden) == 0
         back = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert back == {"light": "rgb(243, 245, 248)", "dark": "rgb(13, 17, 23)"}[scheme]
         assert (seen.said, seen.off_host(made_up.url)) == ([], [])
@@ -240,6 +243,41 @@ def test_states_have_words_and_moods(browser: Browser, made_up: DocumentServer) 
         changes += "document.getElementById('said'), {childList: true, characterData: true, subtree: true});"
         assert seen.page.evaluate(changes + "setTimeout(() => done(n), 2500); })") == 0
         assert seen.page.locator("[aria-live]").count() == 1
+
+
+def test_red_is_what_misses_its_objective(browser: Browser, made_up: DocumentServer) -> None:
+    first = document("ready", int(time.time()))
+    first["pipeline"].update(percentile=95)
+    first["pipeline"]["plan"].update(predicted_p50_ms=0.5, seen_p50_ms=3.7, seen_p99_ms=60.0)
+    first["pipeline"]["plan"]["stages"][1].update(predicted_ms=1.0, seen_ms=1.5)
+    first["pipelines"][0].update(percentile=95, in_time=0.96, p99_ms=60.0)
+    first["pipelines"][1].update(percentile=99, in_time=0.96)
+    with watched_offline(browser, made_up, first) as page:
+        rows = page.locator("#plan-rows tr")
+        expect(rows.first).to_contain_text("7.4 ×")
+        assert [row.get_attribute("data-off") for row in rows.all()[:4]] == ["false", "false", "false", "true"]
+        choices = page.locator(".choice").all()[:2]
+        assert [each.get_attribute("data-bad") for each in choices] == ["false", "true"]
+
+
+def test_a_headroom_that_what_is_seen_contradicts_is_in_doubt(browser: Browser, made_up: DocumentServer) -> None:
+    first = document("ready", int(time.time()))
+    with watched_offline(browser, made_up, first) as page:
+        expect(page.locator("#headroom")).to_have_attribute("data-tight", "false")
+        expect(page.locator("#headroom-text")).to_have_text("headroom; highest rate 810/s")
+        first["pipelines"][0].update(requests_per_s=200.0, refused_per_s=20.0)
+        page.evaluate("text => window.source.onmessage({ data: text })", json.dumps(first))
+        expect(page.locator("#headroom")).to_have_attribute("data-tight", "true")
+        expect(page.locator("#headroom-text")).to_contain_text(re.compile("by the plan, yet 10.0.% are refused"))
+
+
+def test_the_first_step_which_is_longer_than_a_second_is_no_burst(browser: Browser, made_up: DocumentServer) -> None:
+    first = document("ready", int(time.time()))
+    history = first["pipeline"]["history"]
+    history.update({name: history[name][:3] for name in history if isinstance(history[name], list)})
+    history["good"] = [30, 20, 21]
+    with watched_offline(browser, made_up, first) as page:
+        expect(page.locator("#outcomes-text")).to_contain_text("good: now 21, between 20 and 21")
 
 
 def test_fifty_pipelines_are_found_by_their_names(browser: Browser, made_up: DocumentServer) -> None:
