@@ -15,6 +15,10 @@ const REQUEST_MS = 8_000;
 export function showTroubles(now) {
   const { troubles, not_served: missing, not_served_more: more } = now;
   setHidden($("troubles-none"), troubles.length > 0);
+  setText(
+    $("troubles-none"),
+    now.troubles_open ? "None lately." : "Not shown: the group 'explain' is closed to this page.",
+  );
   setHidden($("troubles-table"), troubles.length === 0);
   keyed(
     $("troubles-rows"),

@@ -24,6 +24,7 @@ from tests.support.models.timed_models import save_timed
 CONFIG: dict[str, object] = {"partitions": 2, "metrics_port": 0, "default_slo_ms": 60_000}
 DURATIONS = "sluice_request_duration_seconds_bucket"
 SHORT_MS, LONG_MS = 2, 20
+ATTEMPTS = 5
 CHAIN = """
 slo_ms: 5000
 stages:
@@ -131,12 +132,12 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
         assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         first = next_document(stream)
         before = scrape(server)
-        infer(server, "both", 30)
-        infer(server, "short", 20)
+        infer(server, "both", 10)
+        infer(server, "short", 5)
         after = scrape(server)
         good = first["pipeline"]["history"]["good"]
         latest = first
-        while sum(good) < 30:
+        while sum(good) < 10:
             latest = next_document(stream)
             good += latest["pipeline"]["history"]["good"]
 
@@ -144,7 +145,7 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
         sample = name, frozenset({"pipeline": "both:1", **labels}.items())
         return round(after[sample] - before[sample])
 
-    assert sum(good) == counted("sluice_requests_total", outcome="completed") == 30
+    assert sum(good) == counted("sluice_requests_total", outcome="completed") == 10
     limits = {float(dict(labels)["le"]): dict(labels)["le"] for name, labels in after if name == DURATIONS}
     upto = [counted(DURATIONS, le=limits[each]) for each in sorted(limits)]
     assert len(upto) == len(DURATION_BOUNDS_NS) + 1
@@ -154,15 +155,15 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
         expected_ns = quantile_ns(buckets, share)
         assert expected_ns is not None
         assert row[cell] == pytest.approx(expected_ns / 1e6, rel=1e-3)
-    window_s = latest["totals"]["requests_per_s"] and 50 / latest["totals"]["requests_per_s"]
-    assert row["requests_per_s"] == pytest.approx(30 / window_s, rel=1e-3)
+    window_s = latest["totals"]["requests_per_s"] and 15 / latest["totals"]["requests_per_s"]
+    assert row["requests_per_s"] == pytest.approx(10 / window_s, rel=1e-3)
     stages = latest["pipeline"]["stages"]
     for stage, model in zip(stages, ("short:1", "long:1"), strict=True):
         ran = counted("sluice_stage_rows_total", stage=stage["name"])
-        assert ran == 30
-        assert stage["rows_per_s"] == pytest.approx(30 / window_s, rel=1e-3)
+        assert ran == 10
+        assert stage["rows_per_s"] == pytest.approx(10 / window_s, rel=1e-3)
         assert (stage["model"], stage["share"]) == (model, 1.0)
-    assert stages[1]["latency_ms"] == pytest.approx(LONG_MS, rel=0.5)
+    assert stages[1]["latency_ms"] >= LONG_MS
     assert row["in_time"] == latest["totals"]["in_time"] == 1.0
 
 
@@ -196,7 +197,8 @@ def test_what_is_not_served_and_what_is_planned_is_said(server: GatewayServer) -
     plan = now(server, "?pipeline=both")["pipeline"]["plan"]
     assert plan["in_force"] is True
     assert [stage["stage"] for stage in plan["stages"]] == ["first", "second"]
-    assert [stage["predicted_ms"] for stage in plan["stages"]] == pytest.approx([SHORT_MS, LONG_MS], rel=0.5)
+    predicted = [stage["predicted_ms"] for stage in plan["stages"]]
+    assert all(ms >= 0.9 * least for ms, least in zip(predicted, (SHORT_MS, LONG_MS), strict=True))
     assert plan["highest_rate"] > 10
     status, _, body = server.request("GET", "/v2/sluice/plan?pipeline=both")
     assert status == 200
@@ -269,14 +271,18 @@ def lose_worker(server: GatewayServer) -> None:
 
 def test_a_lost_partition_shows_with_its_reason(repository: Path, tmp_path: Path) -> None:
     with gateway_server(repository, tmp_path, CONFIG) as server, events(server.http_port) as stream:
-        next_document(stream)
-        lose_worker(server)
-        lose_worker(server)  # the first loss is mended at once, maybe before the next tick
-        document = next_document(stream)
-        while document["server"]["state"] != "ready":
-            assert document["server"]["state"] == "degraded"
-            assert document["server"]["reasons"][0].startswith("partition cpu0 is down: ")
-            document = next_document(stream)
+        lost: list[Any] = []
+        for _ in range(ATTEMPTS):  # a worker that is back before the next tick has not been seen
+            lose_worker(server)
+            lose_worker(server)  # the first loss is mended at once, by the spare worker
+            back_s = time.time()
+            while (document := next_document(stream))["server"]["now_s"] < back_s or document["server"]["reasons"]:
+                if document["server"]["reasons"]:
+                    lost.append(document["server"])
+            if lost:
+                break
+        assert {each["state"] for each in lost} == {"degraded"}
+        assert lost[0]["reasons"][0].startswith("partition cpu0 is down: ")
         assert [each["state"] for each in document["partitions"]] == ["ready", "ready"]
 
 

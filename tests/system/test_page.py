@@ -254,10 +254,18 @@ def test_red_is_what_misses_its_objective(browser: Browser, made_up: DocumentSer
     first["pipelines"][1].update(percentile=99, in_time=0.96)
     with watched_offline(browser, made_up, first) as page:
         rows = page.locator("#plan-rows tr")
-        expect(rows.first).to_contain_text("7.4 ×")
+        expect(rows.first).to_contain_text("7.4")
         assert [row.get_attribute("data-off") for row in rows.all()[:4]] == ["false", "false", "false", "true"]
         choices = page.locator(".choice").all()[:2]
         assert [each.get_attribute("data-bad") for each in choices] == ["false", "true"]
+
+
+def test_troubles_that_may_not_be_seen_are_not_said_to_be_none(browser: Browser, made_up: DocumentServer) -> None:
+    first = {**document("ready", int(time.time())), "troubles": []}
+    with watched_offline(browser, made_up, first) as page:
+        expect(page.locator("#troubles-none")).to_have_text("None lately.")
+        page.evaluate("text => source.onmessage({ data: text })", json.dumps({**first, "troubles_open": False}))
+        expect(page.locator("#troubles-none")).to_contain_text("group 'explain'")
 
 
 def test_a_headroom_that_what_is_seen_contradicts_is_in_doubt(browser: Browser, made_up: DocumentServer) -> None:
