@@ -99,7 +99,9 @@ def take_pictures(browser: Browser, server: GatewayServer) -> None:
 def opened(browser: Browser, url: str, size: Sequence[int], scheme: str) -> Page:
     """The page in a window of a size."""
     context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if scheme == "dark" else "light"
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",  # no colour is between two
     )
     page = context.new_page()
     page.goto(url)

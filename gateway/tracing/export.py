@@ -14,7 +14,7 @@ from sluice.gateway.observability.logs import log
 from sluice.gateway.observability.metrics import MetricsSource
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.tracing.messages import (
-    EndedRequests,
+    EndedTraces,
     FinishExport,
     FromExporter,
     SpanCounts,
@@ -142,7 +142,7 @@ class SpanExport(MetricsSource):
             return
         traces, self._waiting = self._waiting[:FLUSH_TRACES], self._waiting[FLUSH_TRACES:]
         try:
-            process.send(EndedRequests(tuple(traces)))
+            process.send(EndedTraces(tuple(traces)))
         except PartitionError as error:  # batches of very many requests
             self._unread += sum(map(most_spans, traces))
             logger.warning("the spans of %d requests are dropped: %s", len(traces), error)

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 
 from sluice.gateway.tracing.exporter import SpanQueue, build_exporter, build_resource
-from sluice.gateway.tracing.messages import EndedRequests, FinishExport, SpanCounts, StartExport, ToExporter
+from sluice.gateway.tracing.messages import EndedTraces, FinishExport, SpanCounts, StartExport, ToExporter
 from sluice.models.processes import leave_signals_to_gateway
 from sluice.mps.ipc.channel import Channel
 from sluice.mps.isolation.launch import end_with_parent
@@ -36,7 +36,7 @@ def _run(channel: Channel[ToExporter]) -> None:
     while True:
         for message, _ in channel.receive(wait=True):
             match message:
-                case EndedRequests(traces):
+                case EndedTraces(traces):
                     queue.put(traces)
                 case FinishExport(timeout_s):
                     queue.finish(timeout_s)

@@ -13,7 +13,7 @@ class StartExport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     version: str
 
 
-class EndedRequests(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EndedTraces(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Requests that have their outcomes and whose spans are to be exported."""
 
     traces: tuple[Trace, ...]
@@ -25,7 +25,7 @@ class FinishExport(msgspec.Struct, frozen=True, tag=True, array_like=True):
     timeout_s: float
 
 
-ToExporter = StartExport | EndedRequests | FinishExport
+ToExporter = StartExport | EndedTraces | FinishExport
 
 
 class SpanCounts(msgspec.Struct, frozen=True, tag=True, array_like=True):

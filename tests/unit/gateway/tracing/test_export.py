@@ -9,7 +9,7 @@ import pytest
 
 from sluice.gateway.config.tracing import OtlpSettings
 from sluice.gateway.tracing.export import FLUSH_TRACES, MOST_WAITING, SpanExport
-from sluice.gateway.tracing.messages import EndedRequests, FinishExport, SpanCounts, StartExport, ToExporter
+from sluice.gateway.tracing.messages import EndedTraces, FinishExport, SpanCounts, StartExport, ToExporter
 from sluice.gateway.tracing.spans import most_spans
 from sluice.mps.ipc.channel import Channel
 from tests.unit.gateway.tracing.test_spans import CASCADE, request
@@ -101,7 +101,7 @@ def test_requests_go_to_the_exporter_a_few_in_a_message() -> None:
         start, *messages = bench.exporters[0].received()
         assert isinstance(start, StartExport)
         assert start.version == "1.0"
-        sizes = [len(each.traces) for each in messages if isinstance(each, EndedRequests)]
+        sizes = [len(each.traces) for each in messages if isinstance(each, EndedTraces)]
         assert sizes == [FLUSH_TRACES, FLUSH_TRACES, 1]
         assert bench.counts() == {"exported": 0, "queue": 0, "exporter": 0, "collector": 0}
 
@@ -117,7 +117,7 @@ def test_what_an_exporter_that_does_not_read_has_no_room_for_is_dropped() -> Non
         dropped = bench.counts()["exporter"]
         assert dropped > 0
         assert dropped % SPANS == 0
-        before = sum(len(each.traces) for each in bench.exporters[0].received() if isinstance(each, EndedRequests))
+        before = sum(len(each.traces) for each in bench.exporters[0].received() if isinstance(each, EndedTraces))
         assert before < 200 * MOST_WAITING
 
     run(conversation)
@@ -153,7 +153,7 @@ def test_the_last_requests_go_before_the_end() -> None:
         stopping = asyncio.create_task(bench.export.stop())
         await settle()
         kinds: list[type[ToExporter]] = [type(message) for message in bench.exporters[0].received()]
-        assert kinds == [StartExport, EndedRequests, FinishExport]
+        assert kinds == [StartExport, EndedTraces, FinishExport]
         bench.exporters[0].exit()
         await stopping
 

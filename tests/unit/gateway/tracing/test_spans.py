@@ -9,7 +9,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.observability.explanation import explain
 from sluice.gateway.observability.trace import BatchTrace, Trace
 from sluice.gateway.observability.trace_context import SpanRef, TraceContext
-from sluice.gateway.tracing.messages import EndedRequests
+from sluice.gateway.tracing.messages import EndedTraces
 from sluice.gateway.tracing.spans import Span, SpanLink, most_spans, spans_of
 
 MS = 1_000_000
@@ -115,6 +115,6 @@ def test_a_request_that_never_ran_is_one_span() -> None:
 def test_a_record_makes_the_same_spans_in_another_process() -> None:
     twice = run(3, "small:1", 0, (1, 2, 5, 6))
     trace = request(twice, twice, CASCADE[1])  # two stages of the request were in one batch
-    sent = msgspec.msgpack.encode(EndedRequests((trace,)))
-    (received,) = msgspec.msgpack.Decoder(EndedRequests).decode(sent).traces
+    sent = msgspec.msgpack.encode(EndedTraces((trace,)))
+    (received,) = msgspec.msgpack.Decoder(EndedTraces).decode(sent).traces
     assert spans_of(received) == spans_of(trace)
