@@ -34,12 +34,11 @@ KSERVE := .venv-kserve
 KSERVE_VERSION := 0.21.0
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
-PARTS := lint test-deploy test-system-m-p test-system-l test-system-t test-conformance test-system-q-s test-system-0-9a-k \
-	test-core-rest test-core-simulation test-front-ends test-compiled test-system-u-z test-core-gateway test-grpcio \
-	test-core-hashes \
-	test-fresh-seeds
+PARTS := lint test-front-ends test-system-m-o test-deploy test-system-p test-core-rest test-system-t test-compiled \
+	test-system-e-k test-conformance test-system-0-9a-d test-system-l test-system-q-s test-core-simulation \
+	test-core-gateway test-system-u-z test-grpcio test-core-hashes test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
-JOBS := 5
+JOBS := 6
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
@@ -133,7 +132,7 @@ simulate: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.simulate $(if $(MACHINE),--machine $(MACHINE)) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(SEED),--seed $(SEED))
 
-# test-system-0-9a-k: the files tests/system/test_[0-9a-k]*.py.
+# test-system-e-k: the files tests/system/test_[e-k]*.py.
 $(filter test-system-%,$(PARTS)): test-system-%: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m "not timed" tests/system/test_[$*]*.py
 

@@ -108,8 +108,9 @@ class LoadReport:
             named["headroom"] = min(headrooms.values())
         numbers = {
             "application_utilization": sum(busy.values()) / len(busy) if busy else 0.0,
-            "rps_fractional": (ended - self._ended) / elapsed_s,
-            "eps": (failed - self._failed) / elapsed_s,
+            # A pipeline whose stages have changed is counted from 0 again.
+            "rps_fractional": max(ended - self._ended, 0) / elapsed_s,
+            "eps": max(failed - self._failed, 0) / elapsed_s,
         }
         self._made_ns, self._busy_ns, self._ended, self._failed = now_ns, busy_ns, ended, failed
         self._texts = {LoadFormat.TEXT: _text(numbers, busy, named), LoadFormat.JSON: _json(numbers, busy, named)}

@@ -1,7 +1,10 @@
 """Metrics of the machine under the names of Triton's: its processors, memory and GPUs."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -130,7 +133,7 @@ class MachineMetrics(MetricsSource):
         if self._reading is None:
             if self._clock_s() - self._read_s < self._interval_s:
                 return
-            self._reading = asyncio.get_running_loop().run_in_executor(None, self._reader.read)
+            self._reading = _in_daemon_thread(self._reader.read)
             self._reading.add_done_callback(self._took)
         await asyncio.wait([self._reading], timeout=READ_TIMEOUT_S)
 
@@ -187,3 +190,21 @@ class MachineMetrics(MetricsSource):
                     PARTITION_MEMORY_TOTAL.sample(labels, gpu.memory_total_bytes),
                     PARTITION_MEMORY_USED.sample(labels, gpu.memory_used_bytes),
                 )
+
+
+def _in_daemon_thread(read: Callable[[], Readings]) -> asyncio.Future[Readings]:
+    """Read in a thread that does not keep the process from ending, as one of the loop's executor would."""
+    loop = asyncio.get_running_loop()
+    reading: asyncio.Future[Readings] = loop.create_future()
+
+    def attempt() -> None:
+        give: Callable[[], None]
+        try:
+            give = partial(reading.set_result, read())
+        except Exception as error:
+            give = partial(reading.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(give)
+
+    threading.Thread(target=attempt, name="machine", daemon=True).start()
+    return reading

@@ -103,5 +103,5 @@ export function count(number, word, plural = `${word}s`) {
 
 /** Words of an identifier: `completed_late` as `completed late`. */
 export function words(identifier) {
-  return identifier.replaceAll("_", " ");
+  return identifier.replaceAll("_", " ").replace("hand off", "hand-off");
 }

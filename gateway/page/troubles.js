@@ -29,8 +29,7 @@ export function showTroubles(now) {
       const [, pipeline, took, cause, ago] = row.cells;
       setName(pipeline, each.pipeline);
       setText(took, each.total_ms === null ? "–" : milliseconds(each.total_ms));
-      const why = each.cause === "hand_off" ? "hand-off" : words(each.cause || each.outcome);
-      setName(cause, why.replace(/^(rejected|evicted) /, ""), each.sentence);
+      setName(cause, words(each.cause || each.outcome).replace(/^(rejected|evicted) /, ""), each.sentence);
       setText(ago, duration(now.server.now_s - each.at_s));
       setAttribute(row, "data-outcome", each.outcome === "completed_late" ? "late" : "refused");
     },

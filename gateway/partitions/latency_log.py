@@ -9,12 +9,14 @@ from sluice.batcher.interface.events import ModelLoaded, PartitionReady, Partiti
 from sluice.gateway.observability.logs import log
 from sluice.gateway.partitions.inventory import InventoryChange
 from sluice.models.profiles.latency_table import LatencyTable
-from sluice.models.units import ms_to_ns, ns_to_ms
+from sluice.models.units import NS_PER_US, ms_to_ns, ns_to_ms
 
 logger = logging.getLogger(__name__)
 
 NOISE = 0.2
 """The part by which a measured latency may be too low by chance."""
+NOISE_NS = 100 * NS_PER_US
+"""The time by which it may be so as well: on a busy machine, a batch of some microseconds is soon twice as quick."""
 
 
 class LatencyLog:
@@ -73,7 +75,7 @@ class LatencyLog:
 def _log_faster(partition: str, model: str, table: LatencyTable) -> None:
     """Log the first batch size that takes less time than the next smaller one, by more than chance."""
     for (smaller, smaller_ns), (larger, larger_ns) in pairwise(table.cells):
-        if larger_ns < (1 - NOISE) * smaller_ns:
+        if larger_ns < (1 - NOISE) * smaller_ns - NOISE_NS:
             log(
                 logger,
                 logging.WARNING,

@@ -48,7 +48,9 @@ class PlanBuilding:
         They are only computed when somebody asks, beside the loop and for a small part of its time: who asks again
         later gets them for the plan that is the latest now.
         """
-        if self._latest is not None and self._finding is None and self._loop.time() >= self._may_find_at:
+        if self._closed or self._finding is not None:
+            return self._headrooms
+        if self._latest is not None and self._loop.time() >= self._may_find_at:
             (spec, observed), self._latest = self._latest, None
             began = self._loop.time()
             self._finding = self._loop.run_in_executor(self._pool, headrooms, spec, observed)

@@ -26,6 +26,8 @@ LINGER_S = 0.5
 MAX_TROUBLE = 500
 TRACES_PATH = "/v1/traces"
 
+logger = logging.getLogger(__name__)
+
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -167,8 +169,31 @@ def _environment_resource() -> Resource:
     return Resource({key: value for key, value in created.attributes.items() if named or key != "service.name"})
 
 
+class UnusableExporter(SpanExporter):
+    """Takes no spans, for a reason that is told with each export."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Refuse the spans."""
+        logger.error("%s", self._reason)
+        return SpanExportResult.FAILURE
+
+
 def build_exporter(settings: OtlpSettings) -> SpanExporter:
-    """The exporter over gRPC or HTTP; what the settings leave out is read from the environment by the SDK."""
+    """The exporter over gRPC or HTTP; what the settings leave out is read from the environment by the SDK.
+
+    With settings or variables that the SDK refuses, it is an `UnusableExporter`: started again, it would do no better.
+    """
+    try:
+        return _build_exporter(settings)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return UnusableExporter(f"trace.opentelemetry or a variable OTEL_EXPORTER_* cannot be used: {what}")
+
+
+def _build_exporter(settings: OtlpSettings) -> SpanExporter:
     headers = dict(settings.headers) or None
     exporter: Any
     if settings.protocol is OtlpProtocol.GRPC:

@@ -26,6 +26,11 @@ PLATFORMS = {"onnxruntime_onnx": "onnxruntime", ENSEMBLE: ""}
 BACKENDS = ("onnxruntime", "python", "timed")
 MAX_WARM_UP_RUNS = 1000
 _ENVIRONMENT = "EXECUTION_ENV_PATH"
+_TRITON_ONLY = (
+    *("dali", "fil", "openvino", "pytorch", "pytorch_libtorch", "tensorflow", "tensorflow_graphdef"),
+    *("tensorflow_savedmodel", "tensorrt", "tensorrt_plan", "tensorrtllm", "vllm"),
+)
+"""Backends and platforms that only a Triton server runs."""
 _FORMATS = ("FORMAT_NONE", "FORMAT_NHWC", "FORMAT_NCHW")
 
 
@@ -132,16 +137,23 @@ def check_warm_up(warm_up: WarmUp, inputs: Sequence[InputConfig], max_batch_size
             raise ConfigError(f"{at}: input '{name}' is missing")
 
 
+def _instead(name: str, known: Collection[str]) -> str:
+    """The end of a message about a backend or platform that is not supported."""
+    if name in _TRITON_ONLY:
+        return "; a Triton server behind Sluice can run it (docs/operate/triton.md)"
+    return did_you_mean(name, known)
+
+
 def _check_backend(config: TritonModelConfig, path: str) -> None:
     if config.platform and config.platform not in PLATFORMS:
         raise ConfigError(
             f"{path}: platform: '{config.platform}' is not supported; expected {' or '.join(PLATFORMS)}"
-            + did_you_mean(config.platform, PLATFORMS)
+            + _instead(config.platform, PLATFORMS)
         )
     if config.backend and config.backend not in BACKENDS:
         raise ConfigError(
             f"{path}: backend: '{config.backend}' is not supported; expected {', '.join(BACKENDS)}"
-            + did_you_mean(config.backend, BACKENDS)
+            + _instead(config.backend, BACKENDS)
         )
     if config.platform and config.backend not in {"", PLATFORMS[config.platform]}:
         wanted = PLATFORMS[config.platform] or "none"

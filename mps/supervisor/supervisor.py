@@ -118,7 +118,7 @@ class Supervisor:
     @property
     def start_progress(self) -> tuple[int, int]:
         """The models that workers have tried to load so far, and all that they are to load, over all partitions."""
-        slots = self._by_name.values()
+        slots = list(self._by_name.values())  # it is called from another thread
         tried = sum(len(slot.models) if slot.ready else min(slot.tried_models, len(slot.models)) for slot in slots)
         return tried, sum(len(slot.models) for slot in slots)
 

@@ -10,10 +10,14 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 class Query(NamedTuple):
-    """A query in PromQL, and the name of its series with labels in double braces."""
+    """A query in PromQL, and the name of its series with labels in double braces.
+
+    With `exemplars`, the chart has points for requests, which lead to their traces.
+    """
 
     expr: str
     legend: str = ""
+    exemplars: bool = False
 
 
 class Panel(NamedTuple):
@@ -148,7 +152,7 @@ ROWS = (
                 (
                     Query(_quantile(0.5), "p50"),
                     Query(_quantile(0.9), "p90"),
-                    Query(_quantile(0.99), "p99"),
+                    Query(_quantile(0.99), "p99", exemplars=True),
                     Query(f"min(sluice_pipeline_objective_seconds{{{_CHOSEN}}})", "objective"),
                 ),
                 "s",
@@ -611,6 +615,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
                 "expr": query.expr,
                 "legendFormat": query.legend or "__auto",
                 "range": True,
+                **({"exemplar": True} if query.exemplars else {}),
             }
             for index, query in enumerate(panel.queries)
         ],

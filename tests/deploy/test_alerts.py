@@ -119,7 +119,13 @@ def test_each_alert_fires_in_its_trouble_and_none_without(tmp_path: Path) -> Non
         )
         for name, series in TROUBLE.items()
     ]
-    document = {"rule_files": [str(ALERTS)], "tests": [*cases, case(QUIET)]}
+    # Ten times as many as may be late would be more than all.
+    often = {f"sluice_pipeline_objective_percentile{{{PIPELINE}}}": f"60+0x{HOURS}"}
+    missed = case(requests(completed_late=100) | often, "SluiceObjectiveMissed", "SluiceObjectiveAtRisk")
+    document = {
+        "rule_files": [str(ALERTS)],
+        "tests": [*cases, missed, case(requests(completed=70, completed_late=30) | often), case(QUIET)],
+    }
     (tmp_path / "tests.yaml").write_text(json.dumps(document))
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yaml"))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
-import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
@@ -19,7 +18,7 @@ from tests.support.models.onnx_models import save_mlp
 CLIENTS = 3
 """Clients of each protocol, each with one connection that it keeps."""
 PAUSE_S = 0.02
-CONFIG: dict[str, object] = {"partitions": 1, "drain_delay_s": 2, "drain_timeout_s": 20}
+CONFIG: dict[str, object] = {"partitions": 1, "drain_delay_s": 4, "drain_timeout_s": 20}
 ROW = np.ones((1, 4), np.float32)
 
 
@@ -51,15 +50,14 @@ def ask_on(make: Callable[[Proxy], Callable[[], object]], proxy: Proxy, over: Ev
     return outcomes
 
 
-@pytest.mark.parametrize("front_ends", [0, 1])
-def test_no_request_fails_while_all_servers_are_replaced(front_ends: int, tmp_path: Path) -> None:
+def test_no_request_fails_while_all_servers_are_replaced(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     save_mlp(repository / "mlp" / "1" / "model.onnx", [4, 2])
     over = Event()
     with ExitStack() as stack:
         proxy = stack.enter_context(haproxy(tmp_path))
 
-        def started(slot: int) -> GatewayServer:
+        def started(slot: int, front_ends: int = 0) -> GatewayServer:
             directory = tmp_path / f"server-{slot}"
             directory.mkdir()
             config = {**CONFIG, "front_ends": front_ends}
@@ -67,7 +65,7 @@ def test_no_request_fails_while_all_servers_are_replaced(front_ends: int, tmp_pa
             proxy.add(slot, server)
             return server
 
-        running = [started(0), started(1)]
+        running = [started(0), started(1, front_ends=1)]
         with ThreadPoolExecutor(2 * CLIENTS) as pool:
             asking = [
                 pool.submit(ask_on, make, proxy, over) for make in (http_client, grpc_client) for _ in range(CLIENTS)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -87,12 +86,19 @@ def built_image(target: str, directory: Path) -> Iterator[Image]:
     The base, which is an image from a registry otherwise, is a Debian with Python from this machine's own sources of
     packages. It is kept in .cache for the next time.
     """
-    buildah = _Buildah(require_tool("buildah"), directory)
-    base = _base()
+    program = require_tool("buildah")
+    with _memory(directory):
+        yield from _build(_Buildah(program, directory), _base(directory), target, directory)
+
+
+@contextmanager
+def _memory(directory: Path) -> Iterator[None]:
+    """Keep what is written to a directory in memory: these are many small files, which are not needed for long."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g,mode=755", "tmpfs", str(directory)], check=True)
     try:
-        yield from _build(buildah, base, target, directory)
+        yield
     finally:
-        shutil.rmtree(directory / "storage", ignore_errors=True)  # a gigabyte, which pytest would keep
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def _build(buildah: "_Buildah", base: Path, target: str, directory: Path) -> Iterator[Image]:
@@ -145,7 +151,7 @@ class _Buildah:
         return done.stdout.strip()
 
 
-def _base() -> Path:
+def _base(scratch: Path) -> Path:
     """The archive of a Debian with Python and, as in the images of registries, apt with what that needs."""
     program = require_tool("mmdebstrap")
     kept = ROOT / ".cache" / f"image-base-{SUITE}.tar"
@@ -155,7 +161,12 @@ def _base() -> Path:
         options = ["--mode=root", "--variant=apt", f"--include={PACKAGES}", "--dpkgopt=force-unsafe-io"]
         options += ['--aptopt=Acquire::Languages "none"', *(f"--dpkgopt=path-exclude=/{each}" for each in _UNUSED)]
         done = subprocess.run(
-            [program, *options, SUITE, str(new)], capture_output=True, text=True, check=False, timeout=600
+            [program, *options, SUITE, str(new)],
+            env={**os.environ, "TMPDIR": str(scratch)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         new.replace(kept)

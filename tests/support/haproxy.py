@@ -13,6 +13,7 @@ from tests.support.tools import require_tool
 
 SLOTS = 4
 CHECK_MS = 100
+"""The time between two health checks; on a busy machine an answer may take longer than that."""
 _CONFIG = """
 global
     stats socket {control} level admin
@@ -21,6 +22,7 @@ defaults
     timeout connect 5s
     timeout client 60s
     timeout server 60s
+    timeout check 5s
     option httpchk GET /v2/health/ready
     http-check expect status 200
     retries 3

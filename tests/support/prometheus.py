@@ -28,6 +28,11 @@ class Prometheus(NamedTuple):
         """The series that a query has now. Raises AssertionError for a query that is refused."""
         return list(self._get("query", query=expr)["result"])
 
+    def exemplars(self, expr: str) -> list[Any]:
+        """The exemplars of the last minutes, by series."""
+        now_s = time.time()
+        return list(self._get("query_exemplars", query=expr, start=f"{now_s - 600}", end=f"{now_s + 60}"))
+
     def label_values(self, name: str, match: str) -> list[str]:
         """The values of a label of a metric."""
         return list(self._get(f"label/{name}/values", **{"match[]": match}))
@@ -47,12 +52,12 @@ class Prometheus(NamedTuple):
 
 @contextmanager
 def prometheus(directory: Path, port: int, target: str, rules: Path) -> Iterator[Prometheus]:
-    """Scrape `target` twice a second as the job sluice, and evaluate rules as often."""
+    """Scrape `target` every second as the job sluice, and evaluate rules as often."""
     config = directory / "prometheus.json"
     config.write_text(
         json.dumps(
             {
-                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+                "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
                 "rule_files": [str(rules)],
                 "scrape_configs": [{"job_name": "sluice", "static_configs": [{"targets": [target]}]}],
             }
@@ -63,6 +68,7 @@ def prometheus(directory: Path, port: int, target: str, rules: Path) -> Iterator
         f"--config.file={config}",
         f"--storage.tsdb.path={directory / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=exemplar-storage",
     ]
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(arguments, stdout=log, stderr=log)

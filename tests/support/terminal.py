@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 
 
 class Terminal:

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.support.gateway.processes import children, until
 from tests.support.gateway.server import GatewayServer, gateway_server
 from tests.support.models.onnx_models import save_spin
-from tests.support.otel.collector import Collector, ReceivedSpan, grpc_collector, http_collector
+from tests.support.otel.collector import Collector, ReceivedSpan, grpc_collector, http_collector, silent_address
 
 ROOT = Path(__file__).parents[2]
 CASCADE = """
@@ -268,6 +268,7 @@ def test_the_environment_configures_the_exporter(
         with gateway_server(repository, tmp_path, config) as server:
             for _ in range(4):
                 infer(server, "quick")
+            collector.wait(lambda: collector.spans)
         # All spans have come with the end of the server.
         roots = [span for span in collector.spans if span.is_server]
         assert len(roots) == 2
@@ -353,14 +354,14 @@ def test_a_collector_that_is_away_costs_spans_and_nothing_else(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
-    with grpc_collector() as gone:
-        endpoint = gone.endpoint
-    trace = otel(endpoint, rate=1)
-    with gateway_server(repository, tmp_path, server_config(trace)) as server:
+    with (
+        silent_address() as address,
+        gateway_server(repository, tmp_path, server_config(otel(f"http://{address}", rate=1))) as server,
+    ):
         assert [infer(server, "quick")[0] for _ in range(20)] == [200] * 20
-        until(lambda: metric(server, 'sluice_trace_spans_dropped_total{reason="collector"}') > 0, timeout_s=40)
+        until(lambda: metric(server, 'sluice_trace_spans_dropped_total{reason="collector"}') > 0)
         assert "spans cannot be exported" in server.log.read_text()
-        with grpc_collector(endpoint.removeprefix("http://")) as back:
+        with grpc_collector(address) as back:
             last = trace_id(9)
             infer(server, "quick", context(last))
             back.tree(last)

@@ -298,7 +298,7 @@ def _plan(chosen: ChosenNow) -> str:
         return f": no plan: {plan.reason}" if plan.reason else ": no plan"
     seen = f"p99 {_number(plan.predicted_p99_ms)} ms predicted, {_number(plan.seen_p99_ms)} seen"
     limit = f"highest rate {_number(plan.highest_rate)}/s"
-    return f": plan: {seen}; {limit}" + ("" if plan.headroom is None else f", {plan.headroom:.3g}x the present one")
+    return f": plan: {seen}; {limit}" + ("" if plan.headroom is None else f", headroom {plan.headroom:.3g}x")
 
 
 def _partitions(partitions: Sequence[PartitionNow], more: int) -> _Section:

@@ -1,5 +1,6 @@
 """A collector of OpenTelemetry for tests: real servers of OTLP over gRPC and over HTTP that keep what they get."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,8 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-WAIT_S = 20.0
+WAIT_S = 60.0
+"""Exporters have a low priority, so a busy machine keeps them waiting."""
 
 
 class ReceivedLink(NamedTuple):
@@ -104,7 +106,7 @@ def grpc_collector(address: str = "127.0.0.1:0") -> Iterator[Collector]:
             collector.take(request, dict(context.invocation_metadata()))
             return trace_service_pb2.ExportTraceServiceResponse()
 
-    server = grpc.server(ThreadPoolExecutor(4))
+    server = grpc.server(ThreadPoolExecutor(4), options=(("grpc.so_reuseport", 1),))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port(address)
     server.start()
@@ -114,6 +116,15 @@ def grpc_collector(address: str = "127.0.0.1:0") -> Iterator[Collector]:
     finally:
         collector.let_go()
         server.stop(0).wait()
+
+
+@contextmanager
+def silent_address() -> Iterator[str]:
+    """An address at which nobody listens, kept free from others: `grpc_collector` may listen there later."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 @contextmanager

@@ -80,6 +80,14 @@ def test_reports_are_renewed_after_their_life_from_what_came_since() -> None:
     assert "application_utilization=0.0, rps_fractional=0.0, eps=0.0" in later
 
 
+def test_a_pipeline_that_gets_other_stages_has_no_negative_rate() -> None:
+    server = Server()
+    server.report.header(LoadFormat.TEXT)
+    server.meters.serve("m:1", ["m", "another"])
+    server.now_ns += LIFE_NS
+    assert "rps_fractional=0.0, eps=0.0" in server.report.header(LoadFormat.TEXT)[1]
+
+
 @pytest.mark.parametrize(("asked", "form"), [("text", LoadFormat.TEXT), (" JSON", LoadFormat.JSON), ("xml", None)])
 def test_formats_that_are_not_known_get_no_report(asked: str, form: LoadFormat | None) -> None:
     assert load_format(asked) is form

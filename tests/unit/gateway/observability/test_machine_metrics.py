@@ -93,14 +93,14 @@ def test_gpus_have_what_their_driver_reports_and_partitions_the_memory_of_their_
     assert not any("gone" in line or f'gpu_uuid="{MIG}"' in line for line in lines(metrics))
 
 
-def test_a_driver_that_hangs_leaves_the_readings_before(tmp_path: Path) -> None:
+def test_a_driver_that_hangs_leaves_the_readings_before_and_lets_the_server_end(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     hangs, goes_on = threading.Event(), threading.Event()
-    goes_on.set()
+    came_back: list[bool] = []
 
     def read() -> Sequence[GpuReading]:
         if hangs.is_set():
-            goes_on.wait()
+            came_back.append(goes_on.wait(10))
         return [GpuReading(GPU, 0.5, None, None, None, None, None)]
 
     reader = MachineReader(tmp_path, read)
@@ -109,12 +109,12 @@ def test_a_driver_that_hangs_leaves_the_readings_before(tmp_path: Path) -> None:
     async def scrapes() -> None:
         await metrics.refresh()
         hangs.set()
-        goes_on.clear()
         await metrics.refresh()
         assert f'nv_gpu_utilization{{gpu_uuid="{GPU}"}} 0.5' in lines(metrics)
-        goes_on.set()
 
     asyncio.run(scrapes())
+    assert not came_back
+    goes_on.set()
 
 
 def test_a_machine_that_cannot_be_read_has_no_metrics(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_pipelines_that_come_later_count_from_then_on(caplog: pytest.LogCaptureF
 
 def test_a_larger_batch_that_takes_clearly_less_time_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(caplog)
-    by_chance = LatencyTable(((1, 100), (2, 80), (4, 70)))
+    by_chance = LatencyTable(((1, 120_000), (2, 80_000), (4, 7_000)))
     odd = LatencyTable(((1, 3_000_000), (2, 5_000_000), (4, 2_000_000), (8, 1_000_000)))
     bench.inventory.apply(PartitionReady("cpu0", {"m:1": by_chance, "n:1": odd}), UP)
     fields = {"model": "n:1", "partition": "cpu0", "rows": 4, "took_ms": 2.0}

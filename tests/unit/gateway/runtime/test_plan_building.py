@@ -94,3 +94,16 @@ def test_headrooms_that_take_long_are_found_seldom(monkeypatch: pytest.MonkeyPat
         building.close()
 
     asyncio.run(main())
+
+
+def test_who_asks_for_headrooms_after_the_end_gets_the_last_ones() -> None:
+    async def main() -> None:
+        built: asyncio.Queue[object] = asyncio.Queue()
+        building = PlanBuilding(build_plan, None, built.put_nowait)
+        building.begin(BuildPlan(0, observed(m=10.0)), spec("m"))
+        await built.get()
+        await asyncio.sleep(0)  # the plan is noted after its report
+        building.close()
+        assert building.headrooms == await building.find_headrooms() == {}
+
+    asyncio.run(main())

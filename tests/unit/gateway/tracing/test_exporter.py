@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from sluice.batcher.interface.outcome import Outcome
 from sluice.gateway.config.tracing import OtlpProtocol, OtlpSettings
 from sluice.gateway.tracing.export import settled
-from sluice.gateway.tracing.exporter import SpanQueue, build_resource, http_endpoint
+from sluice.gateway.tracing.exporter import SpanQueue, build_exporter, build_resource, http_endpoint
 from sluice.gateway.tracing.messages import SpanCounts
 from sluice.models.errors import ConfigError
 from tests.unit.gateway.tracing.test_spans import CASCADE, TRACE, request
@@ -93,6 +93,17 @@ def test_a_failed_export_is_counted_and_the_next_one_is_tried(
     queue.put([request(*CASCADE)])
     queue.finish(30)
     assert counts == [SpanCounts(0, 0, SPANS, trouble), SpanCounts(SPANS, 0, SPANS, "")]
+
+
+def test_a_variable_that_cannot_be_used_costs_the_spans_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    counts: list[SpanCounts] = []
+    exporter = build_exporter(OtlpSettings(endpoint="http://localhost:4317", protocol=OtlpProtocol.GRPC))
+    queue = SpanQueue(exporter, Resource({}), 1000, counts.append)
+    queue.put([request(*CASCADE)])
+    queue.finish(30)
+    assert (counts[-1].exported, counts[-1].failed) == (0, SPANS)
+    assert "a variable OTEL_EXPORTER_* cannot be used: ValueError: could not convert" in counts[-1].trouble
 
 
 def test_an_error_has_its_reason() -> None:

@@ -32,8 +32,15 @@ def test_what_is_allowed(text: str) -> None:
 
 BAD = [
     ('name: "n"', "name: 'n'; expected that of the directory, 'm', or none"),
-    ('platform: "tensorrt_plan"', "platform: 'tensorrt_plan' is not supported; expected onnxruntime_onnx or ensemble"),
-    ('backend: "pytorch"', "backend: 'pytorch' is not supported; expected onnxruntime, python, timed"),
+    (
+        'platform: "tensorrt_plan"',
+        "platform: 'tensorrt_plan' is not supported; expected onnxruntime_onnx or ensemble; a Triton server behind",
+    ),
+    (
+        'backend: "pytorch"',
+        "backend: 'pytorch' is not supported; expected onnxruntime, python, timed; a Triton server behind",
+    ),
+    ('backend: "onnxruntine"', r"backend: 'onnxruntine' .* timed; did you mean 'onnxruntime'\?$"),
     ('platform: "onnxruntime_onnx" backend: "python"', "backend: platform onnxruntime_onnx goes with onnxruntime, not"),
     ('platform: "ensemble" backend: "python"', "backend: platform ensemble goes with none, not with python"),
     ("max_batch_size: -1", "max_batch_size: expected 0 or more, got -1"),

@@ -47,7 +47,7 @@ def test_a_frame_in_a_pipe_has_everything() -> None:
     assert lines[15:] == [
         "  and 3 more",
         "",
-        "digits-cascade-1:1: plan: p99 21 ms predicted, 25.2 seen; highest rate 810/s, 3.8x the present one",
+        "digits-cascade-1:1: plan: p99 21 ms predicted, 25.2 seen; highest rate 810/s, headroom 3.8x",
         "  stage  model     runs for                       rows/s   share  batch  queued    ms",
         "  prep   prep:1    all rows                          212   100 %    1.6       -     -",
         "  large  rf1024:1  small: max of probs below 0.9      70  32.8 %    3.3       4  1.16",
