@@ -170,7 +170,7 @@ def _environment_resource() -> Resource:
 
 
 class UnusableExporter(SpanExporter):
-    """Takes no spans, for a reason that is told with each export."""
+    """Takes no spans, and logs the reason with each export."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

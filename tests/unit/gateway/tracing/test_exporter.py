@@ -95,7 +95,7 @@ def test_a_failed_export_is_counted_and_the_next_one_is_tried(
     assert counts == [SpanCounts(0, 0, SPANS, trouble), SpanCounts(SPANS, 0, SPANS, "")]
 
 
-def test_a_variable_that_cannot_be_used_costs_the_spans_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_cannot_be_used_costs_the_spans_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
     counts: list[SpanCounts] = []
     exporter = build_exporter(OtlpSettings(endpoint="http://localhost:4317", protocol=OtlpProtocol.GRPC))
