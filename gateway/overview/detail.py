@@ -129,7 +129,7 @@ class Detail:
             "headroom": rounded(self._plans.headroom(pipeline)),
             "cost_per_1000": rounded(1000 * plan.cost),
             "predicted_p50_ms": None if figures is None else rounded(figures.p50_ms),
-            "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns)),
+            "predicted_p99_ms": rounded(ns_to_ms(plan.latency_ns) if figures is None else figures.p99_ms),
             "seen_p50_ms": None if window is None else rounded(window.quantile_ms(0.5)),
             "seen_p99_ms": None if window is None else rounded(window.quantile_ms(0.99)),
             "stages": stages[:MAX_STAGES],

@@ -187,7 +187,7 @@ class Overview:
         pipelines = cut(shared.pipelines, room - len(timeline) + _PIPELINES_LEAST_BYTES)
         body = (
             b'{%b,"pipelines":%b,"pipelines_more":%d,"pipeline":%b,"partitions":%b,"partitions_more":%d,'
-            b'"timeline":%b,"troubles":%b,"not_served":%b,"not_served_more":%d}'
+            b'"timeline":%b,"troubles":%b,"troubles_open":%b,"not_served":%b,"not_served_more":%d}'
         ) % (
             shared.head,
             pipelines.json,
@@ -197,6 +197,7 @@ class Overview:
             partitions.left_out + shared.partitions_out,
             timeline,
             troubles.json,
+            b"true" if question.explains else b"false",
             not_served.json,
             not_served.left_out,
         )

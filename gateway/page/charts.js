@@ -119,9 +119,10 @@ class Chart {
   }
 }
 
-/** From when on a history that does not fill the charts is known; empty for one that does. */
+/** Since when a history that does not fill the charts is known; empty for one that does. */
 export function knownSince(history) {
-  return history.good.length < HISTORY - 1 ? `counted since ${minutes.format(history.start * 1000)}` : "";
+  if (history.good.length >= HISTORY - 1) return "";
+  return `counted since ${minutes.format(history.start * 1000)}, when somebody began to look`;
 }
 
 /** Marks of a logarithmic axis: 1, 2, 5, 10 …, or fewer where these would be many. */

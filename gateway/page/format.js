@@ -33,10 +33,10 @@ export function rate(value) {
   return value === 0 ? "0" : value < 0.05 ? "<0.1" : value.toFixed(1);
 }
 
-/** A duration in milliseconds, in seconds from 10 s on. */
+/** A duration in milliseconds, in seconds from 1 s on. */
 export function milliseconds(value) {
   if (value == null) return NONE;
-  return value >= 10_000 ? `${figure(value / 1000)}${SPACE}s` : `${figure(value)}${SPACE}ms`;
+  return value >= 999.5 ? `${figure(value / 1000)}${SPACE}s` : `${figure(value)}${SPACE}ms`;
 }
 
 /** A share of 1 in percent, rounded down, so that 100 % means all. */

@@ -10,7 +10,7 @@ const COMFORTABLE = 16; // pixels that a usual bar should have, as long as
 const ENOUGH = 50; // bars are in the window of the busiest lane
 const PATIENCE = 4; // ticks for which another window must suit better
 const TOUCH_MS = 4_000; // for which a batch that was touched is described
-const LANE = { least: 34, most: 62 }; // pixels
+const LANE = { least: 34, most: 80 }; // pixels
 const LEGEND = 10;
 
 /** Calls `details` with a partition whose button is pressed. */

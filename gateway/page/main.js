@@ -46,7 +46,7 @@ function show(now) {
   showTroubles(now);
 }
 
-function showChosen({ server, pipeline, timeline }) {
+function showChosen({ server, pipeline, pipelines, timeline }) {
   $("shown").toggleAttribute("data-empty", !pipeline);
   setHidden($("chosen-kind"), !pipeline);
   if (!pipeline) {
@@ -72,7 +72,11 @@ function showChosen({ server, pipeline, timeline }) {
   setText($("chosen-since"), knownSince(store.history));
   charts.update(pipeline, store.history);
   graph.update(pipeline);
-  showPlan(pipeline, server.now_s);
+  showPlan(
+    pipeline,
+    pipelines.find((each) => each.name === pipeline.name),
+    server.now_s,
+  );
 }
 
 function fromAddress() {

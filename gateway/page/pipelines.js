@@ -72,11 +72,10 @@ export class Pipelines {
         const { name, numbers, detail, level } = item.parts;
         setName(name, each.name);
         setText(numbers, rate(each.requests_per_s));
-        const late = (each.late_per_s ?? 0) + (each.refused_per_s ?? 0) + (each.failed_per_s ?? 0) > 0.05;
-        const over = each.objective_ms !== null && each.p99_ms !== null && each.p99_ms > each.objective_ms;
+        const misses = each.in_time !== null && each.in_time < each.percentile / 100 - 1e-9;
         setText(detail.firstChild, each.in_time === null ? "no requests" : `${percent(each.in_time)} in time`);
         setText(detail.lastChild, each.p99_ms === null ? "" : `p99 ${milliseconds(each.p99_ms)}`);
-        setAttribute(item, "data-bad", String(late || over));
+        setAttribute(item, "data-bad", String(misses));
         setAttribute(item, "aria-selected", String(each.name === chosen));
         setAttribute(item, "tabindex", each.name === reachable ? "0" : "-1");
         const width = `${((each.requests_per_s ?? 0) / busiest) * 100}%`;

@@ -1,12 +1,18 @@
 // The plan in force: headroom to the highest rate, and what it predicted against what is seen.
 
 import { $, keyed, setAttribute, setHidden, setName, setText, tableRow } from "./dom.js";
-import { duration, milliseconds, rate, significant, whole, wholePercent } from "./format.js";
+import { duration, milliseconds, percent, rate, significant, whole, wholePercent } from "./format.js";
 
-const OFF = 1.25; // What is seen may be this many times what was predicted before it is marked.
+const OFF = 1.25; // What is seen may be this many times what was predicted before a stage is marked.
+const REFUSED = 0.01; // of the requests, at least
+const REFUSED_PER_S = 1; // with which the headroom is in doubt, as in the state of the server
+const OWN_TIME = "predicted without the time that the server itself takes; red where it misses the objective";
 
-export function showPlan(pipeline, now_s) {
+/** Show the plan of the chosen pipeline; `rates` are its figures in the list, if it is there. */
+export function showPlan(pipeline, rates, now_s) {
   const { plan } = pipeline;
+  const refused = rates?.requests_per_s ? rates.refused_per_s / rates.requests_per_s : 0;
+  const refuses = refused > REFUSED && rates.refused_per_s >= REFUSED_PER_S;
   setHidden($("plan-reason"), Boolean(plan?.in_force));
   setHidden($("plan-body"), !plan?.in_force);
   setText($("plan-reason"), plan?.reason ? `No plan is in force: ${plan.reason}.` : "No plan is in force.");
@@ -19,14 +25,20 @@ export function showPlan(pipeline, now_s) {
     plan.built_s === null ? "" : `made ${duration(now_s - plan.built_s)} ago for ${rate(plan.rate)}/s`,
   );
   setText($("headroom-times"), plan.headroom === null ? "–" : `${significant(plan.headroom)}×`);
-  setText(
+  const highest = plan.highest_rate === null ? "" : `highest rate ${rate(plan.highest_rate)}/s`;
+  setName(
     $("headroom-text"),
-    plan.highest_rate === null ? "headroom" : `headroom; highest rate ${rate(plan.highest_rate)}/s`,
+    refuses
+      ? `headroom by the plan, yet ${percent(refused)} are refused`
+      : ["headroom", highest].filter(Boolean).join("; "),
+    refuses
+      ? `Something takes time that the plan does not know of. By the plan: ${highest || "no highest rate yet"}.`
+      : "",
   );
   const used = plan.headroom ? Math.min(1 / plan.headroom, 1) : 0;
   const bar = $("headroom").querySelector("i");
   bar.style.width = `${used * 100}%`;
-  setAttribute($("headroom"), "data-tight", String(plan.headroom !== null && plan.headroom < 1.1));
+  setAttribute($("headroom"), "data-tight", String(refuses || (plan.headroom !== null && plan.headroom < 1.1)));
   const gated = new Set(pipeline.stages.filter((stage) => stage.when).map((stage) => stage.name));
   const rows = [
     {
@@ -76,9 +88,13 @@ export function showPlan(pipeline, now_s) {
     (row, item) => {
       const more = item.predicted && item.seen !== null ? item.seen / item.predicted - 1 : null;
       const texts = [item.name, item.batch, item.on, item.show(item.predicted), item.show(item.seen), difference(more)];
-      texts.forEach((text, index) => (index ? setText(row.cells[index], text) : setName(row.cells[0], text)));
-      setAttribute(row, "data-off", String(more !== null && more > OFF - 1));
-      setAttribute(row, "data-whole", String(item.key.startsWith("p")));
+      const whole = item.key === "p50" || item.key === "p99";
+      texts.forEach((text, index) => index && setText(row.cells[index], text));
+      setName(row.cells[0], item.name, whole ? OWN_TIME : item.name);
+      const counts = Number(item.key.slice(1)) <= pipeline.percentile;
+      const missed = counts && item.seen > (pipeline.objective_ms ?? Infinity);
+      setAttribute(row, "data-off", String(whole ? missed : more !== null && more > OFF - 1));
+      setAttribute(row, "data-whole", String(whole));
     },
   );
 }
@@ -86,6 +102,6 @@ export function showPlan(pipeline, now_s) {
 function difference(more) {
   if (more === null) return "";
   if (more >= 2) return `${significant(more + 1)} ×`;
-  const percent = Math.round(more * 100);
-  return `${percent > 0 ? "+" : percent < 0 ? "−" : "±"}${Math.abs(percent)}\u00a0%`;
+  const off = Math.round(more * 100);
+  return `${off > 0 ? "+" : off < 0 ? "−" : "±"}${Math.abs(off)}\u00a0%`;
 }

@@ -39,6 +39,8 @@ export class Store {
       const before = kept ? known[name].slice(0, kept) : [];
       history[name] = [...before, ...unknown, ...fresh[name]].slice(-HISTORY);
     }
+    // The first second of all may last one and a half: its counts would look like a burst.
+    if (!kept && fresh.good.length && fresh.good.length < HISTORY) for (const name of COLUMNS) history[name][0] = null;
     history.start = fresh.start_s + step * (fresh.good.length - history.good.length);
     this.history = history;
   }

@@ -13,11 +13,12 @@ const PARTS = [
 const REQUEST_MS = 8_000;
 
 export function showTroubles(now) {
-  const { totals, troubles, not_served: missing, not_served_more: more } = now;
-  // The document lists none for a page that may not ask for explanations.
-  const unseen = troubles.length === 0 && totals.refused_per_s + totals.late_per_s > 0;
-  setText($("troubles-none"), unseen ? "Not listed: the group 'explain' is not open to this page." : "None lately.");
+  const { troubles, not_served: missing, not_served_more: more } = now;
   setHidden($("troubles-none"), troubles.length > 0);
+  setText(
+    $("troubles-none"),
+    now.troubles_open ? "None lately." : "Not shown: the group 'explain' is closed to this page.",
+  );
   setHidden($("troubles-table"), troubles.length === 0);
   keyed(
     $("troubles-rows"),

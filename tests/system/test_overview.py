@@ -4,7 +4,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from tests.support.models.timed_models import save_timed
 CONFIG: dict[str, object] = {"partitions": 2, "metrics_port": 0, "default_slo_ms": 60_000}
 DURATIONS = "sluice_request_duration_seconds_bucket"
 SHORT_MS, LONG_MS = 2, 20
+ATTEMPTS = 5
 CHAIN = """
 slo_ms: 5000
 stages:
@@ -131,12 +131,12 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
         assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         first = next_document(stream)
         before = scrape(server)
-        infer(server, "short", 20)
-        infer(server, "both", 30)
+        infer(server, "short", 5)
+        infer(server, "both", 10)
         after = scrape(server)
         good = first["pipeline"]["history"]["good"]
         latest = first
-        while sum(good) < 30:
+        while sum(good) < 10:
             latest = next_document(stream)
             good += latest["pipeline"]["history"]["good"]
 
@@ -144,7 +144,7 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
         sample = name, frozenset({"pipeline": "both:1", **labels}.items())
         return round(after[sample] - before[sample])
 
-    assert sum(good) == counted("sluice_requests_total", outcome="completed") == 30
+    assert sum(good) == counted("sluice_requests_total", outcome="completed") == 10
     limits = {float(dict(labels)["le"]): dict(labels)["le"] for name, labels in after if name == DURATIONS}
     upto = [counted(DURATIONS, le=limits[each]) for each in sorted(limits)]
     assert len(upto) == len(DURATION_BOUNDS_NS) + 1
@@ -154,15 +154,15 @@ def test_the_numbers_are_those_of_the_metrics(server: GatewayServer) -> None:
         expected_ns = quantile_ns(buckets, share)
         assert expected_ns is not None
         assert row[cell] == pytest.approx(expected_ns / 1e6, rel=1e-3)
-    window_s = latest["totals"]["requests_per_s"] and 50 / latest["totals"]["requests_per_s"]
-    assert row["requests_per_s"] == pytest.approx(30 / window_s, rel=1e-3)
+    window_s = latest["totals"]["requests_per_s"] and 15 / latest["totals"]["requests_per_s"]
+    assert row["requests_per_s"] == pytest.approx(10 / window_s, rel=1e-3)
     stages = latest["pipeline"]["stages"]
     for stage, model in zip(stages, ("short:1", "long:1"), strict=True):
         ran = counted("sluice_stage_rows_total", stage=stage["name"])
-        assert ran == 30
-        assert stage["rows_per_s"] == pytest.approx(30 / window_s, rel=1e-3)
+        assert ran == 10
+        assert stage["rows_per_s"] == pytest.approx(10 / window_s, rel=1e-3)
         assert (stage["model"], stage["share"]) == (model, 1.0)
-    assert stages[1]["latency_ms"] == pytest.approx(LONG_MS, rel=0.5)
+    assert stages[1]["latency_ms"] >= LONG_MS
     assert row["in_time"] == latest["totals"]["in_time"] == 1.0
 
 
@@ -197,7 +197,8 @@ def test_what_is_not_served_and_what_is_planned_is_said(server: GatewayServer) -
     plan = now(server, "?pipeline=both")["pipeline"]["plan"]
     assert plan["in_force"] is True
     assert [stage["stage"] for stage in plan["stages"]] == ["first", "second"]
-    assert [stage["predicted_ms"] for stage in plan["stages"]] == pytest.approx([SHORT_MS, LONG_MS], rel=0.5)
+    predicted = [stage["predicted_ms"] for stage in plan["stages"]]
+    assert all(ms >= 0.9 * least for ms, least in zip(predicted, (SHORT_MS, LONG_MS), strict=True))
     assert plan["highest_rate"] > 10
     status, _, body = server.request("GET", "/v2/sluice/plan?pipeline=both")
     assert status == 200
@@ -270,14 +271,18 @@ def lose_worker(server: GatewayServer) -> None:
 
 def test_a_lost_partition_shows_with_its_reason(repository: Path, tmp_path: Path) -> None:
     with gateway_server(repository, tmp_path, CONFIG) as server, events(server.http_port) as stream:
-        next_document(stream)
-        lose_worker(server)
-        lose_worker(server)  # the first loss is mended at once, maybe before the next tick
-        document = next_document(stream)
-        while document["server"]["state"] != "ready":
-            assert document["server"]["state"] == "degraded"
-            assert document["server"]["reasons"][0].startswith("partition cpu0 is down: ")
-            document = next_document(stream)
+        lost: list[Any] = []
+        for _ in range(ATTEMPTS):  # a worker that is back before the next tick has not been seen
+            lose_worker(server)
+            lose_worker(server)  # the first loss is mended at once, by the spare worker
+            back_s = time.time()
+            while (document := next_document(stream))["server"]["now_s"] < back_s or document["server"]["reasons"]:
+                if document["server"]["reasons"]:
+                    lost.append(document["server"])
+            if lost:
+                break
+        assert {each["state"] for each in lost} == {"degraded"}
+        assert lost[0]["reasons"][0].startswith("partition cpu0 is down: ")
         assert [each["state"] for each in document["partitions"]] == ["ready", "ready"]
 
 
@@ -298,21 +303,16 @@ def test_a_stopping_server_says_so_and_ends_the_streams(repository: Path, tmp_pa
             assert time.monotonic() - began < STOP_TIMEOUT_S / 2
 
 
-def test_the_page_can_need_a_key(repository: Path, tmp_path: Path) -> None:
+def test_on_a_network_the_page_can_need_a_key_and_requests_are_not_shown(repository: Path, tmp_path: Path) -> None:
     keys = [{"groups": ["page"], "header": "page-key", "value": "s3cret"}]
-    with gateway_server(repository, tmp_path, {**CONFIG, "restricted": keys}) as server:
+    key = {"page-key": "s3cret"}
+    with gateway_server(repository, tmp_path, {**CONFIG, "host": "0.0.0.0", "restricted": keys}) as server:
         assert now(server) == 403
-        assert now(server, headers={"page-key": "s3cret"})["server"]["state"] == "ready"
         with events(metrics_port(server)) as refused:
             assert refused.status == 403
         assert server.request("GET", "/")[2] == b'{"status":"alive"}'
-
-
-def test_on_a_network_requests_are_not_shown(repository: Path, tmp_path: Path) -> None:
-    with gateway_server(repository, tmp_path, {**CONFIG, "host": "0.0.0.0"}) as server:
         miss(server)
-        until(lambda: now(server)["totals"]["requests_per_s"] is not None)
-        assert now(server)["troubles"] == []
-        with socket.create_connection(("127.0.0.1", server.http_port)) as connection:
-            connection.sendall(b"GET /v2/sluice/requests/x HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert connection.recv(12) == b"HTTP/1.1 403"
+        until(lambda: now(server, headers=key)["totals"]["requests_per_s"] is not None)
+        found = now(server, headers=key)
+        assert (found["server"]["state"], found["troubles"], found["troubles_open"]) == ("ready", [], False)
+        assert server.request("GET", "/v2/sluice/requests/x")[0] == 403

@@ -130,6 +130,7 @@ _NOW: dict[str, Any] = {
         "planned": [],
     },
     "troubles": [],
+    "troubles_open": True,
     "not_served": [],
     "not_served_more": 0,
 }

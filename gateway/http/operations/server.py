@@ -72,6 +72,7 @@ _EXPLANATION = {
     "cause": "hand_off",
     "sentence": "It was answered 47.2 ms before its deadline; the largest part of 2.8 ms was transfer to workers and "
     "back: 1.1 ms, 0.6 ms of it for stage 'prep' on cpu0.",
+    "trace_id": "",
 }
 
 SERVER: Mapping[str, Operation] = MappingProxyType(

@@ -72,7 +72,8 @@ def document(situation: str, now_s: int, since_s: float = 0, bars_since: int = -
         "partitions": partitions,
         "partitions_more": 0,
         "timeline": _timeline(situation, now_s, bars_since, partitions, models),
-        "troubles": [] if situation == "unexplained" else _troubles(situation, now_s, name),
+        "troubles": _troubles(situation, now_s, name),
+        "troubles_open": True,
         "not_served": _not_served(situation),
         "not_served_more": 960 if situation == "crowded" else 0,
     }
@@ -121,6 +122,7 @@ def _empty(situation: str, now_s: int) -> Document:
             "planned": [],
         },
         "troubles": [],
+        "troubles_open": True,
         "not_served": [],
         "not_served_more": 0,
     }

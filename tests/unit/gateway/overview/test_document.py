@@ -390,7 +390,7 @@ def test_the_latest_troubles_come_first_with_their_sentence() -> None:
     assert [each["id"] for each in found] == [f"sluice-{number}" for number in range(30, 30 - len(found), -1)]
     assert 8 <= len(found) <= 20
     hidden = orjson.loads(server.reply(Question(explains=False)).body)
-    assert hidden["troubles"] == []
+    assert (hidden["troubles"], hidden["troubles_open"]) == ([], False)
 
 
 def test_models_that_are_not_served_are_listed_but_not_those_that_were_unloaded() -> None:

@@ -7,6 +7,7 @@ import pytest
 from sluice.batcher.interface.decisions import BuildPlan
 from sluice.batcher.interface.events import PartitionReady, PlanBuilt, RequestArrived
 from sluice.batcher.planner.build import build_plan
+from sluice.gateway.overview.pieces import rounded
 from sluice.gateway.overview.plans import NO_LATENCIES, NO_OBJECTIVE, NO_PLAN
 from sluice.gateway.overview.plans_in_force import report
 from sluice.models.pipelines.pipeline import Pipeline, Stage, TensorSource
@@ -91,6 +92,19 @@ def test_the_plan_in_force_is_shown_and_then_what_it_predicts() -> None:
     assert shown["stages"][1]["predicted_ms"] >= 10
     assert 12 <= shown["predicted_p50_ms"] <= shown["predicted_p99_ms"]
     assert server.forecast() == []
+
+
+def test_the_document_predicts_what_the_plans_say() -> None:
+    server = Planned(pipeline())
+    server.plan(3)
+    server.plan_shown()
+    assert server.forecast() == ["both:1"]
+    server.tick()
+    shown = server.plan_shown()
+    in_force = server.scheduler.served.replanner.in_force
+    said = report(server.scheduler.spec, in_force, ["both:1"], 0, with_limits=True)["pipelines"][0]["plan"]
+    assert shown["predicted_p50_ms"] == rounded(said["p50_ms"])
+    assert shown["predicted_p99_ms"] == rounded(said["p99_ms"])
 
 
 def test_the_headroom_is_that_of_the_metrics() -> None:
