@@ -34,9 +34,9 @@ KSERVE := .venv-kserve
 KSERVE_VERSION := 0.21.0
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
-PARTS := lint test-front-ends test-system-m-o test-deploy test-system-p test-core-rest test-system-t test-compiled \
-	test-system-e-k test-conformance test-system-0-9a-d test-system-l test-system-q-s test-core-simulation \
-	test-core-gateway test-system-u-z test-grpcio test-core-hashes test-fresh-seeds
+PARTS := lint test-core-rest test-compiled test-core-simulation test-core-gateway test-deploy test-system-m-o \
+	test-front-ends test-system-p test-system-t test-system-e-k test-conformance test-system-0-9a-d test-system-l \
+	test-system-q-s test-system-u-z test-grpcio test-core-hashes test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 6
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.

@@ -9,7 +9,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from sluice.gateway.cli.http_client import ServerAddress, add_server_arguments
@@ -103,7 +103,7 @@ class _Watch(threading.Thread):
 
 
 def _show(watch: _Watch) -> None:
-    """Show frames until a key to quit."""
+    """Show frames until a key to quit, or a signal."""
     from rich.console import Console
     from rich.live import Live
 
@@ -111,8 +111,12 @@ def _show(watch: _Watch) -> None:
 
     console = Console(highlight=False, markup=False, emoji=False)
     drawn: tuple[object, ...] = ()
-    with _ended_by_signals(), _keyboard() as keyboard, Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
+    with (
+        _signals_to_end() as has_signal,
+        _keyboard() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while not has_signal():
             columns, rows = console.size
             if drawn != (drawn := (columns, rows, watch.count, watch.reason)):
                 trouble = Trouble(watch.reason, time.monotonic() - watch.lost_s) if watch.reason else None
@@ -159,15 +163,16 @@ def _keyboard() -> Iterator[_Keyboard]:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let signals that end the process leave the terminal as it was before."""
+def _signals_to_end() -> Iterator[Callable[[], bool]]:
+    """Whether a signal to end the process has come.
 
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
+    The handlers only take note of it: an exception could be raised where others are swallowed, and would be lost.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
     try:
-        yield
+        yield lambda: bool(came)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
