@@ -80,7 +80,7 @@ def test_headrooms_are_found_for_the_latest_plan_once_somebody_asks(monkeypatch:
 
 
 def test_headrooms_that_take_long_are_found_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.gateway.runtime.plan_building.HEADROOM_PAUSE", 1e9)
+    monkeypatch.setattr("sluice.gateway.runtime.plan_building.HEADROOM_PAUSE", 10**9)
 
     async def main() -> None:
         built: asyncio.Queue[object] = asyncio.Queue()
