@@ -26,12 +26,13 @@ export function showPlan(pipeline, rates, now_s) {
   );
   setText($("headroom-times"), plan.headroom === null ? "–" : `${significant(plan.headroom)}×`);
   const highest = plan.highest_rate === null ? "" : `highest rate ${rate(plan.highest_rate)}/s`;
+  const contradicted = refuses && !(plan.headroom < 1);
   setName(
     $("headroom-text"),
-    refuses
+    contradicted
       ? `headroom by the plan, yet ${percent(refused)} are refused`
       : ["headroom", highest].filter(Boolean).join("; "),
-    refuses
+    contradicted
       ? `Something takes time that the plan does not know of. By the plan: ${highest || "no highest rate yet"}.`
       : "",
   );
