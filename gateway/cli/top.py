@@ -164,7 +164,7 @@ def _keyboard() -> Iterator[_Keyboard]:
 
 @contextmanager
 def _signals_to_end() -> Iterator[Callable[[], bool]]:
-    """Whether a signal to end the process has come.
+    """Yields a function that returns True once a signal to end the process has come.
 
     The handlers only take note of it: an exception could be raised where others are swallowed, and would be lost.
     """
