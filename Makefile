@@ -118,8 +118,9 @@ HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http infer
 
 test-compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
-	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties tests/simulation \
-		--ignore=tests/simulation/test_overload.py $(HOT_PATH) && \
+	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
+		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) \
+		$(HOT_PATH) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
 	3) echo "make test-compiled: skipped";; \
 	*) exit 1;; esac
