@@ -17,7 +17,7 @@ def set_of(contents: Mapping[str, bytes]) -> FileSet:
 
 
 class Holder:
-    """What another machine has; `reads` are the reads that were asked of it, as (path, offset)."""
+    """The files of another machine; `reads` are the reads that were asked of it, as (path, offset)."""
 
     def __init__(self, contents: Mapping[str, bytes], chunk_bytes: int = 4) -> None:
         self.contents = dict(contents)

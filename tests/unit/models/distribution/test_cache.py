@@ -30,7 +30,7 @@ def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def held() -> Iterator[list[HeldFiles]]:
-    """What a test holds; it is released at its end."""
+    """All that a test holds; it is released at its end."""
     every: list[HeldFiles] = []
     yield every
     for each in every:

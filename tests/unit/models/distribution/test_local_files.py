@@ -121,8 +121,13 @@ def test_contents_are_read_once_and_again_when_they_have_changed(
     write(tmp_path, {"m/1/model.onnx": "one", "m/1/other": "same"})
     model = tmp_path / "m/1/model.onnx"
     read: list[str] = []
-    original = local_files_module.hashlib.sha256
-    monkeypatch.setattr(local_files_module.hashlib, "sha256", lambda *data: (read.append("hash"), original(*data))[1])
+    original = hashlib.sha256
+
+    def counted(*data: bytes) -> object:
+        read.append("hash")
+        return original(*data)
+
+    monkeypatch.setattr(hashlib, "sha256", counted)
     before = local.file_set("m:1", model, "timed")
     hashed = len(read)
     assert local.file_set("m:1", model, "timed") == before
@@ -154,7 +159,7 @@ def test_a_file_that_is_being_written_is_refused(
         def hexdigest(self) -> str:
             return self.inner.hexdigest()
 
-    monkeypatch.setattr(local_files_module.hashlib, "sha256", Writing)
+    monkeypatch.setattr(hashlib, "sha256", Writing)
     with pytest.raises(ConfigError, match=r"model\.onnx: it is being changed"):
         local.file_set("m:1", model, "timed")
 
