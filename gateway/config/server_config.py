@@ -243,13 +243,18 @@ def read_document(path: Path) -> YamlDocument:
 def convert_config(document: object, path: str, lines: Lines = NO_LINES) -> ServerConfig:
     """Convert the contents of a YAML file to a configuration; raises as `read_config`."""
     if isinstance(document, dict) and isinstance(partitions := document.get("partitions"), list):
-        converted = [_partition(each, path, f"partitions[{index}]", lines) for index, each in enumerate(partitions)]
+        converted = [
+            convert_partition(each, path, f"partitions[{index}]", lines) for index, each in enumerate(partitions)
+        ]
         document = document | {"partitions": converted}
     return convert_settings(document, ServerConfig, path, lines=lines)
 
 
-def _partition(document: Any, path: str, at: str, lines: Lines) -> Any:
-    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind."""
+def convert_partition(document: Any, path: str, at: str, lines: Lines) -> Any:
+    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind.
+
+    Raises ConfigError.
+    """
     if not isinstance(document, dict):
         place = lines.place(path, at)
         raise ConfigError(f"{place} expected an object, got {type(document).__name__}")
