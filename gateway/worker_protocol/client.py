@@ -144,8 +144,8 @@ class Session:
     ) -> None:
         """Send a message with the bytes of its tensors, without blocking. They stay as they are until `sent` is called.
 
-        A tensor may come in pieces. Raises PartitionError when too many bytes wait to be sent, or when the session has ended; `sent` is not called
-        then.
+        A tensor may come in pieces. Raises PartitionError when too many bytes wait to be sent, or when the session has
+        ended; `sent` is not called then.
         """
         if self._link.over:
             raise PartitionError(f"the session with {self.url} has ended")
