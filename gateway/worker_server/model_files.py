@@ -40,10 +40,9 @@ class ModelFiles:
 
         Raises FilesUnavailable.
         """
+        others = [url for url in model.peers if url != self._url][:MOST_PEERS]
         sources: list[FileSource] = [
-            StreamSource(f"worker server {url:.80}", read_by_parts(partial(self._peers.ask, url)))
-            for url in model.peers[:MOST_PEERS]
-            if url != self._url
+            StreamSource(f"worker server {url:.80}", read_by_parts(partial(self._peers.ask, url))) for url in others
         ]
         if files.uri:
             sources.append(self._uri)
