@@ -18,8 +18,27 @@ class WorkerSource(Protocol):
         """
         ...
 
-    def want(self, count: int) -> None:
-        """Have workers for the first `count` slots only; until then all slots are to have workers."""
+    def want(self, count: int, leaving: tuple[str, ...] = ()) -> None:
+        """Have workers for `count` slots; all slots are to have workers until it is called.
+
+        Of those that are too many, the slots in `leaving` are given up, then those without a session.
+        """
+        ...
+
+    def leased(self, slot: str) -> None:
+        """The gateway has a session with the worker of a slot."""
+        ...
+
+    def lost(self, slot: str) -> None:
+        """The session with the worker of a slot has ended; it is tried again at the same address."""
+        ...
+
+    def refused(self, slot: str, holder: str) -> None:
+        """The worker of a slot serves the gateway `holder`; it is tried again when `placed` is called for the slot."""
+        ...
+
+    def asked(self, slot: str, gateway: str) -> None:
+        """Another gateway has asked for the worker of a slot with which this one has a session."""
         ...
 
     async def close(self) -> None:

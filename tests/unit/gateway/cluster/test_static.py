@@ -25,10 +25,24 @@ def test_slots_that_are_not_wanted_lose_their_workers_and_get_them_back() -> Non
     placed = _started(source)
     placed.clear()
     source.want(1)
-    assert placed == [("edge-1", None, NOT_WANTED), ("edge-2", None, NOT_WANTED)]
+    assert placed == [("edge-2", None, NOT_WANTED), ("edge-1", None, NOT_WANTED)]
     placed.clear()
     source.want(2)
     assert placed == [("edge-1", "b:1", "")]
+
+
+def test_slots_that_are_to_leave_go_first_and_then_those_without_a_session() -> None:
+    source = StaticSource({f"edge-{number}": f"a:{number + 1}" for number in range(4)})
+    placed = _started(source)
+    for slot in ("edge-0", "edge-1", "edge-3"):
+        source.leased(slot)
+    source.lost("edge-1")
+    placed.clear()
+    source.want(2, ("edge-0",))
+    assert [slot for slot, _, _ in placed] == ["edge-0", "edge-2"]
+    placed.clear()
+    source.want(0)
+    assert [slot for slot, _, _ in placed] == ["edge-1"], "a slot in use stays until it is to leave"
 
 
 def test_a_number_wanted_before_the_start_counts_from_the_start() -> None:
