@@ -1,1 +1,1 @@
-"""Partitions on other machines: who finds or places their workers, and how gateways share them."""
+"""The workers of remote partitions: who finds or places them, and the nodes that they are on."""
