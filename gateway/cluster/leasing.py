@@ -1,7 +1,7 @@
-"""Which workers the slots of a class try, keep and give up, so that several gateways share them without knowing each other.
+"""The workers that the slots of a class try, keep and give up, so that several gateways share them.
 
-A worker serves one gateway at a time, which has its lease. A gateway that is refused learns who has the lease, and the
-holder learns who asked. So everybody sees how many gateways want workers. A gateway takes every worker that is free, up
+The gateways do not know each other. A worker serves one gateway at a time, which has its lease. A gateway that is
+refused learns who has the lease, and the holder learns who asked. So all see how many gateways want workers. A gateway takes every worker that is free, up
 to the number that it wants, and gives some up when it has more than its part while another asks. A gateway that died
 asks for nothing, and its leases end. The others notice when they next try one of its workers, and take over the rest
 at once.
@@ -25,6 +25,7 @@ GIVE_UP_PAUSE_S = 1.0
 UNREACHABLE_S = 5.0
 """A slot whose worker was not reached for this time takes another address, if there is one."""
 TICK_S = 0.25
+NOT_WANTED = "no worker is wanted there"
 
 
 class Placement(NamedTuple):
@@ -88,7 +89,7 @@ class Leasing:
             worker.listed = True
 
     def want(self, count: int) -> None:
-        """So many slots are to have workers, at most."""
+        """Only the first `count` slots are to have workers."""
         self._wanted = max(0, min(count, len(self._slots)))
 
     def leased(self, slot: str) -> None:
@@ -138,12 +139,9 @@ class Leasing:
         return [self._take(each, f"{each.address} is no longer listed") for each in gone if each.slot is not None]
 
     def _shrink(self) -> list[Placement]:
-        """Slots beyond those that are wanted: first those without a lease, then the last ones."""
-        surplus = len(self._placed) - self._wanted
-        if surplus <= 0:
-            return []
-        order = sorted(self._placed, key=lambda slot: (self._placed[slot].leased, -self._slots.index(slot)))
-        return [self._take(self._placed[slot], "fewer partitions are wanted") for slot in order[:surplus]]
+        """Slots that are no longer wanted."""
+        surplus = [slot for slot in self._slots[self._wanted :] if slot in self._placed]
+        return [self._take(self._placed[slot], NOT_WANTED) for slot in surplus]
 
     def _give_up(self, now_s: float) -> list[Placement]:
         """Workers beyond the part of this gateway, while others ask."""
@@ -189,7 +187,7 @@ class Leasing:
             slot = self._slot_for(each)
             each.slot, each.away_since_s = slot, now_s
             self._placed[slot] = each
-            placements.append(Placement(slot, each.address, "listed"))
+            placements.append(Placement(slot, each.address, ""))
         return placements
 
     # -- details
@@ -218,6 +216,6 @@ class Leasing:
 
     def _slot_for(self, worker: _Worker) -> str:
         """The slot that the worker had or prefers; else the first that is free."""
-        if worker.index < len(self._slots) and self._slots[worker.index] not in self._placed:
+        if worker.index < self._wanted and self._slots[worker.index] not in self._placed:
             return self._slots[worker.index]
         return next(slot for slot in self._slots if slot not in self._placed)

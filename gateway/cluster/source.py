@@ -14,12 +14,32 @@ class WorkerSource(Protocol):
     def start(self, placed: Placed) -> None:
         """Begin, on the running event loop; `placed` is called there whenever the worker of a slot changes.
 
-        It is called again with the same address if a worker was started anew there.
+        It is called again with the same address if another worker was started there. If the slot has a worker and
+        gets none, the batches in flight there end first; then the lease is given up.
         """
         ...
 
     def want(self, count: int) -> None:
         """Have workers for the first `count` slots only; until then all slots are to have workers."""
+        ...
+
+    def leased(self, slot: str) -> None:
+        """The gateway has the lease of the slot's worker."""
+        ...
+
+    def lost(self, slot: str) -> None:
+        """The lease of the slot's worker ended, but not because `placed` took the worker away."""
+        ...
+
+    def refused(self, slot: str, holder: str) -> None:
+        """The gateway `holder` has the lease of the slot's worker.
+
+        The worker is not tried again until `placed` is called for the slot: the source decides where and when.
+        """
+        ...
+
+    def asked(self, slot: str, gateway: str) -> None:
+        """The gateway `gateway` was refused by the slot's worker, whose lease this gateway has."""
         ...
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ from sluice.gateway.cluster.leasing import (
     GIVEN_UP_PAUSE_S,
     KNOCK_PAUSE_S,
     MOST_KNOCKS_S,
+    NOT_WANTED,
     TICK_S,
     UNREACHABLE_S,
     Leasing,
@@ -15,7 +16,7 @@ from sluice.gateway.cluster.leasing import (
 
 
 def listed(slot: str, address: str) -> Placement:
-    return Placement(slot, address, "listed")
+    return Placement(slot, address, "")
 
 
 class World:
@@ -117,12 +118,10 @@ def test_fewer_partitions_take_the_last_slots_away_first() -> None:
     leasing.step(0.0)
     for slot in ("edge-0", "edge-1", "edge-2"):
         leasing.leased(slot)
-    leasing.lost("edge-0", 1.0)
     leasing.want(1)
-    reason = "fewer partitions are wanted"
-    assert leasing.step(1.0) == [Placement("edge-0", None, reason), Placement("edge-2", None, reason)]
-    leasing.want(3)
-    assert leasing.step(2.0) == [listed("edge-0", "a:1"), listed("edge-2", "c:1")]
+    assert leasing.step(1.0) == [Placement("edge-1", None, NOT_WANTED), Placement("edge-2", None, NOT_WANTED)]
+    leasing.want(2)
+    assert leasing.step(2.0) == [listed("edge-1", "b:1")]
 
 
 def test_a_worker_of_another_gateway_is_tried_again_after_a_pause() -> None:
