@@ -1,10 +1,10 @@
 """The workers that the slots of a class try, keep and give up, so that several gateways share them.
 
 The gateways do not know each other. A worker serves one gateway at a time, which has its lease. A gateway that is
-refused learns who has the lease, and the holder learns who asked. So all see how many gateways want workers. A gateway takes every worker that is free, up
-to the number that it wants, and gives some up when it has more than its part while another asks. A gateway that died
-asks for nothing, and its leases end. The others notice when they next try one of its workers, and take over the rest
-at once.
+refused learns who has the lease, and the holder learns who asked. So all see how many gateways want workers. A gateway
+takes every worker that is free, up to the number that it wants, and gives some up when it has more than its part while
+another asks. A gateway that died asks for nothing, and its leases end. The others notice when they next try one of its
+workers, and take over the rest at once.
 
 This is a state machine without clock and I/O: it gets times in seconds and returns what changes.
 """
