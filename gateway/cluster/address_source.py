@@ -45,9 +45,9 @@ class AddressSource:
         self._leasing.offer(addresses)
         self._step()
 
-    def want(self, count: int) -> None:
-        """Have workers for the first `count` slots only."""
-        self._leasing.want(count)
+    def want(self, count: int, leaving: tuple[str, ...] = ()) -> None:
+        """Have workers for `count` slots; see `WorkerSource`."""
+        self._leasing.want(count, leaving)
         self._step()
 
     def leased(self, slot: str) -> None:

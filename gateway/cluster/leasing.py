@@ -25,7 +25,7 @@ GIVE_UP_PAUSE_S = 1.0
 UNREACHABLE_S = 5.0
 """A slot whose worker was not reached for this time takes another address, if there is one."""
 TICK_S = 0.25
-NOT_WANTED = "no worker is wanted there"
+NOT_WANTED = "given up: no worker is wanted there"
 
 
 class Placement(NamedTuple):
@@ -61,6 +61,7 @@ class Leasing:
     def __init__(self, slots: Sequence[str]) -> None:
         self._slots = tuple(slots)
         self._wanted = len(self._slots)
+        self._leaving: tuple[str, ...] = ()
         self._workers: dict[str, _Worker] = {}
         self._placed: dict[str, _Worker] = {}  # by slot
         self._asked_s: dict[str, float] = {}  # when other gateways asked for a worker of ours
@@ -88,9 +89,10 @@ class Leasing:
                 worker = self._workers[address] = _Worker(address, self._free_index())
             worker.listed = True
 
-    def want(self, count: int) -> None:
-        """Only the first `count` slots are to have workers."""
+    def want(self, count: int, leaving: Sequence[str] = ()) -> None:
+        """Have workers for `count` slots; see `WorkerSource`."""
         self._wanted = max(0, min(count, len(self._slots)))
+        self._leaving = tuple(leaving)
 
     def leased(self, slot: str) -> None:
         """The slot got the lease of its worker."""
@@ -139,9 +141,16 @@ class Leasing:
         return [self._take(each, f"{each.address} is no longer listed") for each in gone if each.slot is not None]
 
     def _shrink(self) -> list[Placement]:
-        """Slots that are no longer wanted."""
-        surplus = [slot for slot in self._slots[self._wanted :] if slot in self._placed]
-        return [self._take(self._placed[slot], NOT_WANTED) for slot in surplus]
+        """Slots beyond the number that is wanted: those that are to leave, then those without a lease."""
+        surplus = max(len(self._placed) - self._wanted, 0)
+        order = [slot for slot in self._leaving if slot in self._placed]
+        order += [
+            slot
+            for slot in reversed(self._slots)
+            if slot in self._placed and slot not in self._leaving and not self._placed[slot].leased
+        ]
+        self._leaving = ()
+        return [self._take(self._placed[slot], NOT_WANTED) for slot in order[:surplus]]
 
     def _give_up(self, now_s: float) -> list[Placement]:
         """Workers beyond the part of this gateway, while others ask."""
@@ -159,7 +168,7 @@ class Leasing:
             worker = self._placed[slot]
             worker.try_again_s = now_s + GIVEN_UP_PAUSE_S
             worker.holder = next(iter(self._asked_s))
-            given.append(self._take(worker, f"given up, since gateway {names} asks for workers"))
+            given.append(self._take(worker, f"given up: gateway {names} asks for workers"))
         return given
 
     def _move_on(self, now_s: float) -> list[Placement]:
@@ -216,6 +225,6 @@ class Leasing:
 
     def _slot_for(self, worker: _Worker) -> str:
         """The slot that the worker had or prefers; else the first that is free."""
-        if worker.index < self._wanted and self._slots[worker.index] not in self._placed:
+        if worker.index < len(self._slots) and self._slots[worker.index] not in self._placed:
             return self._slots[worker.index]
         return next(slot for slot in self._slots if slot not in self._placed)

@@ -14,32 +14,31 @@ class WorkerSource(Protocol):
     def start(self, placed: Placed) -> None:
         """Begin, on the running event loop; `placed` is called there whenever the worker of a slot changes.
 
-        It is called again with the same address if another worker was started there. If the slot has a worker and
-        gets none, the batches in flight there end first; then the lease is given up.
+        It is called again with the same address if a worker was started anew there.
         """
         ...
 
-    def want(self, count: int) -> None:
-        """Have workers for the first `count` slots only; until then all slots are to have workers."""
+    def want(self, count: int, leaving: tuple[str, ...] = ()) -> None:
+        """Have workers for `count` slots; all slots are to have workers until it is called.
+
+        Of those that are too many, the slots in `leaving` are given up, then those without a session.
+        """
         ...
 
     def leased(self, slot: str) -> None:
-        """The gateway has the lease of the slot's worker."""
+        """The gateway has a session with the worker of a slot."""
         ...
 
     def lost(self, slot: str) -> None:
-        """The lease of the slot's worker ended, but not because `placed` took the worker away."""
+        """The session with the worker of a slot has ended; it is tried again at the same address."""
         ...
 
     def refused(self, slot: str, holder: str) -> None:
-        """The gateway `holder` has the lease of the slot's worker.
-
-        The worker is not tried again until `placed` is called for the slot: the source decides where and when.
-        """
+        """The worker of a slot serves the gateway `holder`; it is tried again when `placed` is called for the slot."""
         ...
 
     def asked(self, slot: str, gateway: str) -> None:
-        """The gateway `gateway` was refused by the slot's worker, whose lease this gateway has."""
+        """Another gateway has asked for the worker of a slot with which this one has a session."""
         ...
 
     async def close(self) -> None:

@@ -52,7 +52,9 @@ def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[st
     return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models, fixed=True)
 
 
-def remote_config(config: ServerConfig, given: RemoteClass, slot: str, models: tuple[str, ...] | None) -> PartitionConfig:
+def remote_config(
+    config: ServerConfig, given: RemoteClass, slot: str, models: tuple[str, ...] | None = None
+) -> PartitionConfig:
     """A slot of a class of remote partitions for the scheduler; `models` are those that it may hold (None: any)."""
     price = given.price_per_second(config.prices)
     return PartitionConfig(slot, given.profile_kind, price, memory_bytes=given.memory_bytes, models=models)

@@ -4,7 +4,6 @@ A class has slots, `<class>-0`, `<class>-1` and so on. Each slot is a partition 
 down while no worker is placed there.
 """
 
-import enum
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,23 +12,14 @@ from typing import Literal
 import msgspec
 
 from sluice.batcher.settings.scheduling import PriceSettings
+from sluice.gateway.config.ray_settings import MAX_SLOTS, RaySettings, worker_kind
 from sluice.models.profiles.partition_kind import PartitionKind, parse_kind
 from sluice.mps.mig.geometry import share_of_gpu
 from sluice.mps.partitions.partition import Partition
 
-MAX_SLOTS = 1024
-"""The most slots of a class, and of all classes together."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MIB = 1 << 20
 _SECONDS_PER_HOUR = 3600
-_MIG_RESOURCE = "mig-"
-
-
-class Strategy(enum.StrEnum):
-    """Where workers are placed: on as many nodes as possible, or on as few."""
-
-    SPREAD = "spread"
-    PACK = "pack"
 
 
 class DnsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,52 +35,6 @@ class DnsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 1 <= self.port <= 65535:
             raise ValueError(f"dns.port: expected a port from 1 to 65535, got {self.port}")
         _check_slots("dns.max", self.max)
-
-
-class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Workers that a Ray cluster places: `count` of them, or from `min` to `max`.
-
-    `address` is that of the cluster. Each worker takes `resources` of one of the `nodes` (empty: any of the cluster),
-    which are chosen by the `strategy`.
-    """
-
-    address: str = "auto"
-    nodes: tuple[str, ...] = ()
-    count: int | None = None
-    min: int = 0
-    max: int | None = None
-    resources: dict[str, float] = msgspec.field(default_factory=lambda: {"CPU": 1.0})
-    strategy: Strategy = Strategy.SPREAD
-
-    def __post_init__(self) -> None:
-        if (self.count is None) is (self.max is None):
-            raise ValueError("ray: expected either count, or max with or without min")
-        if self.count is not None:
-            _check_slots("ray.count", self.count)
-            if self.min:
-                raise ValueError("ray: expected no min beside count")
-        if self.max is not None:
-            _check_slots("ray.max", self.max)
-            if not 0 <= self.min <= self.max:
-                raise ValueError(f"ray.min: expected 0 to max, {self.max}, got {self.min}")
-        for name, amount in self.resources.items():
-            if not 0 < amount < math.inf:
-                raise ValueError(f"ray.resources.{name}: expected a finite number above 0, got {amount:g}")
-
-    @property
-    def slots(self) -> int:
-        """The most workers at a time."""
-        return self.count or self.max or 0  # exactly one is given
-
-    @property
-    def kind(self) -> str:
-        """The kind of partition that the resources amount to; "" if they do not say."""
-        for name in self.resources:
-            if name.startswith(_MIG_RESOURCE):
-                return name
-        if (gpu := self.resources.get("GPU", 0.0)) > 0:
-            return f"mps-{min(round(100 * gpu), 100)}"
-        return f"cpu{max(int(self.resources.get('CPU', 0.0)), 1)}"
 
 
 class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,21 +94,21 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def profile_kind(self) -> str:
-        """The key of latency tables."""
-        if self.kind or self.ray is None:
+        """The key of latency tables; "" if it follows from a Ray cluster that was not asked yet."""
+        if self.kind or self.ray is None or not self.ray.resources:
             return self.kind
-        return self.ray.kind
+        return worker_kind(self.ray.resources)
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of its partitions."""
+        """The names of its partitions; none if their number follows from a Ray cluster that was not asked yet."""
         if self.urls is not None:
             count = len(self.urls)
         elif self.dns is not None:
             count = self.dns.max
         else:
             assert self.ray is not None
-            count = self.ray.slots
+            count = self.ray.most or 0
         return tuple(f"{self.name}-{number}" for number in range(count))
 
     @property

@@ -1,4 +1,4 @@
-"""Workers behind a name in DNS: what a look-up gives, and what becomes of the slots."""
+"""Workers behind a name in DNS: the answers of look-ups, and what becomes of the slots."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ def test_a_missing_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def placements(monkeypatch: pytest.MonkeyPatch, given: Sequence[Answer], slots: int = 2) -> Placements:
-    """What a source places when its look-ups have these answers, one after the other."""
+    """All that a source places when its look-ups have these answers, one after the other."""
     monkeypatch.setattr(dns, "INTERVAL_S", 0)
     placed: Placements = []
 

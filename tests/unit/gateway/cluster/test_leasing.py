@@ -112,16 +112,20 @@ def test_a_slot_whose_worker_is_not_reached_moves_on_if_another_address_waits() 
     assert leasing.step(UNREACHABLE_S + 2) == [Placement("edge-0", None, reason), listed("edge-0", "b:1")]
 
 
-def test_fewer_partitions_take_the_last_slots_away_first() -> None:
-    leasing = Leasing(["edge-0", "edge-1", "edge-2"])
-    leasing.offer(["a:1", "b:1", "c:1"])
+def test_slots_that_are_to_leave_go_first_and_then_those_without_a_lease() -> None:
+    slots = ["edge-0", "edge-1", "edge-2", "edge-3"]
+    leasing = Leasing(slots)
+    leasing.offer(["a:1", "b:1", "c:1", "d:1"])
     leasing.step(0.0)
-    for slot in ("edge-0", "edge-1", "edge-2"):
+    for slot in slots:
         leasing.leased(slot)
-    leasing.want(1)
-    assert leasing.step(1.0) == [Placement("edge-1", None, NOT_WANTED), Placement("edge-2", None, NOT_WANTED)]
-    leasing.want(2)
-    assert leasing.step(2.0) == [listed("edge-1", "b:1")]
+    leasing.lost("edge-1", 1.0)
+    leasing.want(2, ("edge-0",))
+    assert leasing.step(1.0) == [Placement("edge-0", None, NOT_WANTED), Placement("edge-1", None, NOT_WANTED)]
+    leasing.want(0)
+    assert leasing.step(2.0) == [], "a slot in use stays until it is to leave"
+    leasing.want(3)
+    assert leasing.step(3.0) == [listed("edge-0", "a:1")]
 
 
 def test_a_worker_of_another_gateway_is_tried_again_after_a_pause() -> None:
@@ -207,6 +211,6 @@ def test_a_worker_that_nobody_took_comes_back_after_a_pause() -> None:
     leasing.leased("edge-0")
     leasing.leased("edge-1")
     leasing.asked("other", 1.0)
-    assert leasing.step(1.0) == [Placement("edge-1", None, "given up, since gateway other asks for workers")]
+    assert leasing.step(1.0) == [Placement("edge-1", None, "given up: gateway other asks for workers")]
     assert leasing.step(1.0 + GIVEN_UP_PAUSE_S / 2) == []
     assert leasing.step(1.0 + GIVEN_UP_PAUSE_S) == [listed("edge-1", "b:1")]

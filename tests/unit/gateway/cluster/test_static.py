@@ -66,8 +66,8 @@ def test_slots_that_are_not_wanted_lose_their_workers_and_get_them_back() -> Non
         source.want(2)
 
     assert started(source, then)[3:] == [
-        ("edge-1", None, NOT_WANTED),
         ("edge-2", None, NOT_WANTED),
+        ("edge-1", None, NOT_WANTED),
         ("edge-1", "b:1", ""),
     ]
 
@@ -111,7 +111,7 @@ def test_a_worker_is_given_up_when_another_gateway_asks() -> None:
             source.leased(slot)
         source.asked("edge-0", "other")
         await wait(1)
-        assert placed[2:] == [("edge-1", None, "given up, since gateway other asks for workers")]
+        assert placed[2:] == [("edge-1", None, "given up: gateway other asks for workers")]
 
     source = edge("a:1", "b:1")
     with_source(source, act)

@@ -4,7 +4,7 @@ import pytest
 
 from sluice.batcher.settings.scheduling import PriceSettings
 from sluice.gateway.config.configured_partitions import remote_config
-from sluice.gateway.config.remote_settings import RaySettings, RemoteClass, is_address
+from sluice.gateway.config.remote_settings import RemoteClass, is_address
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.models.errors import ConfigError
 from sluice.mps.partitions.partition import CpuPartition
@@ -62,19 +62,6 @@ def test_ray_is_short_for_a_class_of_that_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "kind"),
-    [
-        ({"CPU": 1.0}, "cpu1"),
-        ({"CPU": 4.0}, "cpu4"),
-        ({"GPU": 0.25}, "mps-25"),
-        ({"CPU": 1.0, "mig-2g.20gb": 1.0}, "mig-2g.20gb"),
-    ],
-)
-def test_the_resources_of_a_worker_say_what_kind_it_is(resources: dict[str, float], kind: str) -> None:
-    assert RaySettings(count=1, resources=resources).kind == kind
-
-
-@pytest.mark.parametrize(
     ("kind", "hour"), [("cpu2", 0.2), ("cpu2/x3", 0.2), ("mps-25", 1.0), ("mig-7g.80gb", 4.0)], ids=str
 )
 def test_a_partition_costs_what_one_of_this_machine_would(kind: str, hour: float) -> None:
@@ -101,10 +88,6 @@ def test_a_partition_costs_what_one_of_this_machine_would(kind: str, hour: float
         ("{remote: [{name: edge, kind: cpu1, dns: {name: w, port: 0, max: 1}}]}", "dns.port: expected a port"),
         ("{remote: [{name: edge, kind: cpu1, dns: {name: '', port: 1, max: 1}}]}", "dns.name: expected a host name"),
         ("{remote: [{name: edge, kind: cpu1, dns: {name: w, port: 1, max: 0}}]}", "dns.max: expected 1 to 1024"),
-        ("{ray: {}}", "partitions.ray: ray: expected either count, or max"),
-        ("{ray: {count: 1, min: 1}}", "expected no min beside count"),
-        ("{ray: {min: 3, max: 2}}", "ray.min: expected 0 to max, 2, got 3"),
-        ("{ray: {count: 1, resources: {CPU: 0}}}", "ray.resources.CPU: expected a finite number above 0"),
         (
             "{ray: {count: 1}, remote: [{name: ray, kind: cpu1, urls: ['a:1']}]}",
             "expected each name of a class once, got ray twice",
