@@ -18,7 +18,7 @@ class ClassOrder(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message: the classes by name, the gateway's own name, the workers' key ("" for none) and the version."""
+    """The first message: the classes by name, the gateway's name, the workers' key ("" for none), and the version."""
 
     classes: dict[str, ClassOrder]
     gateway: str

@@ -1,4 +1,4 @@
-"""What is known of the classes of a Ray namespace: leases, and the worker of each slot. Without Ray and without clock."""
+"""What is known of the classes of a Ray namespace: leases, and the worker of each slot; without Ray and clock."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -58,6 +58,8 @@ class _Class:
         self.workers: dict[int, WorkerInfo] = {}
         self.waiting: dict[int, str] = {}
         """Why slots have no worker yet."""
+        self.is_ending = False
+        """Its workers end, since gateways have come with other settings."""
 
 
 class Registry:
@@ -82,7 +84,7 @@ class Registry:
     def open_class(self, name: str, spec: ClassSpec, now_s: float) -> str:
         """Have a class; returns why this cannot be, "" if it can.
 
-        A class that no gateway uses any more is replaced, and its workers are to be ended first: see `foreign`.
+        A class that no gateway uses any more is replaced, once its workers have ended.
         """
         known = self._classes.get(name)
         if known is not None:
@@ -96,20 +98,16 @@ class Registry:
                     f"partitions {name} are shared with gateway {others}, but differ: {difference}; "
                     "expected equal settings, or another name or namespace"
                 )
+            known.is_ending = True
             if known.workers:
                 return f"partitions {name}: the workers of former settings are being ended ({difference})"
         self._classes[name] = _Class(spec, Leases(spec.slots, LEASE_S, self._next(), now_s))
         return ""
 
-    def foreign(self, name: str, spec: ClassSpec) -> bool:
-        """True if the class has other settings, and workers, but no gateway."""
-        known = self._classes.get(name)
-        return known is not None and not known.leases.gateways and bool(spec.difference(known.spec))
-
     def renew(self, gateway: str, name: str, want: int, held: Mapping[int, int], now_s: float) -> Renewal | None:
         """Renew a gateway's leases in a class; None if the class is not open."""
         known = self._classes.get(name)
-        if known is None:
+        if known is None or known.is_ending:
             return None
         leases = known.leases.renew(gateway, want, held, now_s)
         workers = {}
@@ -168,6 +166,8 @@ class Registry:
         """The slots that no gateway has had for the time for which workers are kept."""
         known = self._classes[name]
         known.leases.expire(now_s)
+        if known.is_ending:
+            return list(range(known.spec.slots))
         keep_s = known.spec.settings.keep_s
         return [slot for slot in range(known.spec.slots) if known.leases.idle_s(slot, now_s) > keep_s]
 
