@@ -286,7 +286,7 @@ def _initial_model_bytes(core: _Core) -> int:
 
 def _log_limits(config: ServerConfig, core: _Core) -> None:
     """Log which limits of this machine a server will meet. Raises ConfigError if it cannot start within them."""
-    if config.partitions in (None, GIVEN):
+    if config.local_partitions in (None, GIVEN):
         cores = [core for each in core.partitions for core in each.cores]
         about = {"partitions": len(core.partitions), "cores": cores, "available": len(available_cores())}
         if (quota := cpu_quota()) is not None:
