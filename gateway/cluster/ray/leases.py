@@ -94,10 +94,7 @@ class Leases:
 
     def _give_up(self, gateway: str, kept: dict[int, int], now_s: float) -> None:
         """Free what the gateway does not want, and what is beyond its share while others have less than theirs."""
-        shares = self._shares()
-        had = dict.fromkeys(self._gateways, 0)
-        for lease in self._leases.values():
-            had[lease.gateway] = had.get(lease.gateway, 0) + 1
+        shares, had = self._shares(), self._had()
         lacking = sum(max(0, shares[name] - had[name]) for name in shares if name != gateway)
         free = self._slots - len(self._leases)
         surplus = max(len(kept) - self._gateways[gateway].want, 0)
@@ -117,11 +114,20 @@ class Leases:
     def _shares(self) -> dict[str, int]:
         """The slots for each gateway: as many as it wants, or an equal part of what the others leave."""
         left, shares = self._slots, {}
-        order = sorted(self._gateways, key=lambda name: (self._gateways[name].want, name))
+        had = self._had()
+        # Who has most gets what cannot be shared evenly, so that fewer slots change hands.
+        order = sorted(self._gateways, key=lambda name: (self._gateways[name].want, had[name], name))
         for index, name in enumerate(order):
             shares[name] = min(self._gateways[name].want, left // (len(order) - index))
             left -= shares[name]
         return shares
+
+    def _had(self) -> dict[str, int]:
+        """The number of leases of each gateway."""
+        had = dict.fromkeys(self._gateways, 0)
+        for lease in self._leases.values():
+            had[lease.gateway] += 1
+        return had
 
     def _free(self, slot: int, now_s: float) -> None:
         del self._leases[slot]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from sluice.gateway.cluster.ray.leases import Lease, Leases
 from sluice.gateway.config.ray_settings import RaySettings
 
-LEASE_S = 2.5
+LEASE_S = 3.0
 """A gateway that has not renewed its leases for this time has lost them."""
 
 

@@ -1,14 +1,9 @@
 """Workers that Ray places, as a source for the gateway; the process that talks to Ray is started and watched here."""
 
 import asyncio
-import importlib.util
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-
-import msgspec
 
 from sluice.gateway.cluster.ray.messages import (
     Begin,
@@ -22,20 +17,14 @@ from sluice.gateway.cluster.ray.messages import (
     Want,
     WorkerAt,
 )
-from sluice.gateway.cluster.ray.placement import Node, found
 from sluice.gateway.cluster.source import Placed
 from sluice.gateway.config.ray_settings import RaySettings
 from sluice.gateway.observability.logs import log
-from sluice.models.errors import ConfigError
-from sluice.models.processes import module_environment
 from sluice.mps.supervisor.child import Child, launch_module
 from sluice.mps.supervisor.process import MessageProcess, wait_for_exit
 
-EXTRA = "sluice-gateway[ray]"
-FIND_TIMEOUT_S = 30.0
-"""The time for a cluster to say what it has, when a server starts."""
 TICK_S = 0.5
-FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
+FIRST_RESTART_S, LAST_RESTART_S = 0.25, 30.0
 """The first and the longest time before the process that talks to Ray is started again; it doubles each time."""
 CONNECT_TIMEOUT_S = 90.0
 """The time for that process to reach the cluster or to say why it cannot."""
@@ -49,41 +38,6 @@ UNKNOWN = "Ray has not placed it yet"
 logger = logging.getLogger(__name__)
 
 
-def check_extra() -> None:
-    """Raise ConfigError unless Ray is installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(f"partitions: ray needs Ray, which is not installed; install it with pip install '{EXTRA}'")
-
-
-def settle(classes: Mapping[str, RaySettings]) -> dict[str, RaySettings]:
-    """The settings of classes with what they leave to the cluster, which is asked if there is any such thing.
-
-    Blocks for up to FIND_TIMEOUT_S. Raises ConfigError without Ray, for a cluster that does not answer, and for one
-    that has no room.
-    """
-    check_extra()
-    if len({(each.address, each.namespace) for each in classes.values()}) > 1:
-        raise ConfigError("partitions: ray: expected the same address and namespace in all classes")
-    if all(each.resources and each.most is not None for each in classes.values()):
-        return dict(classes)
-    nodes = _nodes(next(iter(classes.values())).address)
-    return {name: found(name, each, nodes) for name, each in classes.items()}
-
-
-def _nodes(address: str) -> tuple[Node, ...]:
-    command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.found", address]
-    try:
-        done = subprocess.run(
-            command, env=module_environment(), capture_output=True, timeout=FIND_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"partitions: ray: no answer of the cluster at {address} in {FIND_TIMEOUT_S:g} s") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise ConfigError(f"partitions: ray: no cluster at {address}: {lines[-1]:.300}")
-    return msgspec.json.decode(done.stdout, type=tuple[Node, ...])
-
-
 def launch_ray_process() -> Child:
     """Start the process that talks to Ray. Raises OSError, and leaves nothing behind then."""
     return launch_module("sluice.gateway.cluster.ray.main", [str(os.getpid())])
@@ -92,8 +46,8 @@ def launch_ray_process() -> Child:
 class RayCluster:
     """All classes of a server that Ray places; `source` has those of one class.
 
-    `classes` are their settings, as `settle` returns them, with the numbers of their slots, and `gateway` is a name
-    that no other gateway has. `key` is the text of the workers' key file. When the process that talks to Ray ends,
+    `classes` are their settings, with resources and a number of workers, and `gateway` is a name that no other gateway
+    has. `key` is the text of the workers' key file. When the process that talks to Ray ends,
     because Ray's head is gone for example, serving goes on with the workers that are there, and it is started again.
     """
 
@@ -210,7 +164,7 @@ class RaySource:
     """The workers of one class; see `WorkerSource`. A slot whose lease another gateway has is down here."""
 
     def __init__(self, cluster: RayCluster, name: str, settings: RaySettings) -> None:
-        assert settings.most is not None
+        assert settings.most is not None, "it is settled"
         self._cluster, self._name, self._settings = cluster, name, settings
         self._slots = settings.most
         self._wanted = settings.most if settings.count is not None else (settings.min or 0)

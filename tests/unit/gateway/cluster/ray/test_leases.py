@@ -37,6 +37,18 @@ def test_two_gateways_share_evenly() -> None:
     assert leases.wanted() == 4
 
 
+def test_what_cannot_be_shared_evenly_stays_where_it_is() -> None:
+    leases = table(3)
+    first = leases.renew("a", 3, {}, 0.0)
+    leases.renew("b", 3, {}, 0.1)
+    first = leases.renew("a", 3, first, 0.5)
+    assert sorted(first) == [0, 1]
+    second = leases.renew("b", 3, {}, 0.6)
+    assert sorted(second) == [2]
+    assert leases.renew("a", 3, first, 1.0) == first
+    assert leases.renew("b", 3, second, 1.1) == second
+
+
 def test_what_one_gateway_does_not_want_is_for_the_other() -> None:
     leases = table(4)
     leases.renew("a", 1, {}, 0.0)
