@@ -40,6 +40,7 @@ class RayConnection:
         """Do not keep the leases of these slots."""
         for slot in slots:
             self._held[name].pop(slot, None)
+            self._workers.pop((name, slot), None)  # it is told again if the slot comes back
 
     def renew(self) -> Iterator[FromRay]:
         """Renew all leases; yields what has changed. Raises NoAnswer."""
