@@ -120,18 +120,16 @@ def test_the_gateways_know_the_classes_of_workers_and_find_their_service(name: s
 @every_overlay
 def test_selectors_find_the_pods_of_one_kind_only(name: str) -> None:
     objects = objects_of(name)
-    templates = {"StatefulSet": [], "Deployment": []} | {
-        f"{each['kind']} {each['metadata']['name']}": labels_of(each["spec"]["template"])
+    labels = {
+        each["metadata"]["name"]: labels_of(each["spec"]["template"])
         for each in objects
         if each["kind"] in ("Deployment", "StatefulSet")
     }
-    labels = {key: value for key, value in templates.items() if value}
     for each in objects:
         if each["kind"] not in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
             continue
         selector = set(each["spec"]["selector"]["matchLabels"].items())
-        chosen = [key for key, value in labels.items() if value >= selector]
-        assert [key.split()[1] for key in chosen] == [each["metadata"]["name"]]
+        assert [name for name, value in labels.items() if value >= selector] == [each["metadata"]["name"]]
 
 
 @every_overlay
