@@ -86,9 +86,7 @@ class RemoteBatches:
         self._running: dict[int, DispatchBatch] = {}
         self._sent: dict[int, _Sent] = {}
         self._free_ns = 0
-        self._hang_detector = HangDetector(
-            self._running, tables, loading.keys(), context.timeout_s, _nothing, overdue
-        )
+        self._hang_detector = HangDetector(self._running, tables, loading.keys(), context.timeout_s, _nothing, overdue)
         self.is_closed = False
         """Batches are kept but not sent any more, since the session has ended."""
         self.is_draining = False
@@ -190,17 +188,17 @@ class RemoteBatches:
     def _send(self, batch: DispatchBatch, inputs: Sequence[BatchInput]) -> int:
         """Send a batch; returns the bytes of its inputs."""
         context = self._context
-        pieces = [[_bytes_of(piece) for piece in each.pieces] for each in inputs]
+        contents = [_content(each) for each in inputs]
         tensors = tuple(
-            WireTensor(each.spec.name, each.spec.datatype, tuple(each.shape), sum(piece.nbytes for piece in own))
-            for each, own in zip(inputs, pieces, strict=True)
+            WireTensor(each.spec.name, each.spec.datatype, tuple(each.shape), content.nbytes)
+            for each, content in zip(inputs, contents, strict=True)
         )
         shows_requests = self._files[batch.model].backend == SHOWS_REQUESTS
         requests = request_parts(batch, context.find) if shows_requests else ()
         latency_ns = self._tables[batch.model].latency_ns(batch.rows)
         limit_ns = max(round(context.timeout_s * NS_PER_S), LATENCY_FACTOR * latency_ns)
         run = Run(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
-        self._session.send(run, pieces)
+        self._session.send(run, contents)
         return sum(tensor.nbytes for tensor in tensors)
 
     def _known(self, batch: int) -> _Sent:
@@ -233,8 +231,13 @@ class RemoteBatches:
         return max(ended_ns - answer.ran_ns, min(first_ns, ended_ns)), ended_ns
 
 
+def _content(tensor: BatchInput) -> memoryview:
+    """The bytes of an input: where they lie, if they are in one piece, and else a copy."""
+    pieces = [_bytes_of(piece) for piece in tensor.pieces]
+    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+
 def _bytes_of(piece: Array) -> memoryview:
-    """The bytes of an array, without copying them if they lie in one piece."""
     return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
 

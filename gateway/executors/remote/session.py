@@ -11,8 +11,9 @@ OnMessage = Callable[[FromWorkerServer, Sequence[memoryview]], None]
 
 
 class SessionRefused(PartitionError):
-    """A worker server refuses a session: it serves the gateway `holder`, or another `reason`, for now or (no `retry`)
-    as long as nothing changes.
+    """A worker server refuses a session for a `reason`, such as that it serves the gateway `holder`.
+
+    Without `retry` it will refuse as long as nothing changes.
     """
 
     def __init__(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
@@ -27,8 +28,8 @@ class Session(Protocol):
 
     welcome: Welcome
 
-    def send(self, message: FromGateway, tensors: Sequence[Sequence[memoryview]] = ()) -> None:
-        """Send a message with the bytes of its tensors, each in pieces, which stay as they are until it is answered.
+    def send(self, message: FromGateway, tensors: Sequence[memoryview] = ()) -> None:
+        """Send a message with the bytes of its tensors, which stay as they are until it is answered.
 
         Raises PartitionError when too many bytes wait to be sent, or when the session has ended.
         """
