@@ -38,6 +38,7 @@ from sluice.gateway.worker_protocol.messages import (
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.session import Session
 from sluice.gateway.worker_server.settings import WorkerSettings
+from sluice.gateway.worker_server.v2 import V2Service
 from sluice.models.errors import PartitionError
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import LoadResult
@@ -98,6 +99,7 @@ class WorkerServer:
             grpc.StatusCode.UNAUTHENTICATED,
         )
         self._grpc.give_connections(SESSION, self._take_over)
+        V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
         self._opening: set[_Opening] = set()
