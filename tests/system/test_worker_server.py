@@ -53,8 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RemoteModel]:
     same = TensorSpec("x", DataType.FP32, (-1,)), TensorSpec("y", DataType.FP32, (-1,))
     spec = ModelSpec("same", 1, same[:1], same[1:], 8)
     path = save_identity(root / "same" / "1" / "model.onnx", DataType.FP32, ("n",))
-    found = {"same": RemoteModel("same:1", str(path), "onnxruntime", (1, 8), True, declared=spec.declared)}
-    return found
+    return {"same": RemoteModel("same:1", str(path), "onnxruntime", (1, 8), True, declared=spec.declared)}
 
 
 @pytest.fixture(scope="module")
