@@ -14,6 +14,7 @@ from sluice.gateway.cluster.nodes import Nodes
 from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
 from sluice.gateway.executors.remote.session import OpenSession, Session
 from sluice.gateway.worker_protocol.messages import (
+    Asked,
     AskReady,
     Draining,
     Fault,
@@ -98,6 +99,10 @@ class WorkerOwner(Protocol):
 
         Also reported for a worker that never was ready (`was_up`).
         """
+        ...
+
+    def worker_asked_for(self, gateway: str) -> None:
+        """Another gateway has asked for the worker, and was refused."""
         ...
 
     def model_loaded(self, worker: "RemoteWorker", result: LoadResult) -> None:
@@ -320,6 +325,9 @@ class RemoteWorker:
                 self._process_lost(reason)
             case WorkerBack(worker):
                 self._process_back(worker)
+            case Asked(gateway):
+                if not self._is_leaving:
+                    self._owner.worker_asked_for(gateway)
             case Draining(reason):
                 self._leave(f"node {self.node}: {reason}")
             case _:

@@ -117,5 +117,7 @@ def test_a_look_up_that_hangs_does_not_hold_up_the_loop_or_the_end() -> None:
 
 
 def test_the_configuration_names_the_host_and_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = worker_sources([RemoteClass("edge", "cpu1", dns=DnsSettings("workers.test", 9001, 4))], "g", "1", "")["edge"]
+    source = worker_sources([RemoteClass("edge", "cpu1", dns=DnsSettings("workers.test", 9001, 4))], "g", "1", "")[
+        "edge"
+    ]
     assert isinstance(source, DnsSource)
