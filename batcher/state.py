@@ -9,12 +9,15 @@ Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
 PartitionState  fleet/fleet.py                kind price models ready lost_ns group
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
-PartitionState  fleet/speed.py                hand_off_ns last_end_ns between_ns
+PartitionState  fleet/nodes.py                node link keeps_outputs round_trip_ns ns_per_byte
+PartitionState  fleet/speed.py                hand_off_ns own_hand_off_ns hand_offs last_end_ns between_ns
+NodeState       fleet/nodes.py                partitions measured round_trip_ns ns_per_byte distance speed
+NodeState       fleet/speed.py                hand_off_ns
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches suspended free_at_ns idle_since_ns
 PartitionState  dispatch/stragglers.py        overdue
 PartitionState  places/planned_batches.py     planned planned_ns last_serial
-PartitionGroup  fleet/fleet.py                models hosted partitions
+PartitionGroup  fleet/fleet.py                models hosted partitions round_trip_ns ns_per_byte
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
 ModelState      fleet/fleet.py                groups
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
@@ -54,6 +57,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
@@ -81,6 +85,33 @@ WaitingStage = tuple["StageState", "ModelState", int]
 """(stage whose work may have to wait, its model, ns from its start to the pipeline's end if nothing else waits)."""
 
 
+class LinkClass(NamedTuple):
+    """What the ways to equal partitions have in common: a name, and classes of bandwidth and of round trips."""
+
+    name: str
+    speed: int
+    distance: int
+
+
+LOCAL = LinkClass("", 0, 0)
+"""Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeState:
+    """A machine other than the gateway's own, on which partitions are."""
+
+    name: str
+    number: int  # order in which nodes were heard of
+    hand_off_ns: int  # ns; the smoothed hand-off time of its partitions, without their ways
+    partitions: dict[int, PartitionState] = field(default_factory=dict)  # those on it, by number
+    measured: tuple[tuple[int, int], ...] = ()  # the last round trips (ns) and bandwidths (bytes a second)
+    round_trip_ns: int = 0  # ns that a message takes there and back
+    ns_per_byte: float = 0.0  # ns that each byte takes; 0 if that is not known
+    distance: int = 1  # class of its round trip, at least 1
+    speed: int = 0  # class of its bandwidth
+
+
 @dataclass(slots=True, eq=False)
 class PartitionState:
     """One partition: what it can run, and the batches that its worker holds."""
@@ -94,6 +125,13 @@ class PartitionState:
     models: frozenset[str] = frozenset()  # keys of the models whose batches it may be given
     ready: bool = False  # its worker is up
     lost_ns: int | None = None  # ns; when its worker was lost; None while it is up, or if it never was
+    node: NodeState | None = None  # the machine that its worker is on; None for the gateway's own
+    link: LinkClass = LOCAL
+    keeps_outputs: bool = False  # what its batches answer stays on its node as well
+    round_trip_ns: int = 0  # ns that a message to its node takes there and back; 0 on the gateway's own machine
+    ns_per_byte: float = 0.0  # ns that each byte to its node or back takes
+    own_hand_off_ns: int = 0  # ns; the smoothed hand-off time of its own batches, where its node has one of its own
+    hand_offs: int = 0  # batches from which `own_hand_off_ns` was learned
     group: PartitionGroup | None = None  # its equals; None before it was ready for the first time
     batches: list[Batch] = field(default_factory=list)  # dispatched and not over; the first one runs
     suspended: list[Batch] = field(default_factory=list)  # not over, but waiting for other models and not counted
@@ -118,6 +156,12 @@ class PartitionState:
             return self.free_at_ns if self.free_at_ns > now_ns else now_ns
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
 
+    def way_ns(self, model: ModelState, rows: float) -> int:
+        """The time that a batch and its answers are on their way to its node and back; 0 on the gateway's machine."""
+        if not self.ns_per_byte:
+            return self.round_trip_ns
+        return self.round_trip_ns + int(self.ns_per_byte * rows * model.row_bytes)
+
     def is_gone(self, now_ns: int) -> bool:
         """True if its worker was lost so long ago that it is not expected back."""
         return self.lost_ns is not None and now_ns - self.lost_ns >= UNAVAILABLE_NS
@@ -125,7 +169,9 @@ class PartitionState:
 
 @dataclass(slots=True, eq=False)
 class PartitionGroup:
-    """The partitions of one kind and price that hold the same models: any of them can run what one of them can.
+    """The partitions of one kind, price and class of links that hold the same models.
+
+    Any of them can run what one of them can, in the same time.
 
     `idle`, `opening` and `busy` are heaps that are cleaned up lazily: an item that its partition contradicts is dropped
     when it comes to the front.
@@ -135,6 +181,9 @@ class PartitionGroup:
     kind: str
     models: frozenset[str]
     price: float
+    link: LinkClass = LOCAL
+    round_trip_ns: int = 0  # ns; the longest of its partitions
+    ns_per_byte: float = 0.0  # ns; the most of its partitions
     hosted: dict[str, ModelState] = field(default_factory=dict)  # the states of `models`, by key
     partitions: dict[int, PartitionState] = field(default_factory=dict)  # by number
     only: PartitionState | None = None  # the partition, if there is only one
@@ -142,6 +191,12 @@ class PartitionGroup:
     idle: list[int] = field(default_factory=list)  # heap of the numbers of idle partitions
     opening: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `opening_ns`
     busy: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `free_at_ns`
+
+    def way_ns(self, model: ModelState, rows: float) -> int:
+        """As `PartitionState.way_ns`, for the slowest way."""
+        if not self.ns_per_byte:
+            return self.round_trip_ns
+        return self.round_trip_ns + int(self.ns_per_byte * rows * model.row_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +221,11 @@ class ModelState:
     last_dispatch_ns: int = 0  # ns; when its last batch was dispatched
     last_load_ns: int = 0  # ns; when a partition last loaded it
     load_ns: dict[str, int] = field(default_factory=dict)  # ns that loads take, by kind, as far as some were seen
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of its inputs and of its outputs together, as far as they are known."""
+        return self.config.input_bytes + self.config.output_bytes
 
     @property
     def partitions(self) -> list[PartitionState]:

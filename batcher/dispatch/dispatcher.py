@@ -17,7 +17,7 @@ from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
-from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.interface.events import LinkMeasured, PartitionReady, PartitionResized
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
@@ -323,6 +323,16 @@ class Dispatcher:
         self._sharing.resized(partition, event.device, now_ns)
         self.sequences.replaced(partition)
         self.reconsider(event.partition, now_ns)
+
+    def link_measured(self, event: LinkMeasured, now_ns: int) -> bool:
+        """Record how long the way to a node takes; True if predictions have changed."""
+        changed, moved = self.fleet.link_measured(event)
+        for partition in moved:
+            self.places.resized(partition)
+            self.reconsider(partition.name, now_ns)
+        if changed:
+            self.places.changed()
+        return changed
 
     def lost(self, name: str, now_ns: int) -> None:
         """Record that a partition's worker is gone; a separate event follows for each of its batches."""
