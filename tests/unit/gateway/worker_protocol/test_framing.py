@@ -26,7 +26,7 @@ decode = MessageDecoder(FromGateway).decode
     [
         (Ping(1, 5), b"\x08\0\0\0\x93\xa4Ping\x01\x05"),
         (Withdraw(300), b"\x0d\0\0\0\x92\xa8Withdraw\xcd\x01\x2c"),
-        (Run(7, "m:1", (X,)), b"\x1e\0\0\0\x97\xa3Run\x07\xa3m:1\x91\x94\xa1x\xa4FP32\x92\x02\x03\x18\0\x90\x90"),
+        (Run(7, "m:1", (X,)), b"\x1a\0\0\0\x97\xa3Run\x07\xa3m:1\x91\x94\xa1x\xa4FP32\x92\x02\x03\x18\0\x90\x90"),
     ],
 )
 def test_messages_have_these_bytes(message: object, encoded: bytes) -> None:
