@@ -20,6 +20,7 @@ OUTPUT_CLOSED = 141
 COMMANDS = {
     "init": "write a model repository from one or two model files, of two as a cascade",
     "serve": "serve a model repository, or single model files",
+    "worker": "serve the worker of one partition to a gateway on this machine or another one",
     "infer": "send one inference request to a running server, and print the outputs",
     "replay": "check that a journal leads to the same decisions again",
     "health": "exit with 0 if a running server is ready, else with 1",

@@ -277,11 +277,14 @@ def _partitions(partitions: Any, path: str, lines: Lines) -> Any:
 
 
 def _listed(partitions: list[Any], path: str, at: str, lines: Lines) -> list[Any]:
-    return [_partition(each, path, f"{at}[{index}]", lines) for index, each in enumerate(partitions)]
+    return [convert_partition(each, path, f"{at}[{index}]", lines) for index, each in enumerate(partitions)]
 
 
-def _partition(document: Any, path: str, at: str, lines: Lines) -> Any:
-    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind."""
+def convert_partition(document: Any, path: str, at: str, lines: Lines) -> Any:
+    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind.
+
+    Raises ConfigError.
+    """
     if not isinstance(document, dict):
         place = lines.place(path, at)
         raise ConfigError(f"{place} expected an object, got {type(document).__name__}")

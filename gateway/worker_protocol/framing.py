@@ -1,7 +1,7 @@
 """How the messages of a session and the bytes of their tensors become messages of gRPC.
 
 A message of gRPC begins with four bytes (little-endian): the size of a message of `messages` in MessagePack, which
-follows. The rest of it are bytes of the message's tensors, its *body*. A body that is longer goes on in further messages
+follows. The rest of it are bytes of the tensors of the message, its *body*. A longer body goes on in further messages
 of gRPC of size 0, which have at most `CHUNK_BYTES`, so that a `Ping` need not wait for all of a large one. Messages
 without a body may come between them. Each tensor begins at a multiple of `ALIGNMENT` in the body; between two tensors
 are bytes without a meaning.
