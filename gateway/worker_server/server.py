@@ -28,6 +28,7 @@ from sluice.gateway.worker_protocol.framing import MessageDecoder
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
+    SERVICE,
     SESSION,
     FromGateway,
     Hello,
@@ -35,6 +36,7 @@ from sluice.gateway.worker_protocol.messages import (
     Welcome,
     Worker,
 )
+from sluice.gateway.worker_server.about import AboutNow, AboutService
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.session import Session
 from sluice.gateway.worker_server.settings import WorkerSettings
@@ -98,6 +100,7 @@ class WorkerServer:
             grpc.StatusCode.UNAUTHENTICATED,
         )
         self._grpc.give_connections(SESSION, self._take_over)
+        self._grpc.add_registered_method_handlers(SERVICE, AboutService(settings, None, self._about_now).handlers)
         self._session: Session | None = None
         self._sessions = 0
         self._opening: set[_Opening] = set()
@@ -183,6 +186,12 @@ class WorkerServer:
         if not hmac.compare_digest(str(given).encode(), self._key):
             return "the key is wrong"
         return ""
+
+    def _about_now(self) -> AboutNow:
+        worker = self.host.worker
+        state = self._draining or ("" if worker is not None else f"the worker process is not up: {self.host.reason}")
+        holder = "" if self._session is None else self._session.gateway
+        return AboutNow(state, holder, () if worker is None else worker.cores, tuple(sorted(self.host.loaded)))
 
     def _take_over(self, own: OwnConnection) -> None:
         if len(self._opening) >= MOST_OPENING:

@@ -82,7 +82,7 @@ class ModelCache:
 
     def __init__(self, root: Path, max_bytes: int, machine: str | None = None) -> None:
         self.root = root
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._machine = machine_id() if machine is None else machine
         self._manifests: dict[str, FileSet] = {}
 
@@ -157,14 +157,14 @@ class ModelCache:
 
         The contents that the set has already are those of a set that is there.
         """
-        if files.size > self._max_bytes:
+        if files.size > self.max_bytes:
             raise FilesUnavailable(
                 f"{_named(files)}: too large for the cache in {self.root}: it has {files.size} bytes, and the cache "
-                f"takes {self._max_bytes}"
+                f"takes {self.max_bytes}"
             )
         by_age = sorted(others, key=lambda each: self._last_use(each.digest))
         while True:
-            too_many = _contents_bytes((*by_age, files)) - self._max_bytes
+            too_many = _contents_bytes((*by_age, files)) - self.max_bytes
             missing = sum(size for sha256, size in files.contents.items() if not self._content(sha256).exists())
             too_full = missing + SPARE_BYTES - shutil.disk_usage(self.root).free if missing else 0
             if max(too_many, too_full) <= 0:
@@ -176,7 +176,7 @@ class ModelCache:
             elif too_many > 0:
                 raise FilesUnavailable(
                     f"{_named(files)}: no room in the cache in {self.root}: expected {too_many} bytes more than its "
-                    f"{self._max_bytes}, and all other models in it are in use"
+                    f"{self.max_bytes}, and all other models in it are in use"
                 )
             else:
                 raise FilesUnavailable(
