@@ -32,7 +32,8 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is the autoscaler's; without all three it is as many as the cluster has room for when the server starts. `nodes`
     are the nodes that may be used, by name, address or id (empty: all). Classes with the same `near` are placed
     together: worker number i of each on one node. `runtime_env` is passed to Ray. `cache` is the directory of models
-    on the nodes and `cache_mb` its bound. Workers that no gateway uses any more end after `keep_s`.
+    on the nodes and `cache_mb` its bound; `worker_options` are further options of `sluice worker`, as those of TLS.
+    Workers that no gateway uses any more end after `keep_s`.
     """
 
     address: str = "auto"
@@ -47,7 +48,8 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runtime_env: dict[str, Any] = {}
     cache: str | None = None
     cache_mb: int | None = None
-    keep_s: float = 60.0
+    worker_options: tuple[str, ...] = ()
+    keep_s: float = 30.0
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")

@@ -1,0 +1,66 @@
+"""A server's configuration with what its Ray classes leave to the cluster, which is asked before the server starts."""
+
+import importlib.util
+import subprocess
+import sys
+
+import msgspec
+
+from sluice.gateway.cluster.ray.placement import Node, found
+from sluice.gateway.config.ray_settings import RaySettings
+from sluice.gateway.config.remote_settings import PartitionSettings
+from sluice.gateway.config.server_config import ServerConfig
+from sluice.models.errors import ConfigError
+from sluice.models.processes import module_environment
+
+EXTRA = "sluice-gateway[ray]"
+FIND_TIMEOUT_S = 30.0
+"""The time for a cluster to say what it has."""
+
+
+def check_extra() -> None:
+    """Raise ConfigError unless Ray is installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"partitions: ray needs Ray, which is not installed; install it with pip install '{EXTRA}'")
+
+
+def with_ray_settled(config: ServerConfig) -> ServerConfig:
+    """The configuration with resources and the number of workers in all classes that Ray places.
+
+    Blocks for up to FIND_TIMEOUT_S, if the cluster must be asked. Raises ConfigError without Ray, and for a cluster
+    that does not answer or has no room.
+    """
+    settings = config.partitions
+    if not isinstance(settings, PartitionSettings):
+        return config
+    given = {each.name: each.ray for each in settings.classes if each.ray is not None}
+    if not given:
+        return config
+    check_extra()
+    if len({(each.address, each.namespace) for each in given.values()}) > 1:
+        raise ConfigError("partitions: ray: expected the same address and namespace in all classes")
+    if all(each.resources and each.most is not None for each in given.values()):
+        return config
+    nodes = cluster_nodes(next(iter(given.values())).address)
+    full = {name: found(name, each, nodes) for name, each in given.items()}
+    classes = tuple(msgspec.structs.replace(each, ray=full.get(each.name)) for each in settings.remote)
+    short: RaySettings | None = full["ray"] if settings.ray is not None else None
+    try:
+        return msgspec.structs.replace(config, partitions=msgspec.structs.replace(settings, remote=classes, ray=short))
+    except ValueError as error:
+        raise ConfigError(f"partitions: {error}") from error
+
+
+def cluster_nodes(address: str) -> tuple[Node, ...]:
+    """The nodes of a cluster; blocks and raises as `with_ray_settled`."""
+    command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.found", address]
+    try:
+        done = subprocess.run(
+            command, env=module_environment(), capture_output=True, timeout=FIND_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"partitions: ray: no answer of the cluster at {address} in {FIND_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
+        raise ConfigError(f"partitions: ray: no cluster at {address}: {lines[-1]:.300}")
+    return msgspec.json.decode(done.stdout, type=tuple[Node, ...])
