@@ -92,7 +92,8 @@ def survey(url: str, key: str, tls: ClientTls | None, server_name: str = "", tim
             raise PartitionError(_reason(error)) from error
         except msgspec.MsgspecError as error:
             raise PartitionError(f"its answer cannot be read: {error}") from error
-    ways = [LINK_BYTES * 1e9 / max(ns - quickest.took_ns, 1000) for ns in (to_ns, from_ns)]
+    # A round trip that is as long as a transfer was disturbed, and says nothing of it.
+    ways = [LINK_BYTES * 1e9 / (ns - quickest.took_ns if ns > 2 * quickest.took_ns else ns) for ns in (to_ns, from_ns)]
     return Survey(url, quickest.about, quickest.took_ns, quickest.ahead_ns, *ways)
 
 

@@ -222,6 +222,10 @@ class RemotePartition:
         details = ProcessDetails(url=url, node=worker.node, failed=failed, planned=planned)
         self._report(PartitionLost(self._slot, reason, is_node_lost), details)
 
+    def asked(self, gateway: str) -> None:
+        """Let the source decide which worker is given up, if any."""
+        self._source.asked(self._slot, gateway)
+
     def model_loaded(self, worker: RemoteWorker, result: LoadResult) -> None:
         """Report a load."""
         details = ProcessDetails(evidence=result.evidence)

@@ -13,6 +13,7 @@ from sluice.gateway.cluster.nodes import Nodes
 from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
 from sluice.gateway.executors.remote.session import OpenSession, Session
 from sluice.gateway.worker_protocol.messages import (
+    Asked,
     AskReady,
     Draining,
     Fault,
@@ -97,6 +98,10 @@ class WorkerOwner(Protocol):
 
         Also reported for a worker that never was ready (`was_up`).
         """
+        ...
+
+    def asked(self, gateway: str) -> None:
+        """Another gateway wants a worker."""
         ...
 
     def model_loaded(self, worker: "RemoteWorker", result: LoadResult) -> None:
@@ -319,6 +324,8 @@ class RemoteWorker:
                 self._process_lost(reason)
             case WorkerBack(worker):
                 self._process_back(worker)
+            case Asked(gateway):
+                self._owner.asked(gateway)
             case Draining(reason):
                 self._leave(f"node {self.node}: {reason}")
             case _:
