@@ -188,17 +188,17 @@ class RemoteBatches:
     def _send(self, batch: DispatchBatch, inputs: Sequence[BatchInput]) -> int:
         """Send a batch; returns the bytes of its inputs."""
         context = self._context
-        contents = [_content(each) for each in inputs]
+        pieces = [[_bytes_of(piece) for piece in each.pieces] for each in inputs]
         tensors = tuple(
-            WireTensor(each.spec.name, each.spec.datatype, tuple(each.shape), content.nbytes)
-            for each, content in zip(inputs, contents, strict=True)
+            WireTensor(each.spec.name, each.spec.datatype, tuple(each.shape), sum(piece.nbytes for piece in own))
+            for each, own in zip(inputs, pieces, strict=True)
         )
         shows_requests = self._files[batch.model].backend == SHOWS_REQUESTS
         requests = request_parts(batch, context.find) if shows_requests else ()
         latency_ns = self._tables[batch.model].latency_ns(batch.rows)
         limit_ns = max(round(context.timeout_s * NS_PER_S), LATENCY_FACTOR * latency_ns)
         run = Run(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
-        self._session.send(run, contents)
+        self._session.send(run, pieces)
         return sum(tensor.nbytes for tensor in tensors)
 
     def _known(self, batch: int) -> _Sent:
@@ -231,13 +231,8 @@ class RemoteBatches:
         return max(ended_ns - answer.ran_ns, min(first_ns, ended_ns)), ended_ns
 
 
-def _content(tensor: BatchInput) -> memoryview:
-    """The bytes of an input: where they lie, if they are in one piece, and else a copy."""
-    pieces = [_bytes_of(piece) for piece in tensor.pieces]
-    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
-
-
 def _bytes_of(piece: Array) -> memoryview:
+    """The bytes of an array, where they lie if it is contiguous."""
     return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
 

@@ -1,6 +1,7 @@
 """One session with a remote worker: its models and its batches, from the first message to the last."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -100,8 +101,8 @@ class WorkerOwner(Protocol):
         """
         ...
 
-    def asked(self, gateway: str) -> None:
-        """Another gateway wants a worker."""
+    def worker_asked_for(self, gateway: str) -> None:
+        """Another gateway has asked for the worker, and was refused."""
         ...
 
     def model_loaded(self, worker: "RemoteWorker", result: LoadResult) -> None:
@@ -316,7 +317,7 @@ class RemoteWorker:
                 if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
                     self._take_answer(message, views)
             case Pong():
-                round_trip_ns = round(self._loop.time() * 1e9) - message.sent_ns - message.echo_ns
+                round_trip_ns = time.monotonic_ns() - message.sent_ns - message.echo_ns
                 self._context.nodes.answered(self.node, round_trip_ns)
             case ModelReadiness():
                 self._context.reported_ready(self._slot, message.number, message.is_ready)
@@ -325,7 +326,8 @@ class RemoteWorker:
             case WorkerBack(worker):
                 self._process_back(worker)
             case Asked(gateway):
-                self._owner.asked(gateway)
+                if not self._is_leaving:
+                    self._owner.worker_asked_for(gateway)
             case Draining(reason):
                 self._leave(f"node {self.node}: {reason}")
             case _:
