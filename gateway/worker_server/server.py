@@ -204,7 +204,7 @@ class WorkerServer:
         if len(self._opening) >= MOST_OPENING:
             own.transport.abort()
             return
-        self._opening.add(_Opening(self, own))
+        _Opening(self, own)
 
     def opened(self, opening: "_Opening", hello: Hello) -> Session | None:
         """Give the lease to a gateway, or refuse it with the reason."""
@@ -317,6 +317,7 @@ class _Opening:
         self.link.set_peer(own.initial_window, own.send_window, own.stream_window, own.frame_bytes)
         self._timer = asyncio.get_running_loop().call_later(HELLO_S, self._late)
         headers = frame(HEADERS, END_HEADERS, own.stream_id, _HEADERS)
+        server._opening.add(self)  # until its first message is there, which may have come already
         self.link.begin(own.transport, headers, own.rest)
 
     def _place(self, message: Any, size: int) -> memoryview | None:
