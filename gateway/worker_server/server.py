@@ -28,6 +28,7 @@ from sluice.gateway.worker_protocol.framing import MessageDecoder
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
+    SERVICE,
     SESSION,
     FromGateway,
     Hello,
@@ -36,6 +37,8 @@ from sluice.gateway.worker_protocol.messages import (
     Worker,
 )
 from sluice.gateway.worker_server.host import WorkerHost
+from sluice.gateway.worker_server.model_files import ModelFiles
+from sluice.gateway.worker_server.peers import Peers, fetch_method
 from sluice.gateway.worker_server.session import Session
 from sluice.gateway.worker_server.settings import WorkerSettings
 from sluice.gateway.worker_server.v2 import V2Service
@@ -98,6 +101,8 @@ class WorkerServer:
             _HEALTH,
             grpc.StatusCode.UNAUTHENTICATED,
         )
+        self.files = ModelFiles(settings.cache, settings.cache_mb, Peers(key, settings.tls), self.url)
+        self._grpc.add_registered_method_handlers(SERVICE, fetch_method(self.files.reader))
         self._grpc.give_connections(SESSION, self._take_over)
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
@@ -172,6 +177,7 @@ class WorkerServer:
             opening.refuse(self._draining)
         await self._grpc.stop(LAST_CALLS_S)
         await self.host.close()
+        await self.files.close()
 
     # -- connections
 
@@ -252,18 +258,29 @@ class WorkerServer:
     def worker_back(self, worker: Worker) -> None:
         """It is up."""
         self._up.set()
+        for model in worker.models:
+            self._hold_files(model.key)
         if self._session is not None:
             self._session.worker_back(worker)
 
     def model_loaded(self, result: LoadResult) -> None:
         """An ordered load has finished."""
+        self._hold_files(result.key)
         if self._session is not None:
             self._session.model_loaded(result)
 
     def model_unloaded(self, key: str) -> None:
         """An ordered unload has finished."""
+        self._hold_files(key)
         if self._session is not None:
             self._session.model_unloaded(key)
+
+    def _hold_files(self, key: str) -> None:
+        """Let the files go that the worker no longer needs, not even to load the model again."""
+        if key in self.host.models:
+            self.files.keep_newest(key)
+        else:
+            self.files.release(key)
 
     def _readiness(self, number: int, is_ready: bool) -> None:
         if self._session is not None:
