@@ -9,8 +9,7 @@ from sluice.gateway.cluster.leasing import KNOCK_PAUSE_S, NOT_WANTED, UNREACHABL
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.cluster.sources import worker_source
 from sluice.gateway.cluster.static import StaticSource
-from sluice.gateway.config.ray_settings import RaySettings, RemoteClass
-from sluice.models.errors import ConfigError
+from sluice.gateway.config.ray_settings import RemoteClass
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 Placements = list[tuple[str, str | None, str]]
@@ -142,8 +141,3 @@ def test_workers_without_a_partition_are_named(caplog: pytest.LogCaptureFixture)
     started(StaticSource("edge", ["edge-0"], ["a:1", "b:1"]))
     (record,) = caplog.records
     assert (record.message, vars(record)["fields"]["without"]) == ("more workers than partitions", "b:1")
-
-
-def test_a_class_whose_workers_cannot_be_found_is_named() -> None:
-    with pytest.raises(ConfigError, match="remote partitions edge: this build cannot find workers by ray"):
-        worker_source(RemoteClass("edge", "cpu1", ray=RaySettings(count=1)))
