@@ -33,7 +33,7 @@ from sluice.gateway.executors.request_parts import (
     request_parts,
 )
 from sluice.gateway.executors.worker.answer_check import check_answer, check_response, missing_output
-from sluice.gateway.executors.worker.readiness import Readiness
+from sluice.gateway.executors.worker.readiness import Readiness, Send
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.executors.worker.waiting import (
     MOST_CALLS,
@@ -145,6 +145,8 @@ class WorkerExecutor:
         """The metrics that models define."""
         self.calls: CallHandler = NoCalls()
         """Runs the calls that models make of other models."""
+        self.ask_elsewhere: Send = _ask_nobody
+        """Asks models on other machines whether they are ready."""
         self.submission: FindSubmission = no_submission
         """The submission of a request without an outcome, for models that see requests."""
         # Only the assembly handles tensors.
@@ -305,7 +307,7 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
-        self._note_loaded(ready.models)
+        self.note_loaded(ready.models)
         self._workers[partition] = self._record(partition, worker, output_region, tables)
         details = ProcessDetails(
             ready.pid,
@@ -378,7 +380,7 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
-        self._note_loaded((model,))
+        self.note_loaded((model,))
         if worker.on_drained is not None:
             return
         if worker.batches:
@@ -453,13 +455,18 @@ class WorkerExecutor:
         asked = [name for name, each in self._workers.items() if model in each.tables and not each.lost]
         for name in asked:
             self._workers[name].process.send(AskReady(number, model))
-        return frozenset(asked)
+        return self.ask_elsewhere(number, model).union(asked)
 
     def readiness_reported(self, partition: str, report: ReadinessReport) -> None:
-        """Record that a model has said whether it is ready; an answer that is no longer expected counts for nothing."""
-        self._readiness.reported(partition, report.number, is_ready=report.is_ready)
+        """Record that a model has said whether it is ready."""
+        self.note_readiness(partition, report.number, report.is_ready)
 
-    def _note_loaded(self, models: Iterable[LoadResult]) -> None:
+    def note_readiness(self, partition: str, number: int, is_ready: bool) -> None:
+        """Record the answer of a partition, here or elsewhere; one that is no longer expected counts for nothing."""
+        self._readiness.reported(partition, number, is_ready=is_ready)
+
+    def note_loaded(self, models: Iterable[LoadResult]) -> None:
+        """Record what models that were loaded, here or elsewhere, say of themselves."""
         for model in models:
             if model.tells_ready:
                 self._judged_models.add(model.key)
@@ -647,6 +654,11 @@ class WorkerExecutor:
             return ""
         first = int(self._specs[model].batchable)
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
+
+
+def _ask_nobody(number: int, model: str) -> frozenset[str]:
+    del number, model
+    return frozenset()
 
 
 def _memory(ready: WorkerReady) -> dict[str, ModelMemory]:

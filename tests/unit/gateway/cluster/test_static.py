@@ -9,7 +9,7 @@ from sluice.gateway.cluster.leasing import KNOCK_PAUSE_S, NOT_WANTED, UNREACHABL
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.cluster.sources import worker_source
 from sluice.gateway.cluster.static import StaticSource
-from sluice.gateway.config.ray_settings import RemoteClass
+from sluice.gateway.config.remote_settings import RemoteClass
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 Placements = list[tuple[str, str | None, str]]
