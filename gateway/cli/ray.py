@@ -142,8 +142,10 @@ def _print(document: Any) -> None:
     print_table(nodes, 3)
     print()
     rows = [("partition", "node", "worker", "gateway", "reason")]
-    for each in document["partitions"]:
-        rows.append((each["partition"], each["node"], each["url"] or "-", each["gateway"] or "-", each["reason"]))
+    rows.extend(
+        (each["partition"], each["node"], each["url"] or "-", each["gateway"] or "-", each["reason"])
+        for each in document["partitions"]
+    )
     if len(rows) == 1:
         print("no gateway has workers here")
     else:

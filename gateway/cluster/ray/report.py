@@ -1,6 +1,7 @@
-"""Prints what a namespace of a Ray cluster has, as JSON: `python -m sluice.gateway.cluster.ray.report ADDRESS NAMESPACE`.
+"""Prints what a namespace of a Ray cluster has, as JSON.
 
-With slots after these, it has the workers there replaced first, one after the other.
+`python -m sluice.gateway.cluster.ray.report ADDRESS NAMESPACE [SLOT ...]` has the workers of the slots replaced first,
+one after the other.
 """
 
 import os

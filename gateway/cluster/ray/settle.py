@@ -37,10 +37,10 @@ def with_ray_settled(config: ServerConfig) -> ServerConfig:
     if not given:
         return config
     check_extra()
-    if settings.key_file is None:
+    if settings.key_file is None and settings.tls is None:
         raise ConfigError(
-            "partitions: ray needs key_file, the path of a file with a secret: workers listen at the addresses of their "
-            "nodes, and run what a gateway with the key sends them"
+            "partitions: ray needs key_file, the path of a file with a secret, or tls: workers listen at the addresses "
+            "of their nodes, and run what gateways send them"
         )
     if len({(each.address, each.namespace) for each in given.values()}) > 1:
         raise ConfigError("partitions: ray: expected the same address and namespace in all classes")

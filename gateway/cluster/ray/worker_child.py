@@ -27,8 +27,8 @@ _TAIL_LINES, _LINE_BYTES = 5, 300
 class WorkerOrder(NamedTuple):
     """A worker to start: its `name`, the name and address of its node, its profile `kind`, and its whole `cores`.
 
-    `uuid` is the device of a kind on a GPU, else "", where `cores` do not count. `key` is the text of its key file, "" for none. `cache` is the
-    directory of models, and `cache_mb` its bound (None: as the worker has them).
+    `uuid` is the device of a kind on a GPU, else "", where `cores` do not count. `key` is the text of its key file, ""
+    for none. `cache` is the directory of models, and `cache_mb` its bound (None: as the worker has them).
     """
 
     name: str
