@@ -49,9 +49,6 @@ def worker_files(
     ]
     tables = {file.key: stored_tables(entries[file.key], stored[file.key]) for file in files}
     return {
-        partition: {
-            file.key: msgspec.structs.replace(file, table=tables[file.key].get(kind))
-            for file in files
-        }
+        partition: {file.key: msgspec.structs.replace(file, table=tables[file.key].get(kind)) for file in files}
         for partition, kind in kinds.items()
     }

@@ -42,7 +42,7 @@ class RemoteSlot(msgspec.Struct, frozen=True, tag="remote", tag_field="kind"):
 
 
 class LinkReport(msgspec.Struct, frozen=True):
-    """The way to a node: its quickest round trip of late, and its bandwidth in MB/s, None as long as that is unknown."""
+    """The way to a node: its quickest round trip of late, and its bandwidth in MB/s, if that is known."""
 
     round_trip_ms: float
     mb_per_s: float | None = None
@@ -333,9 +333,7 @@ class Inventory:
             return []
         status = self._statuses[name]
         if details.resized is not None:
-            status = PartitionStatus(
-                details.resized, details.resized.profile_kind, node=details.node, url=details.url
-            )
+            status = PartitionStatus(details.resized, details.resized.profile_kind, node=details.node, url=details.url)
         if details.worker is not None:
             status = msgspec.structs.replace(status, worker=details.worker, reasons=(), lost="")
         assert not isinstance(status.partition, RemoteSlot), "evidence comes from a worker that is known"

@@ -63,7 +63,7 @@ class PartitionMetrics(MetricsSource):
             if node not in found and (link := self._inventory.link_of(node)) is not None:
                 found[node] = link
         for node, link in found.items():
-            round_trips.add_metric([node], link.round_trip_ms / 1000)
+            round_trips.add_metric([node], round(link.round_trip_ms / 1000, 6))
             if link.mb_per_s is not None:
                 bandwidths.add_metric([node], link.mb_per_s * 1e6)
         yield from (nodes, round_trips, bandwidths)

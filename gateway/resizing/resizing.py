@@ -123,7 +123,9 @@ class Resizing:
             known = ", ".join(self._inventory.statuses)
             raise NotFoundError(f"there is no partition '{name:.80}' of our workers; expected one of {known}")
         if self._inventory.is_remote(name):
-            raise RequestError(f"partition {name} is on another machine; it has the size that its worker was started with")
+            raise RequestError(
+                f"partition {name} is on another machine; it has the size that its worker was started with"
+            )
         match status.partition, cores, share_percent:
             case CpuPartition(), [*numbers], None:
                 return msgspec.structs.replace(status.partition, cores=tuple(sorted(set(numbers))))

@@ -40,6 +40,8 @@ LATE_S = 0.05
 MOST_OUTPUT_BYTES = 1 << 30
 MOST_UNSENT_BYTES = 256 << 20
 
+_UNAUTHENTICATED = "16"
+"""The status of gRPC for a call without the right key."""
 _decoder = MessageDecoder(FromWorkerServer)
 
 
@@ -75,6 +77,23 @@ def read_key(path: str | None) -> str:
     return key
 
 
+class SessionRefused(PartitionError):
+    """A worker server refuses a session for a `reason`, such as that the gateway `holder` has the worker.
+
+    Without `retry` it will refuse as long as nothing changes.
+    """
+
+    def __init__(self, message: str, reason: str, *, retry: bool = True, holder: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry = retry
+        self.holder = holder
+
+
+class _Unauthenticated(PartitionError):
+    """The key, or its absence, is the reason why a session ended."""
+
+
 class Session:
     """An open session: the worker of `welcome` takes batches of this gateway alone.
 
@@ -102,8 +121,9 @@ class Session:
         self._is_open = self._is_closed = False
         self._pings = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._role = _ClientRole()
         self._link = Link(
-            _decoder, self._place, self._take, self._ended, MOST_OUTPUT_BYTES, MOST_UNSENT_BYTES, _ClientRole()
+            _decoder, self._place, self._take, self._ended, MOST_OUTPUT_BYTES, MOST_UNSENT_BYTES, self._role
         )
 
     @property
@@ -117,12 +137,15 @@ class Session:
         return self._link.received_bytes
 
     def send(
-        self, message: FromGateway, tensors: Sequence[memoryview] = (), sent: Callable[[], None] | None = None
+        self,
+        message: FromGateway,
+        tensors: Sequence[memoryview | Sequence[memoryview]] = (),
+        sent: Callable[[], None] | None = None,
     ) -> None:
         """Send a message with the bytes of its tensors, without blocking. They stay as they are until `sent` is called.
 
-        Raises PartitionError when too many bytes wait to be sent, or when the session has ended; `sent` is not called
-        then.
+        A tensor may come in pieces. Raises PartitionError when too many bytes wait to be sent, or when the session has
+        ended; `sent` is not called then.
         """
         if self._link.over:
             raise PartitionError(f"the session with {self.url} has ended")
@@ -140,8 +163,17 @@ class Session:
     # -- opening
 
     async def open(self, credentials: Credentials, hello: Hello, timeout_s: float) -> None:
-        """Connect, and get the worker. Raises PartitionError with the reason if that fails."""
+        """Connect, and get the worker; raises as `open_session`."""
         host, port = split_address(self.url)
+        try:
+            await self._open(host, port, credentials, hello, timeout_s)
+        except BaseException:
+            self._is_closed = True
+            self._stop()
+            self._link.abort()
+            raise
+
+    async def _open(self, host: str, port: int, credentials: Credentials, hello: Hello, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 transport, _ = await self._loop.create_connection(
@@ -159,6 +191,9 @@ class Session:
             reason = f"the worker server at {self.url} did not answer within {timeout_s:g} s"
         except (OSError, ssl.SSLError) as error:
             reason = f"the worker server at {self.url} cannot be reached: {error}"
+        except _Unauthenticated as error:
+            message = f"the worker server at {self.url} refused the session: {error}"
+            raise SessionRefused(message, str(error), retry=False) from error
         except PartitionError as error:
             reason = f"the worker server at {self.url}: {error}"
         else:
@@ -167,9 +202,8 @@ class Session:
                 self._is_open = True
                 self._ping()
                 return
-            reason = f"the worker server at {self.url} refused the session: {answer.reason}"
-        self._is_closed = True
-        self._link.abort()
+            message = f"the worker server at {self.url} refused the session: {answer.reason}"
+            raise SessionRefused(message, answer.reason, retry=answer.retry, holder=answer.holder)
         raise PartitionError(reason)
 
     # -- the link
@@ -196,7 +230,8 @@ class Session:
         self._stop()
         if not self._is_open:
             if not self._answer.done():
-                self._answer.set_exception(PartitionError(reason))
+                kind = _Unauthenticated if self._role.is_unauthenticated else PartitionError
+                self._answer.set_exception(kind(reason))
         elif not self._is_closed:
             self._is_closed = True
             self._on_closed(reason)
@@ -235,7 +270,8 @@ async def open_session(
     """Open a session with the worker server at `url` (`HOST:PORT`), on the running event loop; see `Session`.
 
     `memory` gives the memory for the outputs of a batch; without it, or if it gives None, it is taken from the heap.
-    Raises PartitionError with the reason: the worker server cannot be reached, or refused the session.
+    Raises PartitionError with the reason if the worker server cannot be reached, and SessionRefused if it refused the
+    session.
     """
     session = Session(url, hello, on_message, on_closed, memory)
     await session.open(credentials, hello, timeout_s)
@@ -247,7 +283,7 @@ class _ClientRole:
 
     def __init__(self) -> None:
         self._decoder: HeaderDecoder[None] = HeaderDecoder(16 << 10, 100, lambda fields: None)
-        self._has_headers = False
+        self.is_unauthenticated = False
 
     def on_headers(self, block: bytes, ended: bool) -> str | None:
         """Take the headers of the answer, or its status."""
@@ -262,6 +298,7 @@ class _ClientRole:
             return None
         message = unquote(fields.get(b"grpc-message", b"").decode(errors="replace"))
         status = fields.get(b"grpc-status", b"").decode(errors="replace")
+        self.is_unauthenticated = status == _UNAUTHENTICATED
         return message or f"it ended the call with the status {status}"
 
     def last_block(self, reason: str) -> bytes | None:

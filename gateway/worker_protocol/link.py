@@ -207,8 +207,13 @@ class Link(asyncio.BufferedProtocol):
 
     # -- for the owner
 
-    def send(self, message: object, tensors: Sequence[memoryview] = (), sent: Callable[[], None] | None = None) -> None:
-        """Send a message and the bytes of its tensors, which stay as they are until `sent` is called.
+    def send(
+        self,
+        message: object,
+        tensors: Sequence[memoryview | Sequence[memoryview]] = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a message and the bytes of its tensors, each in one piece or more, which stay until `sent` is called.
 
         Raises PartitionError if too much waits to be sent already. Nothing happens once the session is over; `sent` is
         called then, too.
@@ -222,9 +227,13 @@ class Link(asyncio.BufferedProtocol):
             for begin, tensor in zip(begins, tensors, strict=True):
                 if gap := begin - end:
                     body.append(_GAPS[gap])
-                if tensor.nbytes:
-                    body.append(tensor if tensor.format == "B" and tensor.ndim == 1 else tensor.cast("B"))
-                end = begin + tensor.nbytes
+                end = begin
+                for piece in (tensor,) if isinstance(tensor, memoryview) else tensor:
+                    if piece.nbytes:
+                        body.append(piece if piece.format == "B" and piece.ndim == 1 else piece.cast("B"))
+                        end += piece.nbytes
+            if end != size:
+                raise ValueError(f"the tensors of a {type(message).__name__} have {end} bytes, expected {size}")
         total = _framed_bytes(len(head), size)
         if self.over:
             if sent is not None:

@@ -150,10 +150,20 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The gateway does not get the worker, and the call ends; `retry` says that it may do so later."""
+    """The gateway does not get the worker, and the call ends.
+
+    With `retry` it may do so later. `holder` is the gateway that has the worker, if that is the reason.
+    """
 
     reason: str
     retry: bool = True
+    holder: str = ""
+
+
+class Asked(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Another gateway has asked for the worker, and was refused."""
+
+    gateway: str
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -250,6 +260,7 @@ class Draining(msgspec.Struct, frozen=True, tag=True, array_like=True):
 FromWorkerServer = (
     Welcome
     | Refusal
+    | Asked
     | Loaded
     | Unloaded
     | Finished

@@ -38,6 +38,7 @@ from sluice.gateway.worker_protocol.messages import (
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.session import Session
 from sluice.gateway.worker_server.settings import WorkerSettings
+from sluice.gateway.worker_server.v2 import V2Service
 from sluice.models.errors import PartitionError
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import LoadResult
@@ -98,6 +99,7 @@ class WorkerServer:
             grpc.StatusCode.UNAUTHENTICATED,
         )
         self._grpc.give_connections(SESSION, self._take_over)
+        V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
         self._opening: set[_Opening] = set()
@@ -206,7 +208,9 @@ class WorkerServer:
         elif worker is None:
             opening.refuse(f"the worker process is not up: {self.host.reason}")
         elif self._session is not None and self._session.gateway != hello.gateway:
-            opening.refuse(f"gateway {self._session.gateway} has the worker")
+            holder = self._session.gateway
+            opening.refuse(f"gateway {holder} has the worker", holder=holder)
+            self._session.asked(hello.gateway)
         else:
             if self._session is not None:
                 self._session.close("the gateway has opened another session")
@@ -306,11 +310,11 @@ class _Opening:
         else:
             raise PartitionError(f"a {type(message).__name__} came before Hello")
 
-    def refuse(self, reason: str, *, retry: bool = True) -> None:
+    def refuse(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
         """Answer with the reason, and end the connection."""
         self._is_refused = True
         self._timer.cancel()
-        self.link.send(Refusal(reason, retry))
+        self.link.send(Refusal(reason, retry, holder))
         self.link.close()
 
     def _late(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sluice.gateway.tensors.input_slots import InputSlot
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
+    Asked,
     AskReady,
     Drain,
     Draining,
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 MOST_BATCHES = 256
 """Batches of a session that may be open."""
 MOST_MODELS = 4096
+MOST_NAME = 256
 MOST_LOADING = 1024
 """Loads of a session that may be under way."""
 LATE_S = 0.05
@@ -117,6 +119,10 @@ class Session:
         for number in list(self._batches.values()):
             self._host.withdraw(number)
         self._owner.session_ended(self, reason)
+
+    def asked(self, gateway: str) -> None:
+        """Another gateway was refused."""
+        self._send(Asked(gateway[:MOST_NAME]))
 
     def drain(self, reason: str) -> None:
         """Take no new batches."""

@@ -152,49 +152,57 @@ class ModelCache:
                 raise
             return use
 
-    def _make_room(self, files: FileSet, others: list[FileSet]) -> None:
-        """Evict what was not used for the longest time until a set has room beside the rest; raises FilesUnavailable.
+    def _make_room(self, files: FileSet, others: Sequence[FileSet]) -> None:
+        """Evict what was not used for the longest time until a set has room; raises FilesUnavailable.
 
-        The contents that the set has already are those of a set that is there.
+        Nothing is evicted if that does not help.
         """
         if files.size > self._max_bytes:
             raise FilesUnavailable(
                 f"{_named(files)}: too large for the cache in {self.root}: it has {files.size} bytes, and the cache "
                 f"takes {self._max_bytes}"
             )
-        by_age = sorted(others, key=lambda each: self._last_use(each.digest))
+        on_disk = {content.name: content.stat().st_size for content in (self.root / "contents").iterdir()}
+        missing = sum(size for sha256, size in files.contents.items() if sha256 not in on_disk)
+        room = shutil.disk_usage(self.root).free - SPARE_BYTES
+        kept = sorted(others, key=lambda each: self._last_use(each.digest), reverse=True)
+        unused = [each for each in kept if not self._is_used(each.digest)]
+        evicted: list[FileSet] = []
         while True:
-            too_many = _contents_bytes((*by_age, files)) - self._max_bytes
-            missing = sum(size for sha256, size in files.contents.items() if not self._content(sha256).exists())
-            too_full = missing + SPARE_BYTES - shutil.disk_usage(self.root).free if missing else 0
-            if max(too_many, too_full) <= 0:
-                return
-            evicted = next((each for each in by_age if self._remove_set(each.digest)), None)
-            if evicted is not None:
-                by_age.remove(evicted)
-                self._drop_contents((*by_age, files))
-            elif too_many > 0:
+            too_many = _contents_bytes((*kept, files)) - self._max_bytes
+            wanted = {sha256 for each in (*kept, files) for sha256 in each.contents}
+            free = room + sum(size for sha256, size in on_disk.items() if sha256 not in wanted)
+            if too_many <= 0 and (missing <= free or not missing):
+                break
+            if not unused and too_many > 0:
                 raise FilesUnavailable(
                     f"{_named(files)}: no room in the cache in {self.root}: expected {too_many} bytes more than its "
                     f"{self._max_bytes}, and all other models in it are in use"
                 )
-            else:
+            if not unused:
                 raise FilesUnavailable(
                     f"{_named(files)}: too large for the disk of {self.root}: {missing} bytes are missing, and "
-                    f"{max(missing - too_full, 0)} are free beside a reserve"
+                    f"{max(free, 0)} are free beside a reserve, or would be without models that are not in use"
                 )
+            evicted.append(unused.pop())
+            kept.remove(evicted[-1])
+        for each in evicted:
+            self._remove_set(each.digest)
+        self._drop_contents((*kept, files))
 
-    def _remove_set(self, digest: str) -> bool:
-        """Remove a set; False if it is in use."""
-        folder = self.root / "sets" / digest
-        with (folder / "use").open("ab") as use:
+    def _is_used(self, digest: str) -> bool:
+        with (self.root / "sets" / digest / "use").open("ab") as use:
             try:
                 fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return False
-            (folder / "manifest.json").unlink(missing_ok=True)  # without it, a set that is half removed is none
-            shutil.rmtree(folder)
-            return True
+                return True
+            return False
+
+    def _remove_set(self, digest: str) -> None:
+        """Remove a set that is not in use."""
+        folder = self.root / "sets" / digest
+        (folder / "manifest.json").unlink(missing_ok=True)  # without it, a set that is half removed is none
+        shutil.rmtree(folder)
 
     def _sweep(self) -> None:
         """Remove what processes that were killed have left."""
@@ -204,7 +212,7 @@ class ModelCache:
                 part.unlink()
         known = self._known_sets()
         for folder in (self.root / "sets").iterdir():
-            if folder.name not in known:
+            if folder.is_dir() and folder.name not in known and not self._is_used(folder.name):
                 self._remove_set(folder.name)
         self._drop_contents(tuple(known.values()))
 
@@ -227,7 +235,7 @@ class ModelCache:
     def _manifest(self, digest: str) -> FileSet | None:
         path = self.root / "sets" / digest / "manifest.json"
         known = self._manifests.get(digest)
-        with suppress(FileNotFoundError, msgspec.MsgspecError):
+        with suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             if known is not None:
                 path.stat()
                 return known

@@ -69,12 +69,6 @@ class Part:
         """True if the contents have the hash of the file."""
         return self._sha256.hexdigest() == self._file.sha256
 
-    def restart(self) -> None:
-        """Forget what was received."""
-        os.ftruncate(self._descriptor, 0)
-        self.received = 0
-        self._sha256 = hashlib.sha256()
-
     async def write(self, chunk: Chunk) -> None:
         """Append a chunk, off the event loop; raises FileSourceError if the file has fewer bytes, and DiskError."""
         if self.received + len(chunk) > self._file.size:
@@ -88,7 +82,6 @@ class Part:
 
     async def fill(self, write: Callable[[Path], None]) -> None:
         """Have a function that blocks write the whole file at a path; raises as it does, and as `write`."""
-        self.restart()
         await asyncio.to_thread(write, self.path)
         size = await asyncio.to_thread(self._hash_all)
         if size > self._file.size:
@@ -123,7 +116,7 @@ class FileSource(Protocol):
         ...
 
     async def fetch(self, files: FileSet, file: FileEntry, part: Part) -> None:
-        """Write the contents of a file of the set into a part, from its start.
+        """Write the contents of a file of the set into an empty part.
 
         Raises FileSourceError within a time that is bounded by the size of the file, and DiskError.
         """
@@ -147,7 +140,6 @@ class StreamSource:
 
     async def fetch(self, files: FileSet, file: FileEntry, part: Part) -> None:
         """Write a file; see `FileSource`."""
-        part.restart()
         end = asyncio.get_running_loop().time() + GRACE_S + file.size / self._least_bytes_per_s
         reason = ""
         for _ in range(1 + MAX_RESUMES):

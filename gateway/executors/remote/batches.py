@@ -86,9 +86,7 @@ class RemoteBatches:
         self._running: dict[int, DispatchBatch] = {}
         self._sent: dict[int, _Sent] = {}
         self._free_ns = 0
-        self._hang_detector = HangDetector(
-            self._running, tables, loading.keys(), context.timeout_s, _nothing, overdue
-        )
+        self._hang_detector = HangDetector(self._running, tables, loading.keys(), context.timeout_s, _nothing, overdue)
         self.is_closed = False
         """Batches are kept but not sent any more, since the session has ended."""
         self.is_draining = False
@@ -234,7 +232,7 @@ class RemoteBatches:
 
 
 def _bytes_of(piece: Array) -> memoryview:
-    """The bytes of an array, without copying them if they lie in one piece."""
+    """The bytes of an array, where they lie if it is contiguous."""
     return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
 

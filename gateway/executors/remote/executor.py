@@ -13,7 +13,7 @@ from sluice.gateway.executors.remote.batches import BatchContext
 from sluice.gateway.executors.remote.partition import RemotePartition
 from sluice.gateway.executors.remote.session import OpenSession
 from sluice.gateway.executors.remote.worker import WorkerContext
-from sluice.gateway.executors.request_parts import FindSubmission, no_submission
+from sluice.gateway.executors.request_parts import CallingSubmission, FindSubmission, no_submission
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
@@ -79,7 +79,7 @@ class RemoteExecutor:
             clock,
             timeout_s,
             shared.metrics,
-            lambda request: self.submission(request),
+            self._find,
             self._report,
         )
         context = WorkerContext(
@@ -163,6 +163,9 @@ class RemoteExecutor:
         """Send a question to the workers that hold a model; returns their partitions."""
         return frozenset(name for name, each in self._partitions.items() if each.ask_ready(number, model))
 
+    def _find(self, request: int) -> CallingSubmission | None:
+        return self.submission(request)
+
     def _placed(self, slot: str, address: str | None, reason: str) -> None:
         self._partitions[slot].placed(address, reason)
 
@@ -171,4 +174,3 @@ class RemoteExecutor:
 
     def _report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS) -> None:
         self._sink(event, details)
-

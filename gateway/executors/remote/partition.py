@@ -8,9 +8,9 @@ from contextlib import suppress
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.cluster.source import WorkerSource
-from sluice.gateway.executors.remote.session import SessionRefused
 from sluice.gateway.executors.remote.worker import RemoteWorker, WorkerContext, WorkerFacts, WorkerRefused
 from sluice.gateway.partitions.inventory import ProcessDetails
+from sluice.gateway.worker_protocol.client import SessionRefused
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 from sluice.mps.isolation.back_off import BackOff
@@ -142,7 +142,7 @@ class RemotePartition:
             try:
                 await worker.open()
             except SessionRefused as refusal:
-                self._down(refusal.reason, address)
+                self._down(str(refusal), address)
                 if refusal.holder:
                     self._source.refused(self._slot, refusal.holder)
                     return
@@ -221,6 +221,10 @@ class RemotePartition:
         url = "" if self._address is None else worker.url
         details = ProcessDetails(url=url, node=worker.node, failed=failed, planned=planned)
         self._report(PartitionLost(self._slot, reason, is_node_lost), details)
+
+    def worker_asked_for(self, gateway: str) -> None:
+        """Tell the source that another gateway asked for the worker."""
+        self._source.asked(self._slot, gateway)
 
     def model_loaded(self, worker: RemoteWorker, result: LoadResult) -> None:
         """Report a load."""

@@ -4,22 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from sluice.gateway.worker_protocol.messages import FromGateway, FromWorkerServer, Welcome
-from sluice.models.errors import PartitionError
 
 OnMessage = Callable[[FromWorkerServer, Sequence[memoryview]], None]
 """Gets a message with the bytes of its tensors; raises PartitionError for one that cannot be true."""
-
-
-class SessionRefused(PartitionError):
-    """A worker server refuses a session: it serves the gateway `holder`, or another `reason`, for now or (no `retry`)
-    as long as nothing changes.
-    """
-
-    def __init__(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.retry = retry
-        self.holder = holder
 
 
 class Session(Protocol):
@@ -28,7 +15,7 @@ class Session(Protocol):
     welcome: Welcome
 
     def send(self, message: FromGateway, tensors: Sequence[Sequence[memoryview]] = ()) -> None:
-        """Send a message with the bytes of its tensors, each in pieces, which stay as they are until it is answered.
+        """Send a message with the bytes of its tensors in pieces, which stay as they are until it is answered.
 
         Raises PartitionError when too many bytes wait to be sent, or when the session has ended.
         """

@@ -1,6 +1,7 @@
 """One session with a remote worker: its models and its batches, from the first message to the last."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from sluice.gateway.cluster.nodes import Nodes
 from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
 from sluice.gateway.executors.remote.session import OpenSession, Session
 from sluice.gateway.worker_protocol.messages import (
+    Asked,
     AskReady,
     Draining,
     Fault,
@@ -97,6 +99,10 @@ class WorkerOwner(Protocol):
 
         Also reported for a worker that never was ready (`was_up`).
         """
+        ...
+
+    def worker_asked_for(self, gateway: str) -> None:
+        """Another gateway has asked for the worker, and was refused."""
         ...
 
     def model_loaded(self, worker: "RemoteWorker", result: LoadResult) -> None:
@@ -307,37 +313,50 @@ class RemoteWorker:
     def _take(self, message: FromWorkerServer, views: Sequence[memoryview]) -> None:
         """Handle a message; raises PartitionError for one that cannot be true."""
         match message:
-            case Finished() | Refused() | Withdrawn() | Loaded() | Unloaded() if self._is_process_lost:
-                pass  # of the process before: its batches have failed already
-            case Finished():
-                self._batches.finished(message, views)
-            case Refused(fault=Fault.LOST) if not self._is_leaving:
-                self._process_lost(message.message)
-            case Refused():
-                self._batches.refused(message)
-            case Withdrawn():
-                self._batches.withdrawn(message)
+            case Finished() | Refused() | Withdrawn() | Loaded() | Unloaded():
+                if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
+                    self._take_answer(message, views)
             case Pong():
-                round_trip_ns = round(self._loop.time() * 1e9) - message.sent_ns - message.echo_ns
+                round_trip_ns = time.monotonic_ns() - message.sent_ns - message.echo_ns
                 self._context.nodes.answered(self.node, round_trip_ns)
-            case Loaded(result):
-                self._loaded(result)
-            case Unloaded(key):
-                self._unloaded(key)
             case ModelReadiness():
                 self._context.reported_ready(self._slot, message.number, message.is_ready)
             case WorkerLost(reason):
                 self._process_lost(reason)
             case WorkerBack(worker):
-                if not self._is_process_lost:
-                    raise PartitionError("the worker process is back, but it was not lost")
-                self._is_process_lost = False
+                self._process_back(worker)
+            case Asked(gateway):
                 if not self._is_leaving:
-                    self._begin(worker)
+                    self._owner.worker_asked_for(gateway)
             case Draining(reason):
                 self._leave(f"node {self.node}: {reason}")
             case _:
                 raise PartitionError(f"a {type(message).__name__} came, which was not expected")
+
+    def _take_answer(
+        self, answer: Finished | Refused | Withdrawn | Loaded | Unloaded, views: Sequence[memoryview]
+    ) -> None:
+        match answer:
+            case Finished():
+                self._batches.finished(answer, views)
+            case Refused(fault=Fault.LOST) if not self._is_leaving:
+                self._process_lost(answer.message)
+            case Refused():
+                self._batches.refused(answer)
+            case Withdrawn():
+                self._batches.withdrawn(answer)
+            case Loaded(result):
+                self._loaded(result)
+            case Unloaded(key):
+                self._unloaded(key)
+
+    def _process_back(self, worker: Worker) -> None:
+        """The worker process was started again."""
+        if not self._is_process_lost:
+            raise PartitionError("the worker process is back, but it was not lost")
+        self._is_process_lost = False
+        if not self._is_leaving:
+            self._begin(worker)
 
     def _process_lost(self, reason: str) -> None:
         """The worker process behind the session has ended; the worker server starts it again."""

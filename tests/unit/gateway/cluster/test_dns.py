@@ -10,7 +10,7 @@ import pytest
 
 from sluice.gateway.cluster import dns
 from sluice.gateway.cluster.dns import DnsSource, look_up
-from sluice.gateway.cluster.sources import worker_source
+from sluice.gateway.cluster.sources import worker_sources
 from sluice.gateway.config.remote_settings import DnsSettings, RemoteClass
 
 Placements = list[tuple[str, str | None, str]]
@@ -117,5 +117,7 @@ def test_a_look_up_that_hangs_does_not_hold_up_the_loop_or_the_end() -> None:
 
 
 def test_the_configuration_names_the_host_and_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = worker_source(RemoteClass("edge", "cpu1", dns=DnsSettings("workers.test", 9001, 4)))
+    source = worker_sources([RemoteClass("edge", "cpu1", dns=DnsSettings("workers.test", 9001, 4))], "g", "1", "")[
+        "edge"
+    ]
     assert isinstance(source, DnsSource)
