@@ -3,10 +3,12 @@
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from sluice.gateway.cluster.ray.local_cluster import LocalCluster
 from sluice.gateway.cluster.ray.settle import check_extra
@@ -17,7 +19,7 @@ from sluice.models.text_table import print_table
 
 NOTHING = 1
 """Exit status when no cluster runs here."""
-STATUS_TIMEOUT_S = 30.0
+STATUS_TIMEOUT_S, REPLACE_TIMEOUT_S = 30.0, 300.0
 DASHBOARD_PORT = 8265
 
 _SHOWN = ("CPU", "GPU")
@@ -68,6 +70,7 @@ def _up(options: argparse.Namespace) -> int:
     settings: Any = {} if options.config is None else read_document(options.config)[0]
     if not isinstance(settings, dict):
         raise ConfigError(f"{options.config}: expected the settings of a server, got {type(settings).__name__}")
+    signal.signal(signal.SIGTERM, _exit)  # what was started is ended
     state = LocalCluster(options.directory, _say).up(
         settings, options.files, options.cores, options.gpus, options.dashboard_port
     )
@@ -78,6 +81,10 @@ def _up(options: argparse.Namespace) -> int:
     return 0
 
 
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
 def _down(options: argparse.Namespace) -> int:
     if not LocalCluster(options.directory, _say).down():
         _say("no cluster of this directory runs")
@@ -86,11 +93,11 @@ def _down(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    where = _address(options)
-    if where is None:
+    cluster = _cluster(options)
+    if cluster is None:
         _say("no cluster of this directory runs; start one with sluice ray up, or name another with --address")
         return NOTHING
-    document = _report(*where)
+    document = cluster.report()
     if options.json:
         print(json.dumps(document, indent=2))
     else:
@@ -99,36 +106,46 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _replace(options: argparse.Namespace) -> int:
-    where = _address(options)
-    if where is None:
+    cluster = _cluster(options)
+    if cluster is None:
         _say("no cluster of this directory runs")
         return NOTHING
-    slots = options.partitions or [each["partition"] for each in _report(*where)["partitions"] if each["url"]]
+    slots = options.partitions or [each["partition"] for each in cluster.report()["partitions"] if each["url"]]
     for slot in slots:
         _say(f"replacing the worker of {slot}")
-        _report(*where, slot, timeout_s=None)
+        cluster.report(slot)
     return 0
 
 
-def _address(options: argparse.Namespace) -> tuple[str, str] | None:
-    """The address and the namespace of the cluster that is meant; None if none runs."""
+class _Cluster(NamedTuple):
+    address: str
+    namespace: str
+    environment: Mapping[str, str]
+
+    def report(self, slot: str | None = None) -> Any:
+        """What the cluster has, as a document, after the worker of a slot was replaced."""
+        command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.report", self.address, self.namespace]
+        command += [] if slot is None else [slot]
+        timeout_s = STATUS_TIMEOUT_S if slot is None else REPLACE_TIMEOUT_S
+        environment = module_environment() | self.environment
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise ConfigError(f"ray: no answer of the cluster at {self.address} in {timeout_s:g} s") from None
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
+            raise ConfigError(f"ray: {self.address}: {lines[-1]:.300}")
+        return json.loads(done.stdout)
+
+
+def _cluster(options: argparse.Namespace) -> _Cluster | None:
+    """The cluster that is meant; None if none runs."""
     check_extra()
     if options.address is not None:
-        return options.address, options.namespace or "sluice"
-    state = LocalCluster(options.directory, _say).state()
-    return None if state is None else (state.address, options.namespace or state.namespace)
-
-
-def _report(*arguments: str, timeout_s: float | None = STATUS_TIMEOUT_S) -> Any:
-    command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.report", *arguments]
-    try:
-        done = subprocess.run(command, env=module_environment(), capture_output=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"ray: no answer of the cluster at {arguments[0]} in {timeout_s:g} s") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise ConfigError(f"ray: {arguments[0]}: {lines[-1]:.300}")
-    return json.loads(done.stdout)
+        return _Cluster(options.address, options.namespace or "sluice", {})
+    local = LocalCluster(options.directory, _say)
+    state = local.state()
+    return None if state is None else _Cluster(state.address, options.namespace or state.namespace, local.environment)
 
 
 def _print(document: Any) -> None:

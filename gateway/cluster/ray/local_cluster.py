@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ OBJECT_STORE_BYTES = 80 << 20
 """Ray's memory for objects, of which Sluice has none, is as small as it may be."""
 PAUSE_S = 0.2
 
+_WORKER_KEY, _RAY_TOKEN = "worker.key", "ray.token"
 _ADVICE = "see ray.log and gateway.log in"
 
 
@@ -59,6 +60,12 @@ class LocalCluster:
         self._directory = directory
         self._say = say
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of all programs that use the cluster: its token, which is its own, and no report to Ray."""
+        token = str(self._directory / _RAY_TOKEN)
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, "RAY_USAGE_STATS_ENABLED": "0"}
+
     def state(self) -> LocalState | None:
         """What runs; None if nothing does."""
         try:
@@ -89,7 +96,7 @@ class LocalCluster:
         state = LocalState(address, ray.get("namespace", "sluice"), running(process.pid), dashboard=dashboard)
         self._write(state)
         try:
-            self._await(process, "Ray", RAY_TIMEOUT_S, lambda: _answers(address))
+            self._await(process, "Ray", RAY_TIMEOUT_S, lambda: _answers(address, self.environment))
             self._say("starting the gateway, which has Ray start the workers")
             state = self._up_gateway(state, serve)
         except BaseException:
@@ -127,17 +134,18 @@ class LocalCluster:
         return state
 
     def _settings(self, settings: dict[str, Any], address: str) -> dict[str, Any]:
-        """Write the gateway's settings, and a key if there is none; returns those of Ray."""
+        """Write the gateway's settings, and the secrets if there are none; returns the settings of Ray."""
         partitions = settings.get("partitions") or {}
         if not isinstance(partitions, dict) or "remote" in partitions:
             raise ConfigError("partitions: expected none, or a mapping with ray, local and key_file")
         ray = dict(partitions.get("ray") or {}) | {"address": address}
-        key = self._directory / "worker.key"
-        if not key.exists():
-            file = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(file, "w", encoding="ascii") as stream:
-                stream.write(secrets.token_urlsafe(32))
-        document = settings | {"partitions": {"key_file": str(key), **partitions, "ray": ray}}
+        for name in (_WORKER_KEY, _RAY_TOKEN):
+            if not (path := self._directory / name).exists():
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with open(file, "w", encoding="ascii") as stream:
+                    stream.write(secrets.token_urlsafe(32))
+        key = str(self._directory / _WORKER_KEY)
+        document = settings | {"partitions": {"key_file": key, **partitions, "ray": ray}}
         (self._directory / "sluice.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         return ray
 
@@ -145,7 +153,7 @@ class LocalCluster:
         with (self._directory / log).open("wb") as stream:
             return subprocess.Popen(
                 command,
-                env=module_environment() | {"RAY_USAGE_STATS_ENABLED": "0"},
+                env=module_environment() | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -209,6 +217,8 @@ def _ray_command(port: int, cores: int | None, gpus: int | None, dashboard_port:
     command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port)]
     command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
     command += ["--object-store-memory", str(OBJECT_STORE_BYTES)]
+    # Any free ports for the processes of Ray, so that no other program is in the way.
+    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--include-dashboard", "true" if dashboard_port else "false"]
     if dashboard_port:
         command += ["--dashboard-port", str(dashboard_port)]
@@ -218,12 +228,12 @@ def _ray_command(port: int, cores: int | None, gpus: int | None, dashboard_port:
     return command
 
 
-def _answers(address: str) -> bool:
+def _answers(address: str, environment: Mapping[str, str]) -> bool:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), 1):
             pass
-        return bool(cluster_nodes(address))
+        return bool(cluster_nodes(address, environment))
     except (OSError, ConfigError):
         return False
 

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import msgspec
 
@@ -56,12 +57,12 @@ def with_ray_settled(config: ServerConfig) -> ServerConfig:
         raise ConfigError(f"partitions: {error}") from error
 
 
-def cluster_nodes(address: str) -> tuple[Node, ...]:
-    """The nodes of a cluster; blocks and raises as `with_ray_settled`."""
+def cluster_nodes(address: str, environment: Mapping[str, str] = {}) -> tuple[Node, ...]:
+    """The nodes of a cluster; blocks and raises as `with_ray_settled`. `environment` has more variables for Ray."""
     command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.found", address]
     try:
         done = subprocess.run(
-            command, env=module_environment(), capture_output=True, timeout=FIND_TIMEOUT_S, check=False
+            command, env=module_environment() | environment, capture_output=True, timeout=FIND_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"partitions: ray: no answer of the cluster at {address} in {FIND_TIMEOUT_S:g} s") from None

@@ -156,5 +156,9 @@ class WorkerChild:
 
 
 def _child_environment() -> dict[str, str]:
-    """The environment of a worker: Ray hides from its actors the devices that it does not count for them."""
-    return {name: value for name, value in module_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    """The environment of a worker, without Ray: it hides devices from actors, and its token is not for models."""
+    return {
+        name: value
+        for name, value in module_environment().items()
+        if name != "CUDA_VISIBLE_DEVICES" and not name.startswith("RAY_")
+    }
