@@ -4,22 +4,28 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import msgspec
+
+from sluice.gateway.cli.http_client import ServerAddress, decode, request
+from sluice.gateway.cluster.ray.ask import report
 from sluice.gateway.cluster.ray.local_cluster import LocalCluster
 from sluice.gateway.cluster.ray.settle import check_extra
 from sluice.gateway.config.server_config import read_document
+from sluice.models.client_tls import ClientTls
+from sluice.models.command_line import add_connection_options
 from sluice.models.errors import ConfigError
-from sluice.models.processes import module_environment
 from sluice.models.text_table import print_table
 
 NOTHING = 1
 """Exit status when no cluster runs here."""
 STATUS_TIMEOUT_S, REPLACE_TIMEOUT_S = 30.0, 300.0
+PAUSE_S = 0.2
 DASHBOARD_PORT = 8265
 
 _SHOWN = ("CPU", "GPU")
@@ -41,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status.add_argument("--json", action="store_true", help="print JSON")
     replace = _action(actions, "replace", _replace, "replace workers one after the other, without a failed request")
     replace.add_argument("partitions", nargs="*", metavar="PARTITION", help="such as edge-0 (default: all)")
+    replace.add_argument(
+        "--url", help="URL of the gateway, which must have its models on a new worker before the next one is replaced"
+    )
+    add_connection_options(replace)
     for action in (up, down, status, replace):
         action.add_argument(
             "--directory",
@@ -110,42 +120,65 @@ def _replace(options: argparse.Namespace) -> int:
     if cluster is None:
         _say("no cluster of this directory runs")
         return NOTHING
+    url = options.url or cluster.gateway
+    tls = ClientTls(options.cacert, options.cert, options.key)
+    gateway = None if url is None else ServerAddress(url, options.header, tls)
     slots = options.partitions or [each["partition"] for each in cluster.report()["partitions"] if each["url"]]
     for slot in slots:
         _say(f"replacing the worker of {slot}")
-        cluster.report(slot)
+        rows = cluster.report("replace", slot)["partitions"]
+        worker = next(each["url"] for each in rows if each["partition"] == slot)
+        if gateway is not None:
+            _await_ready(gateway, slot, worker)
     return 0
 
 
+def _await_ready(gateway: ServerAddress, slot: str, worker: str) -> None:
+    """Wait until a gateway has loaded its models on the worker of a slot. Raises ServingError."""
+    give_up_s = time.monotonic() + REPLACE_TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        rows = decode(gateway.url, request(gateway, "/v2/sluice/partitions"), _Partitions).partitions
+        if any(each.partition["name"] == slot and each.url == worker and not each.lost for each in rows):
+            return
+        time.sleep(PAUSE_S)
+    raise ConfigError(f"{slot}: the gateway at {gateway.url} did not use the new worker within {REPLACE_TIMEOUT_S:g} s")
+
+
+class _Partition(msgspec.Struct):
+    partition: dict[str, Any]
+    lost: str
+    url: str = ""
+
+
+class _Partitions(msgspec.Struct):
+    partitions: list[_Partition]
+
+
 class _Cluster(NamedTuple):
+    """A cluster, the variables of programs that use it, and the URL of its gateway, if that is known."""
+
     address: str
     namespace: str
     environment: Mapping[str, str]
+    gateway: str | None
 
-    def report(self, slot: str | None = None) -> Any:
-        """What the cluster has, as a document, after the worker of a slot was replaced."""
-        command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.report", self.address, self.namespace]
-        command += [] if slot is None else [slot]
-        timeout_s = STATUS_TIMEOUT_S if slot is None else REPLACE_TIMEOUT_S
-        environment = module_environment() | self.environment
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
-        except subprocess.TimeoutExpired:
-            raise ConfigError(f"ray: no answer of the cluster at {self.address} in {timeout_s:g} s") from None
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-            raise ConfigError(f"ray: {self.address}: {lines[-1]:.300}")
-        return json.loads(done.stdout)
+    def report(self, *action: str) -> Any:
+        """What the cluster has, as a document, after an action."""
+        timeout_s = REPLACE_TIMEOUT_S if action else STATUS_TIMEOUT_S
+        answer = report(self.address, self.namespace, *action, environment=self.environment, timeout_s=timeout_s)
+        return json.loads(answer)
 
 
 def _cluster(options: argparse.Namespace) -> _Cluster | None:
     """The cluster that is meant; None if none runs."""
     check_extra()
     if options.address is not None:
-        return _Cluster(options.address, options.namespace or "sluice", {})
+        return _Cluster(options.address, options.namespace or "sluice", {}, None)
     local = LocalCluster(options.directory, _say)
     state = local.state()
-    return None if state is None else _Cluster(state.address, options.namespace or state.namespace, local.environment)
+    if state is None:
+        return None
+    return _Cluster(state.address, options.namespace or state.namespace, local.environment, state.http or None)
 
 
 def _print(document: Any) -> None:

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from sluice.gateway.cluster.ray.settle import cluster_nodes
+from sluice.gateway.cluster.ray.ask import cluster_nodes, report
 from sluice.models.errors import ConfigError
 from sluice.models.processes import module_environment
 
@@ -113,6 +114,8 @@ class LocalCluster:
             self._say("ending the gateway")
             _end(state.gateway, GATEWAY_END_S)
         self._say("ending the workers and Ray")
+        with suppress(ConfigError):  # else Ray ends the workers, only later
+            report(state.address, state.namespace, "end", environment=self.environment, timeout_s=RAY_END_S)
         _end(state.ray, RAY_END_S)
         (self._directory / "state.json").unlink(missing_ok=True)
         return True

@@ -1,7 +1,7 @@
 """Prints what a namespace of a Ray cluster has, as JSON.
 
-`python -m sluice.gateway.cluster.ray.report ADDRESS NAMESPACE [SLOT ...]` has the workers of the slots replaced first,
-one after the other.
+`python -m sluice.gateway.cluster.ray.report ADDRESS NAMESPACE [replace SLOT | end]` has the worker of a slot replaced
+first, or all workers end that no gateway has.
 """
 
 import os
@@ -20,11 +20,14 @@ PAUSE_S = 0.2
 
 def main() -> int:
     """Print the nodes and the keeper's document, or why there are none; returns the exit status."""
-    address, namespace, *slots = sys.argv[1:]
+    address, namespace, *action = sys.argv[1:]
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
-        for slot in slots:
-            _replace(slot, namespace)
+        match action:
+            case ["replace", slot]:
+                _replace(slot, namespace)
+            case ["end"]:
+                _end(namespace)
         nodes = alive_nodes(ray.nodes())
         try:
             keeper = ray.get_actor(KEEPER)
@@ -54,6 +57,18 @@ def _replace(slot: str, namespace: str) -> None:
             return
         time.sleep(PAUSE_S)
     raise RuntimeError(f"{slot}: the new worker did not listen within {START_TIMEOUT_S:g} s")
+
+
+def _end(namespace: str) -> None:
+    """Have all workers end that no gateway has, and wait for it."""
+    give_up_s = time.monotonic() + END_TIMEOUT_S
+    try:
+        keeper = ray.get_actor(KEEPER, namespace=namespace)
+    except ValueError:  # all have ended
+        return
+    ray.get(keeper.end_unused.remote(), timeout=CALL_TIMEOUT_S)
+    while time.monotonic() < give_up_s and ray.get(keeper.workers.remote(), timeout=CALL_TIMEOUT_S):
+        time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

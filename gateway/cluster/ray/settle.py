@@ -1,22 +1,17 @@
 """A server's configuration with what its Ray classes leave to the cluster, which is asked before the server starts."""
 
 import importlib.util
-import subprocess
-import sys
-from collections.abc import Mapping
 
 import msgspec
 
-from sluice.gateway.cluster.ray.placement import Node, found
+from sluice.gateway.cluster.ray.ask import cluster_nodes
+from sluice.gateway.cluster.ray.placement import found
 from sluice.gateway.config.ray_settings import RaySettings
 from sluice.gateway.config.remote_settings import PartitionSettings
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.models.errors import ConfigError
-from sluice.models.processes import module_environment
 
 EXTRA = "sluice-gateway[ray]"
-FIND_TIMEOUT_S = 30.0
-"""The time for a cluster to say what it has."""
 
 
 def check_extra() -> None:
@@ -28,7 +23,7 @@ def check_extra() -> None:
 def with_ray_settled(config: ServerConfig) -> ServerConfig:
     """The configuration with resources and the number of workers in all classes that Ray places.
 
-    Blocks for up to FIND_TIMEOUT_S, if the cluster must be asked. Raises ConfigError without Ray, and for a cluster
+    Blocks for up to 30 s, if the cluster must be asked. Raises ConfigError without Ray, and for a cluster
     that does not answer or has no room.
     """
     settings = config.partitions
@@ -55,18 +50,3 @@ def with_ray_settled(config: ServerConfig) -> ServerConfig:
         return msgspec.structs.replace(config, partitions=msgspec.structs.replace(settings, remote=classes, ray=short))
     except ValueError as error:
         raise ConfigError(f"partitions: {error}") from error
-
-
-def cluster_nodes(address: str, environment: Mapping[str, str] = {}) -> tuple[Node, ...]:
-    """The nodes of a cluster; blocks and raises as `with_ray_settled`. `environment` has more variables for Ray."""
-    command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.found", address]
-    try:
-        done = subprocess.run(
-            command, env=module_environment() | environment, capture_output=True, timeout=FIND_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"partitions: ray: no answer of the cluster at {address} in {FIND_TIMEOUT_S:g} s") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise ConfigError(f"partitions: ray: no cluster at {address}: {lines[-1]:.300}")
-    return msgspec.json.decode(done.stdout, type=tuple[Node, ...])
