@@ -1,7 +1,6 @@
 """One session with a remote worker: its models and its batches, from the first message to the last."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -317,7 +316,7 @@ class RemoteWorker:
                 if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
                     self._take_answer(message, views)
             case Pong():
-                round_trip_ns = time.monotonic_ns() - message.sent_ns - message.echo_ns
+                round_trip_ns = self._context.batches.clock() - message.sent_ns - message.echo_ns
                 self._context.nodes.answered(self.node, round_trip_ns)
             case ModelReadiness():
                 self._context.reported_ready(self._slot, message.number, message.is_ready)
