@@ -247,6 +247,8 @@ class Fleet:
     def _touch(self, models: Sequence[ModelState]) -> None:
         """As `touch`; takes O(models), and for each group whose partitions are not all up as much again."""
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
+        for model in models:
+            model.nearest_ns = min([group.way_ns(model, 1) for group in model.groups], default=0)
         impaired = [group for group in self.groups if group.ready_count < len(group.partitions)]
         for pipeline in dict.fromkeys(pipeline for model in models for pipeline in model.pipelines):
             outdate(pipeline)

@@ -12,7 +12,17 @@ from typing import NamedTuple
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
-from sluice.batcher.places.planned_batches import Before, batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
+from sluice.batcher.places.locality import Locality, kept_bytes
+from sluice.batcher.places.planned_batches import (
+    Before,
+    batch_ns,
+    end_of_grown_ns,
+    end_of_new_ns,
+    length_ns,
+    length_on_ns,
+    return_ns,
+    tail_ns,
+)
 from sluice.batcher.places.shares import FairShares, cost_ns
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
@@ -69,7 +79,8 @@ class _Step(NamedTuple):
 class _Spot(NamedTuple):
     """A new batch: its partition, its order there, its end, and how long it takes.
 
-    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order.
+    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order. What it
+    answers is there at `done_ns`, which is later than its end if it runs on another node.
     """
 
     partition: PartitionState
@@ -77,6 +88,7 @@ class _Spot(NamedTuple):
     end_ns: int
     took_ns: int
     merges: bool
+    done_ns: int
 
 
 class Search:
@@ -89,6 +101,7 @@ class Search:
 
     __slots__ = (
         "_ends_ns",
+        "_locality",
         "_now_ns",
         "_open_batches",
         "_pipeline",
@@ -109,6 +122,7 @@ class Search:
         open_batches: dict[QueueKey, PlannedBatch],
         row_gap_ns: Callable[[QueueKey, StageState, int], float],
         shares: FairShares,
+        locality: Locality,
         now_ns: int,
     ) -> None:
         self.event = event
@@ -116,6 +130,7 @@ class Search:
         self._open_batches = open_batches
         self._row_gap_ns = row_gap_ns
         self._shares = shares
+        self._locality = locality
         self._now_ns = now_ns
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
@@ -173,7 +188,7 @@ class Search:
                 starts_now = end_ns - step.batch.length_ns <= self._now_ns
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
-            self._ends_ns.append(end_ns)
+            self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
 
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
@@ -252,11 +267,12 @@ class Search:
                 return 0
             end_ns = max(end_ns, ready_ns + took_ns)
             if batch.merges:
-                end_ns += length_ns(estimate, batch.full_rows) - took_ns
+                end_ns += length_on_ns(batch.partition, model, batch.full_rows) - took_ns
             limit_ns = self._limit_ns(stage, batch.partition, end_ns)
             variance = batch.variance + rows * (1 - share)
             most = max(batch.most + rows / share, kept)
             kept_ns = tail_ns(estimate, kept, variance, most, batch.caution, batch.depth)
+            kept_ns += return_ns(batch.partition, model, kept)
             others_ns = limit_ns if self._is_late(batch) else batch.limit_ns
             if end_ns <= min(others_ns, limit_ns) - kept_ns - self._left_ns(batch):
                 self._take(batch, stage, rows, limit_ns, ready_ns, (took_ns, kept_ns))
@@ -278,12 +294,12 @@ class Search:
     ) -> int:
         """Open a batch where it ends first; returns its end. Raises TooLateError if that is late."""
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
-        host, order_ns, end_ns, took_ns, merges = self._soonest(stage, model, groups, key, rows, ready_ns)
+        host, order_ns, end_ns, took_ns, merges, _ = self._soonest(stage, model, groups, key, rows, ready_ns)
         full_rows = model.full_rows(model.estimates[host.kind])
         gap_ns = 0
         sources = (self.places[source] for source in stage.waits_for)
         if any(place is not None and place[0].partition is host for place in sources):
-            gap_ns = host.hand_off_ns
+            gap_ns = host.hand_off_ns + host.way_ns(model, rows)
             end_ns += gap_ns
         if self.event.max_cost is not None:
             key = bound_key(key, host.kind, host.price)
@@ -339,6 +355,7 @@ class Search:
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
         gathers = self._is_escalated(stage) and not self._is_short(model, groups)
         best: _Spot | None = None
+        best_rank = 0
         for group in groups:
             estimate = model.estimates[group.kind]
             alone_ns, full = length_ns(estimate, rows), model.full_rows(estimate)
@@ -352,9 +369,13 @@ class Search:
                 order_ns, merges = self._order_on(partition, model, wanted_ns), False
                 if may_merge:
                     order_ns, merges = _behind_earlier(partition, key, order_ns, deadline_ns)
+                is_remote, back_ns = partition.node is not None, 0
+                if is_remote:
+                    alone_ns = length_on_ns(partition, model, rows)
+                    back_ns = self._return_ns(stage, model, partition, rows)
                 took_ns = added_ns = alone_ns
                 if merges:
-                    took_ns = length_ns(estimate, full)
+                    took_ns = length_on_ns(partition, model, full)
                     added_ns = int(rows * took_ns / full)
                 end_ns = end_of_new_ns(partition, order_ns, added_ns, now_ns, model if level else None)
                 if end_ns is None:
@@ -363,15 +384,31 @@ class Search:
                 else:
                     end_ns += took_ns - added_ns
                 end_ns = max(end_ns, ready_ns + took_ns)
-                if merges and end_ns > deadline_ns - partition.hand_off_ns:
+                if merges and end_ns > deadline_ns - partition.hand_off_ns - back_ns:
                     # It would be late with the rows behind it, so it runs without them.
                     alone_end_ns = end_of_new_ns(partition, order_ns, alone_ns, now_ns, model if level else None)
                     if alone_end_ns is not None:
                         merges, took_ns, end_ns = False, alone_ns, max(alone_end_ns, ready_ns + alone_ns)
-                if best is None or end_ns < best.end_ns:
-                    best = _Spot(partition, order_ns, end_ns, took_ns, merges)
+                done_ns = end_ns + back_ns
+                rank = self._rank(stage, model, partition) if is_remote else 0
+                if best is None or done_ns < best.done_ns or (done_ns == best.done_ns and rank < best_rank):
+                    best, best_rank = _Spot(partition, order_ns, end_ns, took_ns, merges, done_ns), rank
         assert best is not None, "a model without partitions is refused before"
         return best
+
+    def _return_ns(self, stage: StageState, model: ModelState, partition: PartitionState, rows: float) -> int:
+        """How much later than the end of a stage its answer is there; what is there already shortens its way."""
+        kept_ns = int(kept_bytes(stage, self.places, partition) * rows * partition.ns_per_byte)
+        return return_ns(partition, model, rows) - kept_ns
+
+    def _rank(self, stage: StageState, model: ModelState, partition: PartitionState) -> int:
+        """The rank of a partition on a node among equals: the least is preferred."""
+        node = partition.node
+        assert node is not None, "only nodes are ranked"
+        if not stage.waits_for:
+            return self._locality.ranks(model)[node]
+        places = map(self.places.__getitem__, stage.waits_for)
+        return 0 if any(place is not None and place[0].partition.node is node for place in places) else 1
 
     def _order_on(self, partition: PartitionState, model: ModelState, order_ns: int) -> int:
         """The order on a partition of a new batch of that order, as the policy of its model has it."""

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.places.planned_batches import length_ns
+from sluice.batcher.places.planned_batches import length_ns, length_on_ns
 from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, PlannedBatch
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
@@ -265,8 +265,8 @@ def _batch_ns(pipeline: PipelineState, group: PartitionGroup) -> int:
     total = 0
     for model in pipeline.expected_runs:
         if group in model.groups:
-            estimate = model.estimates[group.kind]
-            total += length_ns(estimate, min(model.full_rows(estimate), model.usual_rows))
+            rows = min(model.full_rows(model.estimates[group.kind]), model.usual_rows)
+            total += length_on_ns(group, model, rows)
     return total
 
 
@@ -304,7 +304,7 @@ def cost_ns(pipeline: PipelineState, group: PartitionGroup, *, usual: bool = Fal
             rows = model.full_rows(estimate)
             if usual:
                 rows = min(rows, model.usual_rows)
-            total += pipeline.reach[stage.index] * length_ns(estimate, rows) / rows * part_of_rows(model, group)
+            total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part_of_rows(model, group)
     return total
 
 
@@ -321,5 +321,5 @@ def part_of_rows(model: ModelState, group: PartitionGroup) -> float:
     """The part of a model's rows that a group runs, if all partitions are equally busy."""
     if len(model.groups) == 1:
         return 1.0
-    rates = [len(each.partitions) / max(model.row_ns(each.kind), 1) for each in model.groups]
+    rates = [len(each.partitions) / max(model.row_on_ns(each), 1) for each in model.groups]
     return rates[model.groups.index(group)] / sum(rates)
