@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.member_table import first_free
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
@@ -250,7 +251,7 @@ class Places:
         return Offer([(batch, rows)], end_ns, 0 if end_ns - took_ns <= now_ns else end_ns - now_ns)
 
     def _open_idle(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | None:
-        """Open a batch on an idle partition, as a lone request of one stage does; O(partitions)."""
+        """Open a batch on an idle partition, as a lone request of one stage does."""
         stage, rows = pipeline.stages[0], event.rows
         model = stage.model
         if model is None or not model.by_deadline or stage.is_keyed or model.open_batch is not None:
@@ -260,8 +261,7 @@ class Places:
         group = model.groups[0]
         estimate = model.estimates[group.kind]
         full_rows = model.full_rows(estimate)
-        idle = next((each for each in group.partitions.values() if _is_free(each, now_ns)), None)
-        if idle is None or rows > full_rows:
+        if rows > full_rows or (idle := first_free(group, now_ns)) is None:
             return None
         took_ns, service_ns = estimate.times_ns(rows)
         end_ns = now_ns + took_ns
@@ -660,9 +660,3 @@ def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[E
             others.remove(other)
             mine, its = entry.request.places, other.request.places
             mine[entry.stage], its[other.stage] = its[other.stage], mine[entry.stage]
-
-
-def _is_free(partition: PartitionState, now_ns: int) -> bool:
-    """True if a batch can start on a partition at once, and nothing is planned for it."""
-    is_idle = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
-    return is_idle and partition.slowdown == 1.0

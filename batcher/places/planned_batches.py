@@ -9,6 +9,7 @@ from math import ceil, hypot, sqrt
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.fleet.member_table import note_change
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.state import ModelState, PartitionState, PlannedBatch, QueueKey
 from sluice.models.units import INFINITE_NS
@@ -163,6 +164,7 @@ def insert(batch: PlannedBatch) -> None:
     while index and planned[index - 1].order_ns > batch.order_ns:
         index -= 1
     planned.insert(index, batch)
+    note_change(batch.partition)
 
 
 def join(
@@ -305,6 +307,7 @@ def _remove(batch: PlannedBatch) -> None:
     _take(batch, 0)
     index = planned.index(batch)
     del planned[index]
+    note_change(batch.partition)
     if any(each.queue_key == batch.queue_key for each in planned[index:]):
         return
     for before in reversed(planned[:index]):
@@ -340,3 +343,4 @@ def measure_depth(batch: PlannedBatch) -> None:
 def _take(batch: PlannedBatch, ns: int) -> None:
     batch.partition.planned_ns += ns - batch.length_ns
     batch.length_ns = ns
+    note_change(batch.partition)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from sluice.batcher.fleet.member_table import soonest_start_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places.planned_batches import length_ns
 from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, PlannedBatch
@@ -103,7 +104,7 @@ class FairShares:
         for group in dict.fromkeys(group for model in pipeline.expected_runs for group in model.groups):
             shares = self._shares(group)
             row_ns = cost_ns(pipeline, group) / len(group.partitions)
-            begin_ns = min(partition.start_ns(now_ns) for partition in group.partitions.values())
+            begin_ns = soonest_start_ns(group, now_ns)
             own = _own_rows(pipeline, group)
             part = shares.bound.get(pipeline)
             if part is not None:
