@@ -12,9 +12,9 @@ from collections.abc import Callable
 from sluice.batcher.state import MemberTable, PartitionGroup, PartitionState
 from sluice.models.units import INFINITE_NS
 
-SMALL = 40
+SMALL = 12
 """Groups of at most this many partitions have no table: a look at each takes less time."""
-BLOCK = 24
+BLOCK = 16
 """Slots of a block: about the square root of a large group."""
 VACANT = 4
 """A table is made again when this many times as many slots are vacant as are in use."""
