@@ -13,6 +13,7 @@ PartitionState  fleet/nodes.py                node link keeps_outputs round_trip
 PartitionState  fleet/speed.py                hand_off_ns own_hand_off_ns hand_offs last_end_ns between_ns
 NodeState       fleet/nodes.py                partitions measured round_trip_ns ns_per_byte distance speed
 NodeState       fleet/speed.py                hand_off_ns
+PartitionState  fleet/member_table.py         slot is_stale
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches suspended free_at_ns idle_since_ns
 PartitionState  dispatch/stragglers.py        overdue
@@ -20,6 +21,9 @@ PartitionState  places/planned_batches.py     planned planned_ns last_serial
 PartitionGroup  fleet/fleet.py                models hosted partitions round_trip_ns ns_per_byte
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
 ModelState      fleet/fleet.py                groups nearest_ns
+PartitionGroup  fleet/member_table.py         stale table
+MemberTable     fleet/member_table.py         members until_ns free_ns order_ns planned_ns
+MemberTable     fleet/member_table.py         least_until_ns least_free_ns most_order_ns most_planned_ns
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
 ModelState      dispatch/dispatcher.py        outstanding peak_rows typical_rows batches last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
@@ -148,6 +152,8 @@ class PartitionState:
     )  # what it is to run after `batches`, in order of deadlines
     planned_ns: int = 0  # ns; the time that `planned` takes
     last_serial: int = 0  # of the batches that were planned for it
+    slot: int = -1  # its position in its group's `table`, if it has one there
+    is_stale: bool = False  # it is in its group's `stale`
 
     def start_ns(self, now_ns: int) -> int:
         """When a batch dispatched now would start."""
@@ -198,6 +204,8 @@ class PartitionGroup:
     idle: list[int] = field(default_factory=list)  # heap of the numbers of idle partitions
     opening: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `opening_ns`
     busy: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `free_at_ns`
+    stale: list[PartitionState] = field(default_factory=list)  # those that have changed since `table` was looked at
+    table: MemberTable | None = None  # a view of all partitions, for groups of many
 
     def way_ns(self, model: ModelState, rows: float) -> int:
         """As `PartitionState.way_ns`, for the slowest way."""
@@ -206,6 +214,25 @@ class PartitionGroup:
     def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """As `PartitionState.occupied_ns`, for the slowest way."""
         return occupied_ns(self.round_trip_ns, self.ns_per_byte, model, rows, expected_ns)
+
+
+@dataclass(slots=True, eq=False)
+class MemberTable:
+    """The partitions of a large group in the order in which they joined it, by slot, and bounds for blocks of slots.
+
+    The columns bound from below when a partition ends its work, without `between_ns` and slowdown, so that searches
+    pass over most partitions.
+    """
+
+    members: list[PartitionState | None] = field(default_factory=list)  # None where one has left
+    until_ns: list[int] = field(default_factory=list)  # ns; when it ends all that is planned; infinite if it is not up
+    free_ns: list[int] = field(default_factory=list)  # ns; when it ends its batches; infinite if it is not up
+    order_ns: list[int] = field(default_factory=list)  # ns; the order of its last planned batch, -1 without one
+    planned_ns: list[int] = field(default_factory=list)  # ns; the time that its planned batches take
+    least_until_ns: list[int] = field(default_factory=list)  # by block, the least of `until_ns`
+    least_free_ns: list[int] = field(default_factory=list)  # by block, the least of `free_ns`
+    most_order_ns: list[int] = field(default_factory=list)  # by block, the largest of `order_ns`
+    most_planned_ns: list[int] = field(default_factory=list)  # by block, the most of `planned_ns`
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.member_table import note_change
 from sluice.batcher.fleet.partition_group import first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
@@ -707,3 +708,4 @@ def leave_batch(entry: Entry) -> None:
 def _set_free(partition: PartitionState, at_ns: int) -> None:
     """Change when an idle partition is free."""
     partition.free_at_ns = at_ns
+    note_change(partition)

@@ -7,7 +7,7 @@ from operator import lt
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet.nodes import Nodes
-from sluice.batcher.fleet.partition_group import join, recount
+from sluice.batcher.fleet.partition_group import came_up, depart, join, went_down
 from sluice.batcher.fleet.run_queue import WakeupQueue
 from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
@@ -75,6 +75,7 @@ class Fleet:
     def ready(self, event: PartitionReady) -> None:
         """Record that a partition's worker is up with these models."""
         partition = self.partitions[event.partition]
+        was_up = partition.ready
         partition.ready = True
         partition.lost_ns = None
         self.nodes.place(partition, event)
@@ -85,11 +86,12 @@ class Fleet:
                 self.learn(key, kind, table)
         group = partition.group
         if group is not None and partition.models == event.tables.keys() and partition.link == group.link:
-            recount(group)
+            if not was_up:
+                came_up(group)
             self.wakeups.run_queues[group].partition_changed(partition)
             self.touch(partition.models)
         else:
-            self.move(partition, frozenset(event.tables))
+            self.move(partition, frozenset(event.tables), was_up=was_up)
 
     def resized(self, event: PartitionResized) -> None:
         """Record the new kind of a partition; estimates of a kind without partitions are forgotten."""
@@ -131,36 +133,40 @@ class Fleet:
         partition = self.partitions[name]
         if partition.ready or partition.lost_ns is None:  # not after a failed restart
             partition.lost_ns = now_ns
+        was_up = partition.ready
         partition.ready = False
-        if partition.group is not None:
-            recount(partition.group)
+        if partition.group is not None and was_up:
+            went_down(partition.group, partition)
         self.touch(partition.models)
 
-    def move(self, partition: PartitionState, models: frozenset[str]) -> None:
+    def move(self, partition: PartitionState, models: frozenset[str], *, was_up: bool | None = None) -> None:
         """Move a partition to the group of its equals for these models; O(models of both groups).
 
-        Of a group that a further running partition joins, only the number of partitions has changed.
+        Of a group that a further running partition joins, only the number of partitions has changed. `was_up` says
+        whether it was up before, where that may differ.
         """
         old = partition.group
+        if was_up is None:
+            was_up = partition.ready
         partition.models = models
         group = self._equals.get((partition.kind, partition.price, partition.link, models))
-        if group is None and old is not None and self._change_models(old, partition):
+        if group is None and old is not None and was_up == partition.ready and self._change_models(old, partition):
             return
         if old is not None:
             del old.partitions[partition.number]
-            recount(old)
+            depart(old, partition, was_up=was_up)
             _measure_ways(old, list(old.partitions.values()))
             if not old.partitions:
                 self._remove(old)
         if group is None or not group.partitions:
-            group, was_up = self._add_group(partition), False
+            group, all_up = self._add_group(partition), False
         else:
-            was_up = group.ready_count == len(group.partitions)
+            all_up = group.ready_count == len(group.partitions)
         partition.group = group
         group.partitions[partition.number] = partition
         join(group, partition)
         _measure_ways(group, (partition, group))
-        if old is None and was_up and partition.ready:
+        if old is None and all_up and partition.ready:
             for model in group.hosted.values():
                 outdate_pipelines(model)
         else:
@@ -194,8 +200,6 @@ class Fleet:
         if (group.only, group.kind, group.price) != (partition, partition.kind, partition.price):
             return False
         if group.link != partition.link:
-            return False
-        if group.ready_count != partition.ready:
             return False
         models = partition.models
         gone = group.models - models

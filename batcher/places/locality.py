@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
+from sluice.batcher.fleet.member_table import is_free
 from sluice.batcher.fleet.nodes import Nodes
-from sluice.batcher.places.planned_batches import is_free
 from sluice.batcher.state import ModelState, NodeState, PartitionState, Place, StageState
 
 TRIED = 8
@@ -27,13 +27,12 @@ REMEMBERED = 1024
 class Locality:
     """The orders in which the first stages of models prefer the `nodes`."""
 
-    __slots__ = ("_changes", "_nodes", "_orders", "_ranks")
+    __slots__ = ("_changes", "_nodes", "_orders")
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._changes = 0
         self._orders: dict[str, list[NodeState]] = {}
-        self._ranks: dict[str, dict[NodeState, int]] = {}
 
     def order(self, model: ModelState) -> Sequence[NodeState]:
         """All nodes in the order in which the first stages of a model prefer them."""
@@ -41,20 +40,11 @@ class Locality:
         if self._changes != self._nodes.changes or len(self._orders) > REMEMBERED:
             self._changes = self._nodes.changes
             self._orders.clear()
-            self._ranks.clear()
         order = self._orders.get(key)
         if order is None:
             nodes = list(self._nodes.by_name.values())
             order = self._orders[key] = [nodes[index] for index in home_order(len(nodes), name_hash(key))]
         return order
-
-    def ranks(self, model: ModelState) -> dict[NodeState, int]:
-        """The place of each node in the order of a model; O(nodes) after a change of the nodes."""
-        order = self.order(model)
-        ranks = self._ranks.get(model.config.key)
-        if ranks is None:
-            ranks = self._ranks[model.config.key] = {node: rank for rank, node in enumerate(order)}
-        return ranks
 
     def nearest_free(self, model: ModelState, free: PartitionState, now_ns: int) -> PartitionState:
         """The first free equal of `free` in the order of a model's nodes, as far as that is found in `TRIED` nodes."""
@@ -80,6 +70,16 @@ def name_hash(name: str) -> int:
     for letter in name:
         value = (31 * value + ord(letter)) & 0xFFFFFFFF
     return value if value < 1 << 31 else (1 << 32) - value
+
+
+def near_nodes(stage: StageState, places: Sequence[Place | None]) -> list[NodeState]:
+    """The nodes of the places of the stages that a stage waits for."""
+    near: list[NodeState] = []
+    for source in stage.waits_for:
+        place = places[source]
+        if place is not None and (node := place[0].partition.node) is not None and node not in near:
+            near.append(node)
+    return near
 
 
 def kept_bytes(stage: StageState, places: Sequence[Place | None], partition: PartitionState) -> int:

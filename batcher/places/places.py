@@ -15,12 +15,13 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.member_table import first_free
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
 from sluice.batcher.places.locality import Locality
-from sluice.batcher.places.planned_batches import is_free, keep_room, run_together, slack_ns
+from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
 from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
 from sluice.batcher.places.shares import FORGET_NS, FairShares, part_of_rows, present_gap_ns
@@ -260,7 +261,7 @@ class Places:
         return Offer([(batch, rows)], end_ns, 0 if end_ns - took_ns <= now_ns else end_ns - now_ns)
 
     def _open_idle(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | None:
-        """Open a batch on an idle partition, as a lone request of one stage does; O(partitions)."""
+        """Open a batch on an idle partition, as a lone request of one stage does."""
         stage, rows = pipeline.stages[0], event.rows
         model = stage.model
         if model is None or not model.by_deadline or stage.is_keyed or model.open_batch is not None:
@@ -270,8 +271,7 @@ class Places:
         group = model.groups[0]
         estimate = model.estimates[group.kind]
         full_rows = model.full_rows(estimate)
-        idle = next((each for each in group.partitions.values() if is_free(each, now_ns)), None)
-        if idle is None or rows > full_rows:
+        if rows > full_rows or (idle := first_free(group, now_ns)) is None:
             return None
         if idle.node is not None:
             idle = self.locality.nearest_free(model, idle, now_ns)

@@ -9,6 +9,7 @@ from math import ceil, hypot, sqrt
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.fleet.member_table import note_change
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.state import ModelState, PartitionGroup, PartitionState, PlannedBatch, QueueKey
 from sluice.models.units import INFINITE_NS
@@ -96,12 +97,6 @@ def spread_ns(estimate: LatencyEstimate, rows: float, variance: float, most_rows
     return max(length_ns(estimate, max(most, 1)) - length_ns(estimate, rows), 0)
 
 
-def is_free(partition: PartitionState, now_ns: int) -> bool:
-    """True if a batch can start on a partition at once, and nothing is planned for it."""
-    is_idle = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
-    return is_idle and partition.slowdown == 1.0
-
-
 def end_of_new_ns(
     partition: PartitionState,
     order_ns: int,
@@ -183,6 +178,7 @@ def insert(batch: PlannedBatch) -> None:
     while index and planned[index - 1].order_ns > batch.order_ns:
         index -= 1
     planned.insert(index, batch)
+    note_change(batch.partition)
 
 
 def join(
@@ -325,6 +321,7 @@ def _remove(batch: PlannedBatch) -> None:
     _take(batch, 0)
     index = planned.index(batch)
     del planned[index]
+    note_change(batch.partition)
     if any(each.queue_key == batch.queue_key for each in planned[index:]):
         return
     for before in reversed(planned[:index]):
@@ -362,3 +359,4 @@ def measure_depth(batch: PlannedBatch) -> None:
 def _take(batch: PlannedBatch, ns: int) -> None:
     batch.partition.planned_ns += ns - batch.length_ns
     batch.length_ns = ns
+    note_change(batch.partition)

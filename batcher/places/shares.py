@@ -10,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from sluice.batcher.fleet.member_table import soonest_start_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places.planned_batches import length_ns, length_on_ns
-from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, PlannedBatch
+from sluice.batcher.state import (
+    ClientState,
+    LinkClass,
+    ModelState,
+    PartitionGroup,
+    PipelineState,
+    PlannedBatch,
+    StageState,
+)
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 RENEW_NS = 10 * NS_PER_MS
@@ -100,15 +109,17 @@ class FairShares:
             return now_ns
         start_ns = now_ns
         client = self.client(event, pipeline)
+        costs = _Costs()
         for group in dict.fromkeys(group for model in pipeline.expected_runs for group in model.groups):
             shares = self._shares(group)
-            row_ns = cost_ns(pipeline, group) / len(group.partitions)
-            begin_ns = min(partition.start_ns(now_ns) for partition in group.partitions.values())
-            own = _own_rows(pipeline, group)
             part = shares.bound.get(pipeline)
+            if part is None and not client:
+                continue
+            row_ns = costs.full_ns(pipeline, group) / len(group.partitions)
+            begin_ns = soonest_start_ns(group, now_ns)
             if part is not None:
                 ahead = pipeline.planned_rows + event.rows
-                if ahead > own:
+                if ahead > _own_rows(pipeline, group):
                     start_ns = max(start_ns, begin_ns + int(ahead * row_ns / (FILLED * part)))
             if client and row_ns:
                 whole = shares.part.get(pipeline, 1.0)
@@ -236,38 +247,86 @@ class FairShares:
             rates[pipeline] = rate
         self._rates = rates
         self._of_clients.clear()
-        self._groups = {group: _group_shares(group, of_group) for group, of_group in users.items()}
+        costs = _Costs()
+        self._groups = {group: _group_shares(group, of_group, costs) for group, of_group in users.items()}
         self.bound = {pipeline: None for shares in self._groups.values() for pipeline in shares.bound}
         self.renew_ns = now_ns + RENEW_NS * (1 + len(rates) // PIPELINES_A_RENEWAL)
 
 
-def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float]) -> _GroupShares:
+class _Costs:
+    """What rows and batches take of partitions, computed once for each model, kind and link in a renewal."""
+
+    def __init__(self) -> None:
+        self._parts: dict[ModelState, dict[PartitionGroup, float]] = {}
+        self._full_ns: dict[tuple[StageState, str, LinkClass], float] = {}
+        self._usual_ns: dict[tuple[ModelState, str, LinkClass], int] = {}
+
+    def of(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[float, float, int]:
+        """As `cost_ns` in full batches and in usual ones, and the time of a usual batch of each of its models (ns)."""
+        full_ns = usual_ns = 0.0
+        for stage in pipeline.stages:
+            model = stage.model
+            if model is not None and (part := self._parts_of(model).get(group)) is not None:
+                full_ns += self._row_ns(pipeline, stage, model, group) * part
+                reach, usual = pipeline.reach[stage.index], self._usual_rows(model, group.kind)
+                usual_ns += reach * self._batch_ns(model, group) / usual * part
+        models = [each for each in pipeline.expected_runs if group in self._parts_of(each)]
+        return full_ns, usual_ns, sum([self._batch_ns(each, group) for each in models])
+
+    def full_ns(self, pipeline: PipelineState, group: PartitionGroup) -> float:
+        """As `cost_ns`."""
+        total = 0.0
+        for stage in pipeline.stages:
+            model = stage.model
+            if model is not None and (part := self._parts_of(model).get(group)) is not None:
+                total += self._row_ns(pipeline, stage, model, group) * part
+        return total
+
+    def _parts_of(self, model: ModelState) -> dict[PartitionGroup, float]:
+        parts = self._parts.get(model)
+        if parts is None:
+            parts = self._parts[model] = parts_of_rows(model)
+        return parts
+
+    def _row_ns(self, pipeline: PipelineState, stage: StageState, model: ModelState, group: PartitionGroup) -> float:
+        """The time that a row of a pipeline takes of partitions of a group in a stage, in full batches."""
+        key = stage, group.kind, group.link
+        known = self._full_ns.get(key)
+        if known is None:
+            full = model.full_rows(model.estimates[group.kind])
+            known = self._full_ns[key] = pipeline.reach[stage.index] * length_on_ns(group, model, full) / full
+        return known
+
+    def _batch_ns(self, model: ModelState, group: PartitionGroup) -> int:
+        key = model, group.kind, group.link
+        known = self._usual_ns.get(key)
+        if known is None:
+            known = self._usual_ns[key] = length_on_ns(group, model, self._usual_rows(model, group.kind))
+        return known
+
+    @staticmethod
+    def _usual_rows(model: ModelState, kind: str) -> int:
+        return min(model.full_rows(model.estimates[kind]), model.usual_rows)
+
+
+def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float], costs: _Costs) -> _GroupShares:
     """The parts of a group's time, by the rows that come for each pipeline in a ns."""
     number = len(group.partitions)
-    demands = {pipeline: cost_ns(pipeline, group, usual=True) * rate / number for pipeline, rate in rates.items()}
+    its_costs = {pipeline: costs.of(pipeline, group) for pipeline in rates}
+    demands = {pipeline: its_costs[pipeline][1] * rate / number for pipeline, rate in rates.items()}
     weights = {pipeline: pipeline.config.weight for pipeline in demands}
     # Requests do not come evenly, so who asks for less than its share is left more than it asks for.
     parts, spare = fair_shares({pipeline: HEADROOM * demand for pipeline, demand in demands.items()}, weights)
     whole = sum(weights.values())
-    asked = sum([cost_ns(pipeline, group) * rate for pipeline, rate in rates.items()]) / number
+    asked = sum([its_costs[pipeline][0] * rate for pipeline, rate in rates.items()]) / number
     tolerance = TOLERANCE if asked >= FULL else AMPLE_TOLERANCE
     bound = {pipeline: part for pipeline, part in parts.items() if tolerance * part < demands[pipeline]}
     return _GroupShares(
         {pipeline: part + spare * weights[pipeline] / whole for pipeline, part in parts.items()},
         bound if len(parts) > 1 else {},
         asked,
-        sum([_batch_ns(pipeline, group) for pipeline in demands if pipeline not in bound]) // len(group.partitions),
+        sum([its_costs[pipeline][2] for pipeline in demands if pipeline not in bound]) // number,
     )
-
-
-def _batch_ns(pipeline: PipelineState, group: PartitionGroup) -> int:
-    """The time that the usual batches of a pipeline's models take of a group's partitions."""
-    total = 0
-    for model in pipeline.expected_runs:
-        if group in model.groups:
-            rows = min(model.full_rows(model.estimates[group.kind]), model.usual_rows)
-            total += length_on_ns(group, model, rows)
-    return total
 
 
 def present_gap_ns(row_gap_ns: float, last_row_ns: int, now_ns: int) -> float:
@@ -294,18 +353,9 @@ def fair_shares(
     return shares, max(left, 0.0)
 
 
-def cost_ns(pipeline: PipelineState, group: PartitionGroup, *, usual: bool = False) -> float:
-    """The time that a row of a pipeline takes of a group's partitions, in full batches or in `usual` ones."""
-    total = 0.0
-    for stage in pipeline.stages:
-        model = stage.model
-        if model is not None and group in model.groups and pipeline.reach:
-            estimate = model.estimates[group.kind]
-            rows = model.full_rows(estimate)
-            if usual:
-                rows = min(rows, model.usual_rows)
-            total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part_of_rows(model, group)
-    return total
+def cost_ns(pipeline: PipelineState, group: PartitionGroup) -> float:
+    """The time that a row of a pipeline takes of a group's partitions, in full batches."""
+    return _Costs().full_ns(pipeline, group) if pipeline.reach else 0.0
 
 
 def _own_rows(pipeline: PipelineState, group: PartitionGroup) -> int:
@@ -319,7 +369,15 @@ def _own_rows(pipeline: PipelineState, group: PartitionGroup) -> int:
 
 def part_of_rows(model: ModelState, group: PartitionGroup) -> float:
     """The part of a model's rows that a group runs, if all partitions are equally busy."""
+    return 1.0 if len(model.groups) == 1 else parts_of_rows(model)[group]
+
+
+def parts_of_rows(model: ModelState) -> dict[PartitionGroup, float]:
+    """As `part_of_rows`, for each group of a model."""
     if len(model.groups) == 1:
-        return 1.0
-    rates = [len(each.partitions) / max(model.row_on_ns(each), 1) for each in model.groups]
-    return rates[model.groups.index(group)] / sum(rates)
+        return {model.groups[0]: 1.0}
+    alike = {(group.kind, group.link): group for group in model.groups}
+    row_ns = {key: max(model.row_on_ns(group), 1) for key, group in alike.items()}
+    rates = [len(each.partitions) / row_ns[each.kind, each.link] for each in model.groups]
+    whole = sum(rates)
+    return {group: rate / whole for group, rate in zip(model.groups, rates, strict=True)}
