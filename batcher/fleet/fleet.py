@@ -25,7 +25,8 @@ class Fleet:
     """Keeps partitions in groups of equals, and the estimates of models up to date.
 
     `queues` are those of all models, `policies` the batch policies by model key. `wakeups` has the times to
-    reconsider each group. `stranded` are the models without a running partition for which entries may wait.
+    reconsider each group. `removals` counts the groups that have gone, and `moved` has the
+    partitions, by number, whose models have changed since it was cleared. `stranded` are the models without a running partition for which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -46,6 +47,8 @@ class Fleet:
         self._equals: dict[_Equals, PartitionGroup] = {}
         self._tables: dict[str, dict[str, LatencyTable]] = {}  # by kind of partition and model
         self._next_group = 0
+        self.removals = 0
+        self.moved: dict[int, PartitionState] = {}
         for model in spec.models:
             self.add(model)
 
@@ -123,6 +126,7 @@ class Fleet:
         if was_up is None:
             was_up = partition.ready
         partition.models = models
+        self.moved[partition.number] = partition
         group = self._equals.get((partition.kind, partition.price, models))
         if group is None and old is not None and was_up == partition.ready and self._change_models(old, partition):
             return
@@ -159,6 +163,7 @@ class Fleet:
     def _remove(self, group: PartitionGroup) -> None:
         """Remove a group without partitions."""
         self.groups.remove(group)
+        self.removals += 1
         del self._equals[group.kind, group.price, group.models]
         self.wakeups.remove(group)
         for model in group.hosted.values():
