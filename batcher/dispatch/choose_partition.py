@@ -116,7 +116,7 @@ class PartitionChooser:
             or model.batches - known.batches >= RANKED_BATCHES
         ):
             options = [
-                LiveOption(number, size, service_ns, service_ns * group.price / NS_PER_S)
+                LiveOption(number, size, service_ns + group.way_ns(model, size), service_ns * group.price / NS_PER_S)
                 for number, group in enumerate(model.groups)
                 for size in model.estimates[group.kind].sizes
                 for service_ns in [model.estimates[group.kind].service_ns(size)]
@@ -149,14 +149,14 @@ class PartitionChooser:
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
         if not batches:
             delays = estimate.expected_ns(rows) > slack_ns(partition, queue.key, (), now_ns)[0]
-            in_time = ready_ns + estimate.service_ns(rows) <= _due_ns(head)
+            in_time = ready_ns + estimate.service_ns(rows) + partition.way_ns(model, rows) <= _due_ns(head)
             if is_near:
                 latest_ns = place[0].latest_ns - place[0].length_ns
                 return latest_ns if delays and latest_ns > now_ns else NextBatch(partition, rows, 0)
             return NextBatch(partition, rows, 0) if in_time and not delays else head.stage_deadline_ns
         left_ns = head.stage_deadline_ns - ready_ns
-        if estimate.service_ns(planned) <= left_ns:
-            fits = rows > planned and estimate.service_ns(rows) <= left_ns
+        if estimate.service_ns(planned) + partition.way_ns(model, planned) <= left_ns:
+            fits = rows > planned and estimate.service_ns(rows) + partition.way_ns(model, rows) <= left_ns
             return NextBatch(partition, rows if fits else planned, 0)
         from_ns = min([batch.from_ns for batch in batches])
         if queue.first_not_before(from_ns) is None:  # its rows have not come yet

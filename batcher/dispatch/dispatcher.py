@@ -18,7 +18,7 @@ from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
-from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.interface.events import LinkMeasured, PartitionReady, PartitionResized
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
@@ -321,12 +321,23 @@ class Dispatcher:
         self.sequences.replaced(partition)
         self.reconsider(event.partition, now_ns)
 
-    def lost(self, name: str, now_ns: int) -> None:
+    def link_measured(self, event: LinkMeasured, now_ns: int) -> bool:
+        """Record how long the way to a node takes; True if predictions have changed."""
+        changed, moved = self.fleet.link_measured(event)
+        for partition in moved:
+            self.places.resized(partition)
+            self.reconsider(partition.name, now_ns)
+        if changed:
+            self.places.changed()
+        return changed
+
+    def lost(self, name: str, now_ns: int, *, is_node_lost: bool = False) -> None:
         """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         self.fleet.lost(name, now_ns)
         partition = self.fleet.partitions[name]
         for batch in (*partition.batches[:1], *partition.suspended):
             batch.suspect = True
+            batch.is_node_lost = is_node_lost
         self.reconsider(name, now_ns)
         self.wakeups.check_ns = now_ns
 
@@ -368,7 +379,9 @@ class Dispatcher:
         if not partition.batches:
             partition.free_at_ns = now_ns
         elif was_running:
-            partition.free_at_ns = now_ns + sum(waiting.expected_ns for waiting in partition.batches)
+            # The end of a batch on another node is known a way later, and what waited there began meanwhile.
+            began_ns = max(now_ns - batch.way_ns, partition.batches[0].dispatched_ns)
+            partition.free_at_ns = began_ns + sum(waiting.expected_ns for waiting in partition.batches)
         else:
             partition.free_at_ns -= batch.expected_ns
         group = partition.group
@@ -468,7 +481,7 @@ class Dispatcher:
                 self._offer_rest(queue, now_ns)
                 return here, queue, entries, RETRY
             head = queue.head()
-            reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
+            reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns + model.nearest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
@@ -564,7 +577,8 @@ class Dispatcher:
             return entries
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
-        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + model.estimates[partition.kind].expected_ns(rows)
+        took_ns = model.estimates[partition.kind].expected_ns(rows) + partition.way_ns(model, rows)
+        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + took_ns
         late_ns = {
             entry.request: done_ns - entry.stage_deadline_ns
             for entry in entries
@@ -586,7 +600,10 @@ class Dispatcher:
         rows = sum(map(_rows, entries))
         expected_ns = model.estimates[partition.kind].expected_ns(rows)
         kind, identity = partition.kind, self._next_batch
-        batch = Batch(identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries))
+        way_ns = 0 if partition.node is None else _way_ns(partition, model, entries, rows)
+        batch = Batch(
+            identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries), way_ns=way_ns
+        )
         if reason is RETRY:
             mark_copied(batch)
         self._next_batch += 1
@@ -644,6 +661,23 @@ def _is_open(partition: PartitionState, now_ns: int) -> bool:
     if not partition.ready or partition.throttled or partition.overdue:
         return False
     return not partition.batches or partition.opening_ns <= now_ns
+
+
+def _way_ns(partition: PartitionState, model: ModelState, entries: list[Entry], rows: int) -> int:
+    """The time that a batch and its answers are on their way, without the inputs that its node has already."""
+    there = 0
+    if partition.keeps_outputs:
+        for entry in entries:
+            request = entry.request
+            config = request.pipeline.stages[entry.stage].config
+            if config.source_bytes and all(_is_kept(request.runs[each], partition) for each in config.sources):
+                there += entry.rows * config.source_bytes
+    return partition.way_ns(model, rows) - int(partition.ns_per_byte * there)
+
+
+def _is_kept(run: StageRun | None, partition: PartitionState) -> bool:
+    """True if a partition's node has the outputs of a stage."""
+    return run is not None and run.kept_on is partition.node
 
 
 def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:

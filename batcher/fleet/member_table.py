@@ -109,7 +109,7 @@ def first_free(group: PartitionGroup, now_ns: int) -> PartitionState | None:
     """Of the partitions on which a batch can start at once, with nothing planned, the one that joined first."""
     if len(group.partitions) <= SMALL:
         for partition in group.partitions.values():
-            if _is_free(partition, now_ns):
+            if is_free(partition, now_ns):
                 return partition
         return None
     table = _fresh(group)
@@ -117,7 +117,7 @@ def first_free(group: PartitionGroup, now_ns: int) -> PartitionState | None:
         if until_ns <= now_ns:
             for position in range(block * BLOCK, min((block + 1) * BLOCK, len(table.members))):
                 member = table.members[position]
-                if table.until_ns[position] <= now_ns and member is not None and _is_free(member, now_ns):
+                if table.until_ns[position] <= now_ns and member is not None and is_free(member, now_ns):
                     return member
     return None
 
@@ -143,7 +143,7 @@ def most_planned_ns(group: PartitionGroup) -> int:
     return max(_fresh(group).most_planned_ns)
 
 
-def _is_free(partition: PartitionState, now_ns: int) -> bool:
+def is_free(partition: PartitionState, now_ns: int) -> bool:
     """True if a batch can start on a partition at once, and nothing is planned for it."""
     is_idle = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
     return is_idle and partition.slowdown == 1.0

@@ -20,6 +20,7 @@ from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
+from sluice.batcher.places.locality import Locality
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
 from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
@@ -132,10 +133,14 @@ class Postponed(NamedTuple):
 
 
 class Places:
-    """Finds places for requests, and gives them back when their stages start or will not run."""
+    """Finds places for requests, and gives them back when their stages start or will not run.
+
+    `locality` tells which of equal partitions on nodes is preferred.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self.locality = Locality(fleet.nodes)
         self._hand_off_ns = fleet.hand_off_ns
         self._open: dict[QueueKey, PlannedBatch] = {}
         self._gaps: dict[QueueKey, tuple[int, float]] = {}
@@ -225,8 +230,11 @@ class Places:
         most = batch.room if batch.room > grown else grown
         expected_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
         took_ns = batch.length_ns
+        is_remote = partition.node is not None
         if grown > batch.room:
             took_ns = expected_ns + batch.gap_ns
+            if is_remote:
+                took_ns = partition.occupied_ns(model, grown, expected_ns) + batch.gap_ns
             added_ns = took_ns - batch.length_ns
             if added_ns > model.quickest_ns:
                 start_ns = max(partition.free_at_ns, now_ns) + partition.planned_ns - batch.length_ns
@@ -236,6 +244,8 @@ class Places:
                     return None
         depth = sqrt(len(planned))
         tail_ns = int(batch.caution * depth * (service_ns - expected_ns))
+        if is_remote:
+            tail_ns += partition.return_ns(model, most, expected_ns)
         free_ns = partition.free_at_ns
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
         if partition.between_ns:
@@ -265,10 +275,15 @@ class Places:
         full_rows = model.full_rows(estimate)
         if rows > full_rows or (idle := first_free(group, now_ns)) is None:
             return None
-        took_ns, service_ns = estimate.times_ns(rows)
+        if idle.node is not None:
+            idle = self.locality.nearest_free(model, idle, now_ns)
+        run_ns, service_ns = estimate.times_ns(rows)
+        took_ns = run_ns if idle.node is None else idle.occupied_ns(model, rows, run_ns)
         end_ns = now_ns + took_ns
         due_ns = event.deadline_ns - kept_ns - stage.remaining_path_ns
-        limit_ns, tail_ns = due_ns - idle.hand_off_ns, int(pipeline.caution * (service_ns - took_ns))
+        limit_ns, tail_ns = due_ns - idle.hand_off_ns, int(pipeline.caution * (service_ns - run_ns))
+        if idle.node is not None:
+            tail_ns += idle.return_ns(model, rows, run_ns)
         if end_ns > limit_ns - tail_ns:
             return None
         key = (model.config.key, "")
@@ -289,7 +304,7 @@ class Places:
     ) -> Offer | Refusal:
         # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
         for opens in (False,) if pipeline.single else (False, True):
-            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, now_ns)
+            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns)
             try:
                 search.run(allowed, opens=opens)
                 break

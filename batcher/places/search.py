@@ -9,11 +9,21 @@ from math import sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
-from sluice.batcher.fleet.member_table import Times, soonest
+from sluice.batcher.fleet.member_table import Found, Times, soonest
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
-from sluice.batcher.places.planned_batches import Before, batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
+from sluice.batcher.places.locality import Locality, kept_bytes, near_nodes
+from sluice.batcher.places.planned_batches import (
+    Before,
+    batch_ns,
+    end_of_grown_ns,
+    end_of_new_ns,
+    length_ns,
+    length_on_ns,
+    return_ns,
+    tail_ns,
+)
 from sluice.batcher.places.shares import FairShares, cost_ns
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
@@ -71,7 +81,8 @@ class _Step(NamedTuple):
 class _Spot(NamedTuple):
     """A new batch: its partition, its order there, its end, and how long it takes.
 
-    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order.
+    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order. What it
+    answers is there at `done_ns`, which is later than its end if it runs on another node.
     """
 
     partition: PartitionState
@@ -79,17 +90,20 @@ class _Spot(NamedTuple):
     end_ns: int
     took_ns: int
     merges: bool
+    done_ns: int
 
 
 class _New:
     """A new batch of a stage that is ready at `ready_ns`, for any partition of a group.
 
     It wants the order `wanted_ns`, and takes `alone_ns` by itself. If it may merge with one behind it, `full_ns` is the
-    time of a full batch, else 0. Its stage has to end by `deadline_ns`, and `level` is that of its requests.
+    time of a full batch, else 0. Its stage has to be back by `deadline_ns`, `back_ns` after its end; `level` is that of
+    its requests.
     """
 
     __slots__ = (
         "_alone_ns",
+        "_back_ns",
         "_deadline_ns",
         "_full_ns",
         "_full_rows",
@@ -109,6 +123,7 @@ class _New:
         rows: float,
         ready_ns: int,
         deadline_ns: int,
+        back_ns: int,
         wanted_ns: int,
         level: int,
         alone_ns: int,
@@ -121,6 +136,7 @@ class _New:
         self._rows = rows
         self._ready_ns = ready_ns
         self._deadline_ns = deadline_ns
+        self._back_ns = back_ns
         self._wanted_ns = wanted_ns
         self._level = level
         self._alone_ns = alone_ns
@@ -150,7 +166,7 @@ class _New:
         else:
             end_ns += took_ns - added_ns
         end_ns = max(end_ns, ready_ns + took_ns)
-        if merges and end_ns > self._deadline_ns - partition.hand_off_ns:
+        if merges and end_ns > self._deadline_ns - partition.hand_off_ns - self._back_ns:
             # It would be late with the rows behind it, so it runs without them.
             alone_end_ns = end_of_new_ns(partition, order_ns, alone_ns, now_ns, overtaken)
             if alone_end_ns is not None:
@@ -179,6 +195,7 @@ class Search:
 
     __slots__ = (
         "_ends_ns",
+        "_locality",
         "_now_ns",
         "_open_batches",
         "_pipeline",
@@ -199,6 +216,7 @@ class Search:
         open_batches: dict[QueueKey, PlannedBatch],
         row_gap_ns: Callable[[QueueKey, StageState, int], float],
         shares: FairShares,
+        locality: Locality,
         now_ns: int,
     ) -> None:
         self.event = event
@@ -206,6 +224,7 @@ class Search:
         self._open_batches = open_batches
         self._row_gap_ns = row_gap_ns
         self._shares = shares
+        self._locality = locality
         self._now_ns = now_ns
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
@@ -263,7 +282,7 @@ class Search:
                 starts_now = end_ns - step.batch.length_ns <= self._now_ns
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
-            self._ends_ns.append(end_ns)
+            self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
 
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
@@ -342,11 +361,12 @@ class Search:
                 return 0
             end_ns = max(end_ns, ready_ns + took_ns)
             if batch.merges:
-                end_ns += length_ns(estimate, batch.full_rows) - took_ns
+                end_ns += length_on_ns(batch.partition, model, batch.full_rows) - took_ns
             limit_ns = self._limit_ns(stage, batch.partition, end_ns)
             variance = batch.variance + rows * (1 - share)
             most = max(batch.most + rows / share, kept)
             kept_ns = tail_ns(estimate, kept, variance, most, batch.caution, batch.depth)
+            kept_ns += return_ns(batch.partition, model, kept)
             others_ns = limit_ns if self._is_late(batch) else batch.limit_ns
             if end_ns <= min(others_ns, limit_ns) - kept_ns - self._left_ns(batch):
                 self._take(batch, stage, rows, limit_ns, ready_ns, (took_ns, kept_ns))
@@ -368,12 +388,12 @@ class Search:
     ) -> int:
         """Open a batch where it ends first; returns its end. Raises TooLateError if that is late."""
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
-        host, order_ns, end_ns, took_ns, merges = self._soonest(stage, model, groups, key, rows, ready_ns)
+        host, order_ns, end_ns, took_ns, merges, _ = self._soonest(stage, model, groups, key, rows, ready_ns)
         full_rows = model.full_rows(model.estimates[host.kind])
         gap_ns = 0
         sources = (self.places[source] for source in stage.waits_for)
         if any(place is not None and place[0].partition is host for place in sources):
-            gap_ns = host.hand_off_ns
+            gap_ns = host.hand_off_ns + host.way_ns(model, rows)
             end_ns += gap_ns
         if self.event.max_cost is not None:
             key = bound_key(key, host.kind, host.price)
@@ -431,28 +451,63 @@ class Search:
         best: _Spot | None = None
         for group in groups:
             estimate = model.estimates[group.kind]
-            alone_ns, full = length_ns(estimate, rows), model.full_rows(estimate)
+            alone_ns, full = length_on_ns(group, model, rows), model.full_rows(estimate)
             wanted_ns = self._order_ns(stage, gathers=gathers)
             if gathers:
                 wanted_ns += max(self.event.deadline_ns - now_ns - GATHERED * length_ns(estimate, full), 0)
             may_merge = model.by_deadline and not stage.waits_for and rows < full
-            full_ns = length_ns(estimate, full) if may_merge else 0
-            new = _New(model, key, rows, ready_ns, deadline_ns, wanted_ns, level, alone_ns, full, full_ns, now_ns)
+            full_ns = length_on_ns(group, model, full) if may_merge else 0
+            back_ns = _back_ns(group, model, rows, alone_ns)
+            new = _New(
+                model, key, rows, ready_ns, deadline_ns, back_ns, wanted_ns, level, alone_ns, full, full_ns, now_ns
+            )
             least_ns = min(alone_ns, full_ns) if may_merge else alone_ns
             found = soonest(
                 group,
                 new.times_on,
-                INFINITE_NS if best is None else best.end_ns,
+                INFINITE_NS if best is None else best.done_ns - back_ns,
                 -1 if level else wanted_ns,
                 least_ns,
                 ready_ns + least_ns,
                 now_ns,
             )
             if found is not None:
+                if group.link.distance:
+                    found = self._nearest(stage, model, found, new.times_on, rows)
                 host, (end_ns, order_ns, took_ns, merges) = found
-                best = _Spot(host, order_ns, end_ns, took_ns, merges)
+                best = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)
         assert best is not None, "a model without partitions is refused before"
         return best
+
+    def _nearest(
+        self,
+        stage: StageState,
+        model: ModelState,
+        found: Found,
+        times_on: Callable[[PartitionState], Times],
+        rows: float,
+    ) -> Found:
+        """An equal of the partition on which a stage ends first, on a node that is preferred and as soon.
+
+        What a node has already shortens the way there. O(partitions of the nodes that are looked at).
+        """
+        host, (end_ns, _, took_ns, _) = found
+        if not stage.waits_for:
+            if end_ns - took_ns > self._now_ns:
+                return found
+            nearest = self._locality.nearest_free(model, host, self._now_ns)
+            return found if nearest is host else (nearest, times_on(nearest))
+        near = near_nodes(stage, self.places)
+        if host.node in near:
+            return found
+        for node in near:
+            equals = [each for each in node.partitions.values() if each.group is host.group and each.ready]
+            for partition in equals:
+                times = times_on(partition)
+                saved_ns = int(kept_bytes(stage, self.places, partition) * rows * partition.ns_per_byte)
+                if times[0] - saved_ns <= end_ns:
+                    end_ns, found = times[0] - saved_ns, (partition, times)
+        return found
 
     def _order_ns(self, stage: StageState, *, gathers: bool) -> int:
         """The order of a new batch: by the deadline of its stage, or right behind the batches that it waits for.
@@ -471,6 +526,13 @@ class Search:
 
     def _level(self, model: ModelState) -> int:
         return model.config.policy.level_of(self.event.priority)
+
+
+def _back_ns(group: PartitionGroup, model: ModelState, rows: float, alone_ns: int) -> int:
+    """By how much later a batch by itself is complete than it occupies a partition of a group (`alone_ns`)."""
+    if not group.link.distance:
+        return 0
+    return length_ns(model.estimates[group.kind], rows) + group.way_ns(model, rows) - alone_ns
 
 
 def queue_key(event: RequestArrived, stage: StageState, model: ModelState) -> QueueKey:

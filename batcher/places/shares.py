@@ -12,8 +12,16 @@ from typing import NamedTuple, TypeVar
 
 from sluice.batcher.fleet.member_table import soonest_start_ns
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.places.planned_batches import length_ns
-from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, PlannedBatch
+from sluice.batcher.places.planned_batches import length_ns, length_on_ns
+from sluice.batcher.state import (
+    ClientState,
+    LinkClass,
+    ModelState,
+    PartitionGroup,
+    PipelineState,
+    PlannedBatch,
+    StageState,
+)
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 RENEW_NS = 10 * NS_PER_MS
@@ -297,17 +305,18 @@ class _BatchCost(NamedTuple):
 
 
 class _Costs:
-    """What rows and batches take of partitions, computed once for each pipeline and kind while shares are renewed."""
+    """What rows and batches take of partitions, computed once for each pipeline, kind and link in a renewal."""
 
     def __init__(self) -> None:
         self._parts: dict[ModelState, dict[PartitionGroup, float]] = {}
-        self._on_kinds: dict[tuple[PipelineState, str], tuple[list[_StageCost], list[_BatchCost]]] = {}
+        self._known: dict[tuple[PipelineState, str, LinkClass], tuple[list[_StageCost], list[_BatchCost]]] = {}
 
     def of(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[float, float, int]:
         """As `cost_ns` in full batches and in usual ones, and the time of a usual batch of each of its models (ns)."""
-        known = self._on_kinds.get((pipeline, group.kind))
+        key = pipeline, group.kind, group.link
+        known = self._known.get(key)
         if known is None:
-            known = self._on_kinds[pipeline, group.kind] = self._on_kind(pipeline, group.kind)
+            known = self._known[key] = self._costs_on(pipeline, group)
         full_ns = usual_ns = 0.0
         batch_ns = 0
         stages, batches = known
@@ -326,26 +335,29 @@ class _Costs:
         for stage in pipeline.stages:
             model = stage.model
             if model is not None and (part := self._parts_of(model).get(group)) is not None:
-                estimate = model.estimates[group.kind]
-                rows = model.full_rows(estimate)
-                total += pipeline.reach[stage.index] * length_ns(estimate, rows) / rows * part
+                rows = model.full_rows(model.estimates[group.kind])
+                total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
         return total
 
-    def _on_kind(self, pipeline: PipelineState, kind: str) -> tuple[list[_StageCost], list[_BatchCost]]:
+    def _costs_on(
+        self, pipeline: PipelineState, group: PartitionGroup
+    ) -> tuple[list[_StageCost], list[_BatchCost]]:
+        """The costs on all groups of a kind and class of links."""
         stages: list[_StageCost] = []
         for stage in pipeline.stages:
             model = stage.model
-            if model is None or (estimate := model.estimates.get(kind)) is None:
+            if model is None or (estimate := model.estimates.get(group.kind)) is None:
                 continue
             full, reach = model.full_rows(estimate), pipeline.reach[stage.index]
             usual = min(full, model.usual_rows)
-            full_ns = reach * length_ns(estimate, full) / full
-            stages.append(_StageCost(self._parts_of(model), full_ns, reach * length_ns(estimate, usual) / usual))
+            full_ns = reach * length_on_ns(group, model, full) / full
+            usual_ns = reach * length_on_ns(group, model, usual) / usual
+            stages.append(_StageCost(self._parts_of(model), full_ns, usual_ns))
         batches: list[_BatchCost] = []
         for model in pipeline.expected_runs:
-            if (estimate := model.estimates.get(kind)) is not None:
+            if (estimate := model.estimates.get(group.kind)) is not None:
                 usual = min(model.full_rows(estimate), model.usual_rows)
-                batches.append(_BatchCost(self._parts_of(model), length_ns(estimate, usual)))
+                batches.append(_BatchCost(self._parts_of(model), length_on_ns(group, model, usual)))
         return stages, batches
 
     def _parts_of(self, model: ModelState) -> dict[PartitionGroup, float]:
@@ -422,7 +434,8 @@ def parts_of_rows(model: ModelState) -> dict[PartitionGroup, float]:
     """As `part_of_rows`, for each group of a model."""
     if len(model.groups) == 1:
         return {model.groups[0]: 1.0}
-    row_ns = {kind: max(model.row_ns(kind), 1) for kind in dict.fromkeys(group.kind for group in model.groups)}
-    rates = [len(each.partitions) / row_ns[each.kind] for each in model.groups]
+    alike = {(group.kind, group.link): group for group in model.groups}
+    row_ns = {key: max(model.row_on_ns(group), 1) for key, group in alike.items()}
+    rates = [len(each.partitions) / row_ns[each.kind, each.link] for each in model.groups]
     whole = sum(rates)
     return {group: rate / whole for group, rate in zip(model.groups, rates, strict=True)}
