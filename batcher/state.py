@@ -13,7 +13,7 @@ PartitionState  fleet/nodes.py                node link keeps_outputs round_trip
 PartitionState  fleet/speed.py                hand_off_ns own_hand_off_ns hand_offs last_end_ns between_ns
 NodeState       fleet/nodes.py                partitions measured round_trip_ns ns_per_byte distance speed
 NodeState       fleet/speed.py                hand_off_ns
-PartitionState  fleet/member_table.py         slot is_stale
+PartitionState  fleet/member_table.py         position is_stale
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches suspended free_at_ns idle_since_ns
 PartitionState  dispatch/stragglers.py        overdue
@@ -152,7 +152,7 @@ class PartitionState:
     )  # what it is to run after `batches`, in order of deadlines
     planned_ns: int = 0  # ns; the time that `planned` takes
     last_serial: int = 0  # of the batches that were planned for it
-    slot: int = -1  # its position in its group's `table`, if it has one there
+    position: int = -1  # in its group's `table`; -1 while it is not there
     is_stale: bool = False  # it is in its group's `stale`
 
     def start_ns(self, now_ns: int) -> int:
@@ -218,7 +218,7 @@ class PartitionGroup:
 
 @dataclass(slots=True, eq=False)
 class MemberTable:
-    """The partitions of a large group in the order in which they joined it, by slot, and bounds for blocks of slots.
+    """The partitions of a large group in the order in which they joined it, and bounds for blocks of them.
 
     The columns bound from below when a partition ends its work, without `between_ns` and slowdown, so that searches
     pass over most partitions.

@@ -294,22 +294,18 @@ class Dispatcher:
 
     def reconsider(self, name: str, now_ns: int) -> None:
         """Reconsider all groups after a partition was lost or its models changed."""
-        mine = self.fleet.partitions[name].group
-        for group in self.fleet.groups:
-            run_queue = self.wakeups.run_queues[group]
-            if run_queue.deferred or group is mine:
-                run_queue.end_deferrals()
-                self.wakeups.wake_run_queue(run_queue, now_ns)
-        self.places.sync(now_ns)
+        partition = self.fleet.partitions[name]
+        self.wakeups.end_deferrals(partition.group, now_ns)
+        self.places.sync(partition, now_ns)
         for queue in self._queues.bound_queues():
             self._unbind(queue, now_ns)
-        self._reconsider_sequences(self.fleet.partitions[name], now_ns)
+        self._reconsider_sequences(partition, now_ns)
 
     def _reconsider_sequences(self, host: PartitionState, now_ns: int) -> None:
         """Follow a partition that was lost or whose models changed."""
         self.sequences.sync()
         self._move_sequences(now_ns)
-        if host.group is None:
+        if host.group is None or not self._queues.has_sequences(host):
             return
         for key in sorted(host.models):
             queue = self._queues.find((key, host_key(host)))

@@ -26,8 +26,9 @@ class Fleet:
     """Keeps partitions in groups of equals, and the estimates of models up to date.
 
     `queues` are those of all models, `policies` the batch policies by model key, `nodes` the machines. `wakeups` has
-    the times to reconsider each group. `stranded` are the models without a running partition for which entries may
-    wait.
+    the times to reconsider each group. `removals` counts the groups that have gone, and `moved` has the partitions, by
+    number, whose models have changed since it was cleared. `stranded` are the models without a running partition for
+    which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -49,6 +50,8 @@ class Fleet:
         self._equals: dict[_Equals, PartitionGroup] = {}
         self._tables: dict[str, dict[str, LatencyTable]] = {}  # by kind of partition and model
         self._next_group = 0
+        self.removals = 0
+        self.moved: dict[int, PartitionState] = {}
         for model in spec.models:
             self.add(model)
 
@@ -149,6 +152,7 @@ class Fleet:
         if was_up is None:
             was_up = partition.ready
         partition.models = models
+        self.moved[partition.number] = partition
         group = self._equals.get((partition.kind, partition.price, partition.link, models))
         if group is None and old is not None and was_up == partition.ready and self._change_models(old, partition):
             return
@@ -187,6 +191,7 @@ class Fleet:
     def _remove(self, group: PartitionGroup) -> None:
         """Remove a group without partitions."""
         self.groups.remove(group)
+        self.removals += 1
         del self._equals[group.kind, group.price, group.link, group.models]
         self.wakeups.remove(group)
         for model in group.hosted.values():

@@ -17,7 +17,7 @@ SMALL = 12
 BLOCK = 16
 """Slots of a block: about the square root of a large group."""
 VACANT = 4
-"""A table is made again when this many times as many slots are vacant as are in use."""
+"""A table is made again when this many times as many positions are vacant as are in use."""
 
 Times = tuple[int, int, int, bool]
 """A new batch on a partition: its end (ns), and what the search keeps of it."""
@@ -33,7 +33,7 @@ def note_change(partition: PartitionState) -> None:
 
 def enter(group: PartitionGroup, partition: PartitionState) -> None:
     """Record that a partition has joined its group, the last one in its order."""
-    partition.slot = -1
+    partition.position = -1
     partition.is_stale = True
     group.stale.append(partition)
 
@@ -44,12 +44,12 @@ def leave(group: PartitionGroup, partition: PartitionState) -> None:
         group.stale.remove(partition)
         partition.is_stale = False
     table = group.table
-    if table is not None and partition.slot >= 0:
-        slot = partition.slot
-        table.members[slot] = None
-        _set(table, slot, INFINITE_NS, INFINITE_NS, -1, 0)
-        _bound(table, slot // BLOCK)
-    partition.slot = -1
+    if table is not None and partition.position >= 0:
+        position = partition.position
+        table.members[position] = None
+        _set(table, position, INFINITE_NS, INFINITE_NS, -1, 0)
+        _bound(table, position // BLOCK)
+    partition.position = -1
 
 
 def soonest(
@@ -83,25 +83,25 @@ def soonest(
         for until, free, last in zip(least_until_ns, least_free_ns, most_order_ns, strict=True)
     ]
     first = ends_ns.index(min(ends_ns))
-    best = -1  # slot of the best one
-    for position, block in enumerate((first, *range(len(ends_ns)))):
-        if position and block == first:
+    best = -1  # position of the best one
+    for turn, block in enumerate((first, *range(len(ends_ns)))):
+        if turn and block == first:
             continue
         end_ns = max(ends_ns[block], floor_ns)
         begin = block * BLOCK
         if end_ns > before_ns or (end_ns == before_ns and begin > best):
             continue
-        for slot in range(begin, min(begin + BLOCK, len(table.members))):
-            work_ns = table.until_ns[slot] if table.order_ns[slot] <= order_ns else table.free_ns[slot]
+        for position in range(begin, min(begin + BLOCK, len(table.members))):
+            work_ns = table.until_ns[position] if table.order_ns[position] <= order_ns else table.free_ns[position]
             end_ns = max(max(work_ns, now_ns) + least_ns, floor_ns)
-            if end_ns > before_ns or (end_ns == before_ns and slot >= best):
+            if end_ns > before_ns or (end_ns == before_ns and position >= best):
                 continue
-            member = table.members[slot]
+            member = table.members[position]
             if member is None or not member.ready:
                 continue
             times = times_on(member)
-            if times[0] < before_ns or (times[0] == before_ns and slot < best):
-                before_ns, best, found = times[0], slot, (member, times)
+            if times[0] < before_ns or (times[0] == before_ns and position < best):
+                before_ns, best, found = times[0], position, (member, times)
     return found
 
 
@@ -115,9 +115,9 @@ def first_free(group: PartitionGroup, now_ns: int) -> PartitionState | None:
     table = _fresh(group)
     for block, until_ns in enumerate(table.least_until_ns):
         if until_ns <= now_ns:
-            for slot in range(block * BLOCK, min((block + 1) * BLOCK, len(table.members))):
-                member = table.members[slot]
-                if table.until_ns[slot] <= now_ns and member is not None and is_free(member, now_ns):
+            for position in range(block * BLOCK, min((block + 1) * BLOCK, len(table.members))):
+                member = table.members[position]
+                if table.until_ns[position] <= now_ns and member is not None and is_free(member, now_ns):
                     return member
     return None
 
@@ -161,13 +161,13 @@ def _fresh(group: PartitionGroup) -> MemberTable:
     blocks: dict[int, None] = {}
     for partition in stale:
         partition.is_stale = False
-        slot = partition.slot
-        if slot < 0:
-            slot = partition.slot = len(members)
+        position = partition.position
+        if position < 0:
+            position = partition.position = len(members)
             members.append(partition)
             for column in (table.until_ns, table.free_ns, table.order_ns, table.planned_ns):
                 column.append(0)
-            if slot % BLOCK == 0:
+            if position % BLOCK == 0:
                 bounds = (table.least_until_ns, table.least_free_ns, table.most_order_ns, table.most_planned_ns)
                 for column in bounds:
                     column.append(0)
@@ -175,10 +175,10 @@ def _fresh(group: PartitionGroup) -> MemberTable:
         order_ns = planned[-1].order_ns if planned else -1
         free_ns, planned_ns = partition.free_at_ns, partition.planned_ns
         if partition.ready:
-            _set(table, slot, free_ns + planned_ns, free_ns, order_ns, planned_ns)
+            _set(table, position, free_ns + planned_ns, free_ns, order_ns, planned_ns)
         else:
-            _set(table, slot, INFINITE_NS, INFINITE_NS, order_ns, planned_ns)
-        blocks[slot // BLOCK] = None
+            _set(table, position, INFINITE_NS, INFINITE_NS, order_ns, planned_ns)
+        blocks[position // BLOCK] = None
     stale.clear()
     for block in blocks:
         _bound(table, block)
@@ -194,13 +194,13 @@ def _make(group: PartitionGroup) -> MemberTable:
     return table
 
 
-def _set(table: MemberTable, slot: int, until_ns: int, free_ns: int, order_ns: int, planned_ns: int) -> None:
-    table.until_ns[slot], table.free_ns[slot] = until_ns, free_ns
-    table.order_ns[slot], table.planned_ns[slot] = order_ns, planned_ns
+def _set(table: MemberTable, position: int, until_ns: int, free_ns: int, order_ns: int, planned_ns: int) -> None:
+    table.until_ns[position], table.free_ns[position] = until_ns, free_ns
+    table.order_ns[position], table.planned_ns[position] = order_ns, planned_ns
 
 
 def _bound(table: MemberTable, block: int) -> None:
-    """Bound a block of slots."""
+    """Bound a block of positions."""
     begin, end = block * BLOCK, (block + 1) * BLOCK
     table.least_until_ns[block] = min(table.until_ns[begin:end])
     table.least_free_ns[block] = min(table.free_ns[begin:end])

@@ -148,6 +148,8 @@ class Places:
         self._changes = 0  # how often places may have become earlier
         self._refused: dict[PipelineState, KnownRefusal] = {}
         self._openings: dict[tuple[StageState, tuple[int, ...], PartitionGroup], tuple[int, Opening]] = {}
+        self._removals = 0  # of groups, when `_openings` was last cleared of those
+        self._unable: dict[int, PartitionState] = {}  # those that may have batches which they cannot run, by number
 
     # -- requests
 
@@ -325,6 +327,8 @@ class Places:
         if search.opened:
             self._changes += 1  # to join a batch takes less time than to open one
         for opened in search.opened:
+            if not _can_run(opened.batch.partition, opened.batch):
+                self._unable[opened.batch.partition.number] = opened.batch.partition
             if opened.batch.merges:
                 continue  # it runs before the batch that others can join
             if (before := self._open.get(opened.batch.queue_key)) is not None:
@@ -602,17 +606,28 @@ class Places:
         """True if a batch of a model is planned for a partition."""
         return any(batch.model.config.key == model for batch in self._fleet.partitions[partition].planned)
 
-    def sync(self, now_ns: int) -> None:
-        """Move the batches of partitions that are lost or overdue, or do not hold a model any more, to others."""
+    def sync(self, changed: PartitionState, now_ns: int) -> None:
+        """Move the batches of a partition that is lost or overdue, or does not hold a model any more, to others.
+
+        The batches of others that found no partition before are moved, too, as far as there is one for them now.
+        """
         self._changes += 1
-        self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
-        for partition in self._fleet.partitions.values():
+        if self._removals != self._fleet.removals:
+            self._removals = self._fleet.removals
+            self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
+        unable = {**self._unable, **self._fleet.moved, changed.number: changed}
+        self._unable.clear()
+        self._fleet.moved.clear()
+        for number in sorted(unable):
+            partition = unable[number]
             for batch in [each for each in partition.planned if not _can_run(partition, each)]:
                 hosts = [
                     host for group in batch.model.groups for host in group.partitions.values() if _can_run(host, batch)
                 ]
                 if hosts:
                     planned_batches.move(batch, min(hosts, key=lambda host: planned_until_ns(host, now_ns)))
+                else:
+                    self._unable[number] = partition
 
     def resized(self, partition: PartitionState) -> None:
         """Measure what is planned for a partition again, whose kind has changed."""

@@ -28,6 +28,8 @@ RENEW_NS = 10 * NS_PER_MS
 """Shares are computed again after this time, when a request arrives."""
 PIPELINES_A_RENEWAL = 50
 """With requests for more pipelines than this, shares are renewed less often in proportion."""
+MOST_PAIRS = 150
+"""Shares of this many pipelines on groups are computed at a time, when a request arrives."""
 FORGET_NS = NS_PER_S
 """Who had no request for this long asks for nothing."""
 MOST_LEFT = 0.5
@@ -80,6 +82,9 @@ class FairShares:
         self._groups: dict[PartitionGroup, _GroupShares] = {}
         self.bound: dict[PipelineState, None] = {}
         self.renew_ns = 0
+        self._pending: dict[PartitionGroup, dict[PipelineState, float]] = {}  # rates, of the groups to renew
+        self._renewed: dict[PartitionGroup, _GroupShares] = {}
+        self._costs = _Costs()
         self._renewed_ns = 0
         self._clear_ns = 0
         self._of_clients: dict[tuple[PipelineState, PartitionGroup], dict[ClientState, float]] = {}
@@ -104,7 +109,7 @@ class FairShares:
         A pipeline that does not share its batches may always have a full one planned.
         """
         if now_ns >= self.renew_ns:
-            self._renew_all(now_ns)
+            self._renew(now_ns)
         if not (pipeline.clients or pipeline in self.bound):
             return now_ns
         start_ns = now_ns
@@ -180,9 +185,11 @@ class FairShares:
         """Forget a pipeline that is gone."""
         self.bound.pop(pipeline, None)
         self._rates.pop(pipeline, None)
-        for shares in self._groups.values():
+        for shares in (*self._groups.values(), *self._renewed.values()):
             shares.part.pop(pipeline, None)
             shares.bound.pop(pipeline, None)
+        for rates in self._pending.values():
+            rates.pop(pipeline, None)
 
     @staticmethod
     def client(event: RequestArrived, pipeline: PipelineState) -> ClientState | None:
@@ -228,8 +235,16 @@ class FairShares:
             shares = self._groups[group] = _GroupShares({}, {}, 0.0, 0)
         return shares
 
-    def _renew_all(self, now_ns: int) -> None:
-        """Compute all shares again; the more pipelines there are, the less often."""
+    def _renew(self, now_ns: int) -> None:
+        """Compute shares again; the more pipelines there are, the less often.
+
+        Where many pipelines use many groups, each request that arrives computes some of them.
+        """
+        if not self._pending:
+            self._begin_renewal(now_ns)
+        self._renew_some(now_ns)
+
+    def _begin_renewal(self, now_ns: int) -> None:
         weight = min((now_ns - self._renewed_ns) / SMOOTHED_NS, 1.0)
         self._renewed_ns = now_ns
         rates: dict[PipelineState, float] = {}
@@ -246,32 +261,73 @@ class FairShares:
                         users.setdefault(group, {})[pipeline] = rate
             rates[pipeline] = rate
         self._rates = rates
+        self._pending = users
+        self._renewed = {}
+        self._costs = _Costs()
+
+    def _renew_some(self, now_ns: int) -> None:
+        """Go on with the renewal: some of the groups, and with the last of them the shares that bind.
+
+        What is computed in between goes by the shares that a group had before, until it has its new ones.
+        """
+        pending, renewed = self._pending, self._renewed
+        pairs = 0
+        while pending and pairs < MOST_PAIRS:
+            group = next(iter(pending))
+            rates = pending.pop(group)
+            if rates and group.partitions:  # neither has gone since the renewal began
+                pairs += len(rates)
+                shares = renewed[group] = _group_shares(group, rates, self._costs)
+                self._groups[group] = shares
+        if pending:
+            self.renew_ns = now_ns
+            return
+        self._groups, self._renewed = renewed, {}
+        self._costs = _Costs()
         self._of_clients.clear()
-        costs = _Costs()
-        self._groups = {group: _group_shares(group, of_group, costs) for group, of_group in users.items()}
-        self.bound = {pipeline: None for shares in self._groups.values() for pipeline in shares.bound}
-        self.renew_ns = now_ns + RENEW_NS * (1 + len(rates) // PIPELINES_A_RENEWAL)
+        self.bound = {pipeline: None for shares in renewed.values() for pipeline in shares.bound}
+        self.renew_ns = self._renewed_ns + RENEW_NS * (1 + len(self._rates) // PIPELINES_A_RENEWAL)
+
+
+class _StageCost(NamedTuple):
+    """What a row takes of partitions of a kind in a stage, by the part of the model's rows that each group has."""
+
+    parts: Mapping[PartitionGroup, float]
+    full_ns: float
+    usual_ns: float
+
+
+class _BatchCost(NamedTuple):
+    """The time of a usual batch of a model on a kind, and the groups that hold it."""
+
+    parts: Mapping[PartitionGroup, float]
+    usual_ns: int
 
 
 class _Costs:
-    """What rows and batches take of partitions, computed once for each model, kind and link in a renewal."""
+    """What rows and batches take of partitions, computed once for each pipeline, kind and link in a renewal."""
 
     def __init__(self) -> None:
         self._parts: dict[ModelState, dict[PartitionGroup, float]] = {}
-        self._full_ns: dict[tuple[StageState, str, LinkClass], float] = {}
-        self._usual_ns: dict[tuple[ModelState, str, LinkClass], int] = {}
+        self._known: dict[tuple[PipelineState, str, LinkClass], tuple[list[_StageCost], list[_BatchCost]]] = {}
 
     def of(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[float, float, int]:
         """As `cost_ns` in full batches and in usual ones, and the time of a usual batch of each of its models (ns)."""
+        key = pipeline, group.kind, group.link
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._costs_on(pipeline, group)
         full_ns = usual_ns = 0.0
-        for stage in pipeline.stages:
-            model = stage.model
-            if model is not None and (part := self._parts_of(model).get(group)) is not None:
-                full_ns += self._row_ns(pipeline, stage, model, group) * part
-                reach, usual = pipeline.reach[stage.index], self._usual_rows(model, group.kind)
-                usual_ns += reach * self._batch_ns(model, group) / usual * part
-        models = [each for each in pipeline.expected_runs if group in self._parts_of(each)]
-        return full_ns, usual_ns, sum([self._batch_ns(each, group) for each in models])
+        batch_ns = 0
+        stages, batches = known
+        for parts, stage_full_ns, stage_usual_ns in stages:
+            if (part := parts.get(group)) is not None:
+                full_ns += stage_full_ns * part
+                usual_ns += stage_usual_ns * part
+        for parts, model_ns in batches:
+            if group in parts:
+                batch_ns += model_ns
+        return full_ns, usual_ns, batch_ns
 
     def full_ns(self, pipeline: PipelineState, group: PartitionGroup) -> float:
         """As `cost_ns`."""
@@ -279,34 +335,36 @@ class _Costs:
         for stage in pipeline.stages:
             model = stage.model
             if model is not None and (part := self._parts_of(model).get(group)) is not None:
-                total += self._row_ns(pipeline, stage, model, group) * part
+                rows = model.full_rows(model.estimates[group.kind])
+                total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
         return total
+
+    def _costs_on(
+        self, pipeline: PipelineState, group: PartitionGroup
+    ) -> tuple[list[_StageCost], list[_BatchCost]]:
+        """The costs on all groups of a kind and class of links."""
+        stages: list[_StageCost] = []
+        for stage in pipeline.stages:
+            model = stage.model
+            if model is None or (estimate := model.estimates.get(group.kind)) is None:
+                continue
+            full, reach = model.full_rows(estimate), pipeline.reach[stage.index]
+            usual = min(full, model.usual_rows)
+            full_ns = reach * length_on_ns(group, model, full) / full
+            usual_ns = reach * length_on_ns(group, model, usual) / usual
+            stages.append(_StageCost(self._parts_of(model), full_ns, usual_ns))
+        batches: list[_BatchCost] = []
+        for model in pipeline.expected_runs:
+            if (estimate := model.estimates.get(group.kind)) is not None:
+                usual = min(model.full_rows(estimate), model.usual_rows)
+                batches.append(_BatchCost(self._parts_of(model), length_on_ns(group, model, usual)))
+        return stages, batches
 
     def _parts_of(self, model: ModelState) -> dict[PartitionGroup, float]:
         parts = self._parts.get(model)
         if parts is None:
             parts = self._parts[model] = parts_of_rows(model)
         return parts
-
-    def _row_ns(self, pipeline: PipelineState, stage: StageState, model: ModelState, group: PartitionGroup) -> float:
-        """The time that a row of a pipeline takes of partitions of a group in a stage, in full batches."""
-        key = stage, group.kind, group.link
-        known = self._full_ns.get(key)
-        if known is None:
-            full = model.full_rows(model.estimates[group.kind])
-            known = self._full_ns[key] = pipeline.reach[stage.index] * length_on_ns(group, model, full) / full
-        return known
-
-    def _batch_ns(self, model: ModelState, group: PartitionGroup) -> int:
-        key = model, group.kind, group.link
-        known = self._usual_ns.get(key)
-        if known is None:
-            known = self._usual_ns[key] = length_on_ns(group, model, self._usual_rows(model, group.kind))
-        return known
-
-    @staticmethod
-    def _usual_rows(model: ModelState, kind: str) -> int:
-        return min(model.full_rows(model.estimates[kind]), model.usual_rows)
 
 
 def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float], costs: _Costs) -> _GroupShares:
