@@ -42,6 +42,7 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerBack,
     WorkerLost,
 )
+from sluice.gateway.worker_server.server import MOST_OPENING
 from sluice.models.client_tls import ClientTls
 from sluice.models.errors import PartitionError
 from sluice.models.repository.scan import ModelEntry, Repository
@@ -252,6 +253,16 @@ def test_one_gateway_has_the_worker_at_a_time(worker: WorkerProcess) -> None:
                     assert "the other end closed" in await first.closed or True
         async with gateway_session(worker.url, KNOWN, "second") as second:
             assert second.session.welcome.name == "w0"
+
+    asyncio.run(go())
+
+
+def test_a_gateway_is_refused_again_and_again_with_the_reason(worker: WorkerProcess) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "first"):
+            for _ in range(MOST_OPENING + 1):
+                refused = await asyncio.to_thread(refusal, worker.url, KNOWN, "", "second")
+                assert refused.holder == "first"
 
     asyncio.run(go())
 
