@@ -68,8 +68,8 @@ def check_tensors(tensors: Sequence[WireTensor], limit: int) -> int:
         itemsize = tensor.datatype.itemsize
         if tensor.nbytes != elements * itemsize if itemsize else tensor.nbytes < 4 * elements:
             raise PartitionError(
-                f"tensor {tensor.name:.80}: it has {tensor.nbytes} bytes, which do not make up {tensor.datatype} of the "
-                f"shape {list(tensor.shape)}"
+                f"tensor {tensor.name:.80}: it has {tensor.nbytes} bytes, which do not make up {tensor.datatype} of "
+                f"the shape {list(tensor.shape)}"
             )
         size += -size % ALIGNMENT + tensor.nbytes
     if len(tensors) > 1 and len(names := [tensor.name for tensor in tensors]) != len(set(names)):
