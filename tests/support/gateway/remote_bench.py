@@ -269,7 +269,7 @@ def benched(**settings: Any) -> Callable[[Callable[[Bench], Awaitable[None]]], C
 
             run_virtual(main)
 
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look for the fixture `bench`
+        del run.__wrapped__  # pytest would look for the fixture `bench`
         return run
 
     return decorate
