@@ -7,7 +7,7 @@ import pytest
 
 from sluice.gateway.cluster.leasing import KNOCK_PAUSE_S, NOT_WANTED, UNREACHABLE_S
 from sluice.gateway.cluster.source import WorkerSource
-from sluice.gateway.cluster.sources import worker_sources
+from sluice.gateway.cluster.sources import worker_source
 from sluice.gateway.cluster.static import StaticSource
 from sluice.gateway.config.remote_settings import RemoteClass
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
@@ -53,7 +53,7 @@ def edge(*urls: str) -> StaticSource:
 
 
 def test_each_slot_has_the_address_that_the_configuration_lists() -> None:
-    source = worker_sources([RemoteClass("edge", "cpu1", urls=("a:1", "b:1"))], "g", "1", "")["edge"]
+    source = worker_source(RemoteClass("edge", "cpu1", urls=("a:1", "b:1")))
     assert started(source) == [("edge-0", "a:1", ""), ("edge-1", "b:1", "")]
 
 

@@ -23,6 +23,8 @@ from sluice.gateway.worker_protocol.messages import (
     AskReady,
     Draining,
     Fault,
+    FilePart,
+    FileWanted,
     Finished,
     Load,
     ModelReadiness,
@@ -578,6 +580,14 @@ async def test_the_model_that_a_lost_worker_was_loading_is_named(bench: Bench) -
     assert bench.details[-1].failed == {
         "small:1": "the worker of edge-0 was lost: node n1: connection reset (n1a:1)",
     }
+
+
+@benched()
+async def test_a_worker_gets_the_files_that_it_asks_for(bench: Bench) -> None:
+    session = await bench.place()
+    session.say(FileWanted(3, "digest", "small/1/model.onnx", 0, 10))
+    await bench.wait()
+    assert session.sent[-1] == FilePart(3, b"small/1/model.onnx")
 
 
 @benched()
