@@ -20,7 +20,6 @@ from sluice.batcher.state import (
     PartitionGroup,
     PipelineState,
     PlannedBatch,
-    StageState,
 )
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
