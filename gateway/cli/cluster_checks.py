@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", metavar="URL,…", help="addresses of worker servers, HOST:PORT, for --cluster")
     parser.add_argument("--key-file", metavar="FILE", help="the key that the workers want, for --workers")
+    parser.add_argument("--server-name", metavar="NAME", help="the name in the certificates of workers, for --workers")
 
 
 def cluster_findings(options: argparse.Namespace, config: ServerConfig) -> Iterator[Finding]:
@@ -77,9 +78,12 @@ def _access(options: argparse.Namespace, settings: PartitionSettings | None) -> 
     tls = settings.tls if settings is not None else None
     if options.key_file is not None or options.cacert or options.cert or settings is None:
         given = ClientTls(options.cacert or "", options.cert or "", options.key or "")
-        return Access(read_key(options.key_file), given if options.cacert or options.cert else None)
+        secure = options.cacert or options.cert
+        return Access(read_key(options.key_file), given if secure else None, options.server_name or "")
     key = read_key(settings.key_file)
-    return Access(key, None if tls is None else ClientTls(tls.ca, tls.certificate, tls.private_key))
+    if tls is None:
+        return Access(key)
+    return Access(key, ClientTls(tls.ca, tls.certificate, tls.private_key), tls.server_name)
 
 
 def _urls(text: str) -> list[str]:

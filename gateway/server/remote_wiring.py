@@ -84,7 +84,9 @@ def _credentials(settings: PartitionSettings) -> Credentials:
     tls = settings.tls
     try:
         return Credentials.read(
-            settings.key_file, None if tls is None else ClientTls(tls.ca, tls.certificate, tls.private_key)
+            settings.key_file,
+            None if tls is None else ClientTls(tls.ca, tls.certificate, tls.private_key),
+            "" if tls is None else tls.server_name,
         )
     except ConfigError as error:
         text = " ".join(_OPTIONS.get(word.rstrip(":"), word) for word in str(error).split(" "))

@@ -108,7 +108,9 @@ class WorkerServer:
         self.files = ModelFiles(settings.cache, settings.cache_mb, Peers(key, settings.tls), self.url)
         self._grpc.add_registered_method_handlers(SERVICE, fetch_method(self.files.reader))
         self._grpc.give_connections(SESSION, self._take_over)
-        self._grpc.add_registered_method_handlers(SERVICE, AboutService(settings, None, self._about_now).handlers)
+        self._grpc.add_registered_method_handlers(
+            SERVICE, AboutService(settings, self.files.cache, self._about_now).handlers
+        )
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
