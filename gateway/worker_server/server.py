@@ -223,6 +223,10 @@ class WorkerServer:
         worker = self.host.worker
         if hello.version != version:
             opening.refuse(f"the gateway has the version {hello.version:.80}, the worker server {version}", retry=False)
+        elif hello.kind not in ("", settings.partition.profile_kind):
+            # Before the lease: a gateway that can do nothing with the worker does not ask its holder for it.
+            kind = settings.partition.profile_kind
+            opening.refuse(f"it is a partition of the kind {kind}, expected {hello.kind:.80}", retry=False)
         elif not LEAST_LEASE_S <= hello.lease_s <= MOST_LEASE_S:
             opening.refuse(
                 f"expected a lease of {LEAST_LEASE_S:g} to {MOST_LEASE_S:g} s, got {hello.lease_s:g}", retry=False
