@@ -229,8 +229,9 @@ def _leases(surveys: Sequence[Survey]) -> Finding:
     holders = Counter(each.about.holder for each in surveys)
     free = holders.pop("", 0)
     parts = [f"gateway {name} has {count}" for name, count in sorted(holders.items())]
-    parts += [f"{free} are free"] * bool(free)
-    return Finding("leases", Severity.OK if holders else Severity.NOTE, f"{len(surveys)} workers: {', '.join(parts)}")
+    parts += [f"{free} {'is' if free == 1 else 'are'} free"] * bool(free)
+    count = f"{len(surveys)} worker{'s' if len(surveys) != 1 else ''}"
+    return Finding("leases", Severity.OK if holders else Severity.NOTE, f"{count}: {', '.join(parts)}")
 
 
 def _caches(nodes: Mapping[str, Sequence[Survey]]) -> Iterator[Finding]:

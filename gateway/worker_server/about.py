@@ -72,8 +72,10 @@ class AboutService:
 
 
 def _room(cache: ModelCache) -> CacheRoom | None:
-    """The room of a cache; None if its directory cannot be read."""
+    """The room of a cache, also of one that is still to be made; None if its directory cannot be read."""
+    there = next(each for each in (cache.root, *cache.root.absolute().parents) if each.exists())
     try:
-        return CacheRoom(str(cache.root), cache.used_bytes, cache.max_bytes, shutil.disk_usage(cache.root).free)
+        used_bytes = cache.used_bytes if there == cache.root else 0
+        return CacheRoom(str(cache.root), used_bytes, cache.max_bytes, shutil.disk_usage(there).free)
     except OSError:
         return None

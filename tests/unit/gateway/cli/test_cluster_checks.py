@@ -46,7 +46,7 @@ def test_a_cluster_in_order_has_a_line_for_each_worker_node_and_cache() -> None:
         ("links", "node n2: round trip 0.25 ms, 1200 MB/s there, 900 MB/s back"),
         ("clocks", "node n1: its clock is 0.0 ms ahead of this one, within 0.1 ms"),
         ("clocks", "node n2: its clock is 0.0 ms ahead of this one, within 0.1 ms"),
-        ("leases", "2 workers: gateway gateway-a has 1, 1 are free"),
+        ("leases", "2 workers: gateway gateway-a has 1, 1 is free"),
         ("cache", "node n1: /cache has 512 of at most 1024 MiB of models, and its disk 20.0 GiB free"),
     ]
 
@@ -122,7 +122,7 @@ def test_the_nearest_worker_of_a_node_speaks_for_it() -> None:
 
 
 def test_workers_without_a_gateway_are_noted() -> None:
-    assert of_part("leases", surveyed(W1)) == [(Severity.NOTE, "1 workers: 1 are free")]
+    assert of_part("leases", surveyed(W1)) == [(Severity.NOTE, "1 worker: 1 is free")]
 
 
 @pytest.mark.parametrize(
