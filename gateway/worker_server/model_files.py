@@ -27,12 +27,12 @@ class ModelFiles:
     """
 
     def __init__(self, directory: str | None, cache_mb: int, peers: Peers, url: str) -> None:
-        self._cache = ModelCache(Path(directory) if directory is not None else default_cache(), cache_mb * _MIB)
+        self.cache = ModelCache(Path(directory) if directory is not None else default_cache(), cache_mb * _MIB)
         self._peers = peers
         self._url = url
         self._uri = UriSource()
         self._held: dict[str, list[HeldFiles]] = {}
-        self.reader = FileReader(self._cache.open)
+        self.reader = FileReader(self.cache.open)
         """Reads what others ask for."""
 
     async def ensure(self, model: RemoteModel, files: FileSet, gateway: AskFile) -> str:
@@ -47,7 +47,7 @@ class ModelFiles:
         if files.uri:
             sources.append(self._uri)
         sources.append(StreamSource("the gateway", read_by_parts(gateway), GATEWAY_BYTES_PER_S))
-        held = await self._cache.ensure(files, sources)
+        held = await self.cache.ensure(files, sources)
         self._held.setdefault(model.key, []).append(held)
         return str(held.model)
 

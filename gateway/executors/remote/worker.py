@@ -165,7 +165,7 @@ class RemoteWorker:
         Raises PartitionError: the worker server cannot be reached, refuses the session, or has another worker.
         """
         context = self._context
-        self._session = session = await context.open(self.url, self._message, self._closed)
+        self._session = session = await context.open(self.url, self._kind, self._message, self._closed)
         welcome = session.welcome
         self.heard_s = self._loop.time()
         self.node = welcome.node
