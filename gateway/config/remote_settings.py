@@ -100,6 +100,12 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return worker_kind(self.ray.resources)
 
     @property
+    def is_cpu(self) -> bool:
+        """True for partitions of cores, False for those of GPUs."""
+        kind = parse_kind(self.profile_kind)
+        return kind is None or bool(kind.cores)
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """The names of its partitions; none if their number follows from a Ray cluster that was not asked yet."""
         if self.urls is not None:
