@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.gateway.what_if.answer import TableSource
 from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass
 from sluice.gateway.config.server_config import ServerConfig
+from sluice.gateway.what_if.answer import TableSource
 from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions, remote_partitions
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
