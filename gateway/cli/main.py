@@ -32,6 +32,7 @@ COMMANDS = {
     "plan": "find the cheapest batch sizes and partitions that meet a latency objective",
     "partitions": "list, plan, change and watch the partitions of this machine",
     "deploy": "measure, plan and serve what a file names, within an objective and at a rate",
+    "ray": "start and end a Ray cluster on this machine with a gateway; show and replace the workers of any",
     "doctor": "check this machine for everything a server needs",
     "config": "check and show the settings of a server; print the schemas of its files",
     "completion": "print a script that completes commands and options in a shell",

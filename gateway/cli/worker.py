@@ -77,6 +77,8 @@ def _worker(options: argparse.Namespace) -> int:
         settings = worker_settings(options.config, _given(options))
         configure(LogFormat(options.log_format), options.log_level, options.log_file)
         check_partitions([settings.partition])
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)  # left by an earlier worker server
         key = read_key(settings.key_file)
         tls = settings.tls
         context = None if tls is None else TlsSettings(tls.certificate, tls.private_key, tls.ca).ssl_context(("h2",))

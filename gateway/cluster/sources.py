@@ -14,14 +14,13 @@ def worker_sources(classes: Sequence[RemoteClass], gateway: str, version: str, k
 
     `gateway` is a name that no other gateway has, and `key` the text of the workers' key file, "" for none.
     """
-    placed_by_ray = {each.name: each.ray for each in classes if each.ray is not None}
-    cluster = RayCluster(placed_by_ray, gateway, version, key)
-    return {each.name: _source(each, cluster) for each in classes}
+    cluster = RayCluster({each.name: each.ray for each in classes if each.ray is not None}, gateway, version, key)
+    return {each.name: worker_source(each) if each.ray is None else cluster.source(each.name) for each in classes}
 
 
-def _source(given: RemoteClass, cluster: RayCluster) -> WorkerSource:
+def worker_source(given: RemoteClass) -> WorkerSource:
+    """The source of a class that has addresses, or a name for which DNS has them."""
     if given.urls is not None:
         return StaticSource(given.name, given.slots, given.urls)
-    if given.dns is not None:
-        return DnsSource(given.name, given.slots, given.dns.name, given.dns.port)
-    return cluster.source(given.name)
+    assert given.dns is not None, "Ray places the workers of all its classes together"
+    return DnsSource(given.name, given.slots, given.dns.name, given.dns.port)

@@ -9,12 +9,14 @@ from sluice.gateway.cluster.sources import worker_sources
 from sluice.gateway.config.remote_settings import PartitionSettings
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.executors.remote.executor import RemoteExecutor, RemoteSlots, SharedParts
+from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.session import OnMessage, OpenSession, Session
 from sluice.gateway.partitions.inventory import LinkReport
 from sluice.gateway.version import server_version
 from sluice.gateway.worker_protocol.client import Credentials, open_session
-from sluice.gateway.worker_protocol.messages import Hello, RemoteModel
+from sluice.gateway.worker_protocol.messages import Hello
 from sluice.models.client_tls import ClientTls
+from sluice.models.distribution.local_files import LocalFiles
 from sluice.models.errors import ConfigError
 from sluice.models.spec import ModelSpec
 from sluice.models.units import NS_PER_MS
@@ -57,7 +59,7 @@ def remote_executor(
         shared,
         specs,
         _opener(credentials, Hello(server_version(), gateway, LEASE_S)),
-        _describe,
+        RemoteModels(LocalFiles(config.copies)),
         server_version(),
         clock,
         config.batch_timeout_s,
@@ -94,19 +96,3 @@ def _opener(credentials: Credentials, hello: Hello) -> OpenSession:
         return await open_session(url, credentials, hello, on_message, on_closed)
 
     return open
-
-
-async def _describe(file: ModelFile) -> RemoteModel:
-    """The message that loads a model."""
-    return RemoteModel(
-        file.key,
-        file.path,
-        file.backend,
-        file.menu,
-        file.batchable,
-        file.confidences,
-        file.table,
-        file.config,
-        file.memory_measured,
-        file.declared,
-    )

@@ -36,6 +36,7 @@ from sluice.gateway.worker_protocol.messages import (
     Welcome,
     Worker,
 )
+from sluice.gateway.worker_server.about import AboutNow, AboutService
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.model_files import ModelFiles
 from sluice.gateway.worker_server.peers import Peers, fetch_method
@@ -104,6 +105,7 @@ class WorkerServer:
         self.files = ModelFiles(settings.cache, settings.cache_mb, Peers(key, settings.tls), self.url)
         self._grpc.add_registered_method_handlers(SERVICE, fetch_method(self.files.reader))
         self._grpc.give_connections(SESSION, self._take_over)
+        self._grpc.add_registered_method_handlers(SERVICE, AboutService(settings, None, self._about_now).handlers)
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
@@ -192,11 +194,17 @@ class WorkerServer:
             return "the key is wrong"
         return ""
 
+    def _about_now(self) -> AboutNow:
+        worker = self.host.worker
+        state = self._draining or ("" if worker is not None else f"the worker process is not up: {self.host.reason}")
+        holder = "" if self._session is None else self._session.gateway
+        return AboutNow(state, holder, () if worker is None else worker.cores, tuple(sorted(self.host.loaded)))
+
     def _take_over(self, own: OwnConnection) -> None:
         if len(self._opening) >= MOST_OPENING:
             own.transport.abort()
             return
-        self._opening.add(_Opening(self, own))
+        _Opening(self, own)
 
     def opened(self, opening: "_Opening", hello: Hello) -> Session | None:
         """Give the lease to a gateway, or refuse it with the reason."""
@@ -309,6 +317,7 @@ class _Opening:
         self.link.set_peer(own.initial_window, own.send_window, own.stream_window, own.frame_bytes)
         self._timer = asyncio.get_running_loop().call_later(HELLO_S, self._late)
         headers = frame(HEADERS, END_HEADERS, own.stream_id, _HEADERS)
+        server._opening.add(self)  # until its first message is there, which may have come already
         self.link.begin(own.transport, headers, own.rest)
 
     def _place(self, message: Any, size: int) -> memoryview | None:

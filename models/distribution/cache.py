@@ -119,6 +119,11 @@ class ModelCache:
         raise NotFoundError(f"the cache does not have '{printable(path[:200])}' of files {printable(digest[:12])}")
 
     @property
+    def max_bytes(self) -> int:
+        """The most bytes that it takes."""
+        return self._max_bytes
+
+    @property
     def used_bytes(self) -> int:
         """The bytes of all sets, those included that are about to be received; blocks, and raises OSError."""
         return _contents_bytes(self._known_sets().values())

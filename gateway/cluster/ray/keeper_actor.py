@@ -69,6 +69,15 @@ class KeeperActor:
         with self._lock:
             return self._registry.document()
 
+    def end_unused(self) -> None:
+        """Have the workers of classes end that no gateway uses, without waiting for one that may come."""
+        with self._lock:
+            self._registry.end_unused(time.monotonic())
+
+    def workers(self) -> int:
+        """The number of workers that are there."""
+        return len(self._actors) + len(self._ending)
+
     def _run(self) -> None:
         while True:
             try:

@@ -171,6 +171,12 @@ class Registry:
         keep_s = known.spec.settings.keep_s
         return [slot for slot in range(known.spec.slots) if known.leases.idle_s(slot, now_s) > keep_s]
 
+    def end_unused(self, now_s: float) -> None:
+        """Have all workers end of classes that have no gateway."""
+        for each in self._classes.values():
+            each.leases.expire(now_s)
+            each.is_ending = each.is_ending or not each.leases.gateways
+
     def gateways(self) -> dict[str, dict[str, int]]:
         """The gateways, and how many workers of each class they want."""
         listed: dict[str, dict[str, int]] = {}

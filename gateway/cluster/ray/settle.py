@@ -1,21 +1,17 @@
 """A server's configuration with what its Ray classes leave to the cluster, which is asked before the server starts."""
 
 import importlib.util
-import subprocess
-import sys
 
 import msgspec
 
-from sluice.gateway.cluster.ray.placement import Node, found
+from sluice.gateway.cluster.ray.ask import cluster_nodes
+from sluice.gateway.cluster.ray.placement import found
 from sluice.gateway.config.ray_settings import RaySettings
 from sluice.gateway.config.remote_settings import PartitionSettings
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.models.errors import ConfigError
-from sluice.models.processes import module_environment
 
 EXTRA = "sluice-gateway[ray]"
-FIND_TIMEOUT_S = 30.0
-"""The time for a cluster to say what it has."""
 
 
 def check_extra() -> None:
@@ -27,7 +23,7 @@ def check_extra() -> None:
 def with_ray_settled(config: ServerConfig) -> ServerConfig:
     """The configuration with resources and the number of workers in all classes that Ray places.
 
-    Blocks for up to FIND_TIMEOUT_S, if the cluster must be asked. Raises ConfigError without Ray, and for a cluster
+    Blocks for up to 30 s, if the cluster must be asked. Raises ConfigError without Ray, and for a cluster
     that does not answer or has no room.
     """
     settings = config.partitions
@@ -37,6 +33,11 @@ def with_ray_settled(config: ServerConfig) -> ServerConfig:
     if not given:
         return config
     check_extra()
+    if settings.key_file is None and settings.tls is None:
+        raise ConfigError(
+            "partitions: ray needs key_file, the path of a file with a secret, or tls: workers listen at the addresses "
+            "of their nodes, and run what gateways send them"
+        )
     if len({(each.address, each.namespace) for each in given.values()}) > 1:
         raise ConfigError("partitions: ray: expected the same address and namespace in all classes")
     if all(each.resources and each.most is not None for each in given.values()):
@@ -49,18 +50,3 @@ def with_ray_settled(config: ServerConfig) -> ServerConfig:
         return msgspec.structs.replace(config, partitions=msgspec.structs.replace(settings, remote=classes, ray=short))
     except ValueError as error:
         raise ConfigError(f"partitions: {error}") from error
-
-
-def cluster_nodes(address: str) -> tuple[Node, ...]:
-    """The nodes of a cluster; blocks and raises as `with_ray_settled`."""
-    command = [sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.found", address]
-    try:
-        done = subprocess.run(
-            command, env=module_environment(), capture_output=True, timeout=FIND_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"partitions: ray: no answer of the cluster at {address} in {FIND_TIMEOUT_S:g} s") from None
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise ConfigError(f"partitions: ray: no cluster at {address}: {lines[-1]:.300}")
-    return msgspec.json.decode(done.stdout, type=tuple[Node, ...])

@@ -95,6 +95,8 @@ class RayCluster:
             self._timer.cancel()
         if (process := self._process) is None:
             return
+        if not self._is_connected:  # it has no leases
+            process.kill("it is not needed any more")
         process.send(Leave())
         if not await wait_for_exit([process.exited], LEAVE_S):
             process.kill("it did not end")
@@ -137,8 +139,8 @@ class RayCluster:
                 self._note(trouble)
             case Granted(name, leases):
                 self._sources[name].granted(leases)
-            case WorkerAt(name, slot, _, url, reason):
-                self._sources[name].found(slot, url, reason)
+            case WorkerAt(name, slot, number, url, reason):
+                self._sources[name].found(slot, number, url, reason)
 
     def _note(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:
@@ -169,7 +171,8 @@ class RaySource:
         self._slots = settings.most
         self._wanted = settings.most if settings.count is not None else (settings.min or 0)
         self._leases: dict[int, int] = {}
-        self._urls: dict[int, str] = {}
+        self._workers: dict[int, tuple[int, str]] = {}
+        """The numbers and the addresses of the workers that were placed."""
         self._reasons: dict[int, str] = {}
         self._placed: Placed | None = None
 
@@ -202,7 +205,7 @@ class RaySource:
     def refused(self, slot: str, holder: str) -> None:
         """Ask again: the worker finds out soon that the gateway that had it has lost its lease."""
         number = int(slot.rpartition("-")[2])
-        asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._ask_again, number, self._urls.get(number, ""))
+        asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._ask_again, number, self._workers.get(number))
 
     def asked(self, slot: str, gateway: str) -> None:
         """Nothing to do: who gets what is the keeper's."""
@@ -220,29 +223,29 @@ class RaySource:
         for slot in lost:
             self._drop(slot, NOT_LEASED)
 
-    def found(self, slot: int, url: str, reason: str) -> None:
-        """The worker of a leased slot is at `url`; "" and a reason while there is none."""
+    def found(self, slot: int, number: int, url: str, reason: str) -> None:
+        """The worker of a leased slot is at `url`; "" and a reason while there is none. Each worker has a number."""
         if slot not in self._leases or self._placed is None:
             return
-        if url:
-            self._urls[slot] = url
+        if not url:
+            self._drop(slot, reason)
+        elif self._workers.get(slot) != (number, url):  # else a new process tells again
+            self._workers[slot] = number, url
             self._reasons.pop(slot, None)
             self._placed(self._slot(slot), url, "")
-        else:
-            self._drop(slot, reason)
 
     def noted(self, trouble: str) -> None:
         """Name trouble with the cluster at slots that have no worker."""
         for slot in range(self._slots):
-            if slot not in self._urls and trouble:
+            if slot not in self._workers and trouble:
                 self._tell(slot, trouble)
 
-    def _ask_again(self, slot: int, url: str) -> None:
-        if url and self._urls.get(slot) == url and self._placed is not None:
-            self._placed(self._slot(slot), url, "")
+    def _ask_again(self, slot: int, worker: tuple[int, str] | None) -> None:
+        if worker is not None and self._workers.get(slot) == worker and self._placed is not None:
+            self._placed(self._slot(slot), worker[1], "")
 
     def _drop(self, slot: int, reason: str) -> None:
-        self._urls.pop(slot, None)
+        self._workers.pop(slot, None)
         self._tell(slot, reason)
 
     def _tell(self, slot: int, reason: str) -> None:

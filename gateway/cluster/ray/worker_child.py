@@ -25,10 +25,10 @@ _TAIL_LINES, _LINE_BYTES = 5, 300
 
 
 class WorkerOrder(NamedTuple):
-    """A worker to start: its `name` and node, the profile `kind` that it must have, its whole `cores` (0: any).
+    """A worker to start: its `name`, the name and address of its node, its profile `kind`, and its whole `cores`.
 
-    `uuid` is the device of a kind on a GPU, else "". `key` is the text of its key file, "" for none. `cache` is the
-    directory of models, and `cache_mb` its bound (None: as the worker has them).
+    `uuid` is the device of a kind on a GPU, else "", where `cores` do not count. `key` is the text of its key file, ""
+    for none. `cache` is the directory of models, and `cache_mb` its bound (None: as the worker has them).
     """
 
     name: str
@@ -46,13 +46,13 @@ class WorkerOrder(NamedTuple):
 def command(order: WorkerOrder, directory: Path) -> list[str]:
     """The command line of a worker; its files, which are read by its user alone, are written to `directory`."""
     words = [sys.executable, "-P", "-m", "sluice.gateway.cli.main", "worker", "--name", order.name]
-    words += ["--node", order.node, "--listen", "0.0.0.0:0", "--advertise", order.host]
+    words += ["--node", order.node, "--listen", f"{order.host}:0"]
     words += ["--ready-file", str(directory / "ready.json")]
-    if (partition := _partition(order)) is not None:
+    if (partition := _partition(order)) is None:
+        words += ["--cores", f"auto:{order.cores}"]
+    else:
         (directory / "worker.yaml").write_text(json.dumps({"partition": partition}), encoding="utf-8")
         words += ["--config", str(directory / "worker.yaml")]
-    if partition is None or order.cores:
-        words += ["--cores", f"auto:{max(order.cores, 1)}"]
     if order.key:
         file = os.open(directory / "key", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(file, "w", encoding="utf-8") as stream:
@@ -156,5 +156,9 @@ class WorkerChild:
 
 
 def _child_environment() -> dict[str, str]:
-    """The environment of a worker: Ray hides from its actors the devices that it does not count for them."""
-    return {name: value for name, value in module_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    """The environment of a worker, without Ray: it hides devices from actors, and its token is not for models."""
+    return {
+        name: value
+        for name, value in module_environment().items()
+        if name != "CUDA_VISIBLE_DEVICES" and not name.startswith("RAY_")
+    }

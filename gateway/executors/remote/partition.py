@@ -1,7 +1,6 @@
 """One slot of a class of remote partitions, over all the workers that are placed there."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -23,7 +22,7 @@ REFUSED_S = 5.0
 """The pause after a worker was refused, or has refused us."""
 GIVE_UP_S = 1.0
 """The time for the batches of a worker that is given up."""
-_NOT_PLACED = "no worker is placed there yet"
+NOT_PLACED = "no worker is placed there yet"
 
 
 class RemotePartition:
@@ -135,7 +134,8 @@ class RemotePartition:
 
     async def _serve(self, address: str) -> None:
         """Keep a session with the worker at an address."""
-        back_off = self._back_off = BackOff()
+        loop, back_off = asyncio.get_running_loop(), BackOff()
+        self._back_off = back_off
         while True:
             self._again.clear()
             worker = RemoteWorker(self._context, self, self._slot, self._kind, address, self._models)
@@ -152,12 +152,12 @@ class RemotePartition:
                 pause_s = REFUSED_S
             except PartitionError as error:
                 self._down(str(error), address)
-                pause_s = min(back_off.lost(time.monotonic()), LONGEST_PAUSE_S)
+                pause_s = min(back_off.lost(loop.time()), LONGEST_PAUSE_S)
             else:
                 is_refused = await asyncio.shield(worker.ended)
                 self._worker = None
                 self._source.lost(self._slot)
-                pause_s = REFUSED_S if is_refused else min(back_off.lost(time.monotonic()), LONGEST_PAUSE_S)
+                pause_s = REFUSED_S if is_refused else min(back_off.lost(loop.time()), LONGEST_PAUSE_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._again.wait()
@@ -175,7 +175,7 @@ class RemotePartition:
 
     def _not_placed(self) -> None:
         if self._address is None:
-            self._down(_NOT_PLACED)
+            self._down(NOT_PLACED)
 
     def _down(self, reason: str, url: str = "") -> None:
         """Report that the slot has no worker, once for each reason."""
@@ -197,7 +197,7 @@ class RemotePartition:
     def worker_ready(self, worker: RemoteWorker, facts: WorkerFacts) -> None:
         """Take the worker into service."""
         self._told = ""
-        self._back_off.ready(time.monotonic())
+        self._back_off.ready(asyncio.get_running_loop().time())
         memory = {each.key: each.memory for each in facts.results if each.memory is not None}
         details = ProcessDetails(
             facts.worker.pid,

@@ -1,9 +1,8 @@
 """One session with a remote worker: its models and its batches, from the first message to the last."""
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -12,12 +11,14 @@ import msgspec
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.gateway.cluster.nodes import Nodes
 from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
+from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.session import OpenSession, Session
 from sluice.gateway.worker_protocol.messages import (
     Asked,
     AskReady,
     Draining,
     Fault,
+    FileWanted,
     Finished,
     FromWorkerServer,
     Load,
@@ -25,7 +26,6 @@ from sluice.gateway.worker_protocol.messages import (
     ModelReadiness,
     Pong,
     Refused,
-    RemoteModel,
     Unload,
     Unloaded,
     Withdrawn,
@@ -33,7 +33,7 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerBack,
     WorkerLost,
 )
-from sluice.models.errors import ConfigError, PartitionError
+from sluice.models.errors import PartitionError, ServingError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 from sluice.mps.partitions.isolation_report import Evidence, isolation_violations
@@ -50,8 +50,8 @@ class WorkerRefused(PartitionError):
 class WorkerContext(NamedTuple):
     """What workers need besides their slot: shared by all of a gateway.
 
-    `strict` refuses workers whose evidence does not prove their limits. `describe` makes the message that loads a
-    model. `loaded` gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
+    `strict` refuses workers whose evidence does not prove their limits. `models` describes models to workers. `loaded`
+    gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
     the partition, the number of the question and the answer.
     """
 
@@ -60,7 +60,7 @@ class WorkerContext(NamedTuple):
     nodes: Nodes
     version: str
     strict: bool
-    describe: Callable[[ModelFile], Awaitable[RemoteModel]]
+    models: RemoteModels
     loaded: Callable[[Sequence[LoadResult]], None]
     reported_ready: Callable[[str, int, bool], None]
 
@@ -142,6 +142,8 @@ class RemoteWorker:
         self._kind = kind
         self._models = models
         self._files: dict[str, ModelFile] = {}
+        self._digests: dict[str, str] = {}
+        self._reads: set[asyncio.Task[None]] = set()
         self._tables: dict[str, LatencyTable] = {}
         self._loading: dict[str, None] = {}
         self._unloading: dict[str, None] = {}
@@ -278,8 +280,11 @@ class RemoteWorker:
         self._batches.close()
         self._stop_load_timer()
         self._orders.clear()
-        if self._sending is not None:
-            self._sending.cancel()
+        for task in (self._sending, *self._reads):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        if peer := self._session.welcome.peers_url:
+            self._context.models.gone(peer)
         return True
 
     def _leave(self, reason: str) -> None:
@@ -317,7 +322,7 @@ class RemoteWorker:
                 if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
                     self._take_answer(message, views)
             case Pong():
-                round_trip_ns = time.monotonic_ns() - message.sent_ns - message.echo_ns
+                round_trip_ns = self._context.batches.clock() - message.sent_ns - message.echo_ns
                 self._context.nodes.answered(self.node, round_trip_ns)
             case ModelReadiness():
                 self._context.reported_ready(self._slot, message.number, message.is_ready)
@@ -328,6 +333,10 @@ class RemoteWorker:
             case Asked(gateway):
                 if not self._is_leaving:
                     self._owner.worker_asked_for(gateway)
+            case FileWanted():
+                read = self._loop.create_task(self._read_file(message))
+                self._reads.add(read)
+                read.add_done_callback(self._reads.discard)
             case Draining(reason):
                 self._leave(f"node {self.node}: {reason}")
             case _:
@@ -416,13 +425,21 @@ class RemoteWorker:
             self._session.send(Unload(order))
             return
         try:
-            model = await self._context.describe(order)
-        except ConfigError as error:
-            self._loaded(LoadResult(order.key, None, str(error)))
+            model = await self._context.models.describe(order, self._session.welcome.peers_url)
+        except (ServingError, OSError) as error:
+            if order.key in self._loading:
+                self._loaded(LoadResult(order.key, None, str(error)))
             return
         if order.key in self._loading:  # the worker process was not lost meanwhile
             self._files[order.key] = order
+            self._digests[order.key] = "" if model.files is None else model.files.digest
             self._session.send(Load(model))
+
+    async def _read_file(self, wanted: FileWanted) -> None:
+        """Send a part of a file of a model; the number of these that wait is bounded where they are read."""
+        part = await self._context.models.read(wanted)
+        with suppress(PartitionError):  # the session has ended, or has no room: the worker asks again
+            self._session.send(part)
 
     def _loaded(self, result: LoadResult) -> None:
         if result.key not in self._loading:
@@ -434,6 +451,7 @@ class RemoteWorker:
             self._evidence = result.evidence
         if result.table is not None:
             self._tables[result.key] = result.table
+            self._context.models.held(self._digests[result.key], self._session.welcome.peers_url)
             self._models[result.key] = msgspec.structs.replace(self._files[result.key], table=result.table)
         if self._is_starting:
             self._results.append(result)

@@ -7,11 +7,9 @@ import pytest
 
 from sluice.gateway.cluster.leasing import KNOCK_PAUSE_S, NOT_WANTED, UNREACHABLE_S
 from sluice.gateway.cluster.source import WorkerSource
-from sluice.gateway.cluster.sources import worker_sources
+from sluice.gateway.cluster.sources import worker_source
 from sluice.gateway.cluster.static import StaticSource
-from sluice.gateway.config.ray_settings import RaySettings
 from sluice.gateway.config.remote_settings import RemoteClass
-from sluice.models.errors import ConfigError
 from tests.support.scheduling.virtual_time import VirtualLoop, run_virtual
 
 Placements = list[tuple[str, str | None, str]]
@@ -55,7 +53,7 @@ def edge(*urls: str) -> StaticSource:
 
 
 def test_each_slot_has_the_address_that_the_configuration_lists() -> None:
-    source = worker_sources([RemoteClass("edge", "cpu1", urls=("a:1", "b:1"))], "g", "1", "")["edge"]
+    source = worker_source(RemoteClass("edge", "cpu1", urls=("a:1", "b:1")))
     assert started(source) == [("edge-0", "a:1", ""), ("edge-1", "b:1", "")]
 
 
@@ -143,8 +141,3 @@ def test_workers_without_a_partition_are_named(caplog: pytest.LogCaptureFixture)
     started(StaticSource("edge", ["edge-0"], ["a:1", "b:1"]))
     (record,) = caplog.records
     assert (record.message, vars(record)["fields"]["without"]) == ("more workers than partitions", "b:1")
-
-
-def test_a_class_whose_workers_cannot_be_found_is_named() -> None:
-    with pytest.raises(ConfigError, match="remote partitions edge: this build cannot find workers by ray"):
-        worker_sources([RemoteClass("edge", "cpu1", ray=RaySettings(count=1))], "g", "1", "")["edge"]

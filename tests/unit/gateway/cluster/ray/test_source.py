@@ -129,6 +129,18 @@ def test_the_process_gets_the_settings_and_its_workers_are_placed() -> None:
     run(conversation)
 
 
+def test_a_worker_is_placed_once_and_again_when_it_was_started_anew() -> None:
+    async def conversation(bench: Bench) -> None:
+        bench.news()
+        await bench.process.says(Granted("edge", {0: 10}), WorkerAt("edge", 0, 5, "a:1", ""))
+        await bench.process.says(WorkerAt("edge", 0, 5, "a:1", ""))
+        assert bench.news() == [("edge-0", "a:1", "")]
+        await bench.process.says(WorkerAt("edge", 0, 6, "a:1", ""))
+        assert bench.news() == [("edge-0", "a:1", "")]
+
+    run(conversation)
+
+
 def test_a_slot_without_a_lease_is_given_up() -> None:
     async def conversation(bench: Bench) -> None:
         await bench.process.says(Granted("edge", {0: 10}), WorkerAt("edge", 0, 5, "a:1", ""))
@@ -200,6 +212,7 @@ def test_a_worker_that_still_serves_another_gateway_is_asked_again(monkeypatch: 
 def test_a_gateway_that_stops_gives_up_its_leases() -> None:
     async def conversation(bench: Bench) -> None:
         bench.process.received()
+        await bench.process.says(RayState(""))
         closing = asyncio.create_task(bench.source.close())
         await settle()
         assert bench.process.received() == [Leave()]
