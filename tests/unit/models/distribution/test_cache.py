@@ -71,7 +71,9 @@ def test_files_come_from_a_source_once(tmp_path: Path, ensure: Ensure) -> None:
     first = ensure(cache, set_of(ONE), [holder.source()])
     assert (tree(first), first.model.name, first.is_copy) == (ONE, "model.py", True)
     assert sorted(path for path, _ in holder.reads) == [MODEL, "m/config.pbtxt"]  # what is empty is not asked for
-    assert tree(ensure(cache, set_of(ONE), [])) == ONE
+    assert first.received == {"peer a:1": 17}
+    again = ensure(cache, set_of(ONE), [])
+    assert (tree(again), again.received) == (ONE, {})
     assert tree(ensure(cache_in(tmp_path), set_of(ONE), [])) == ONE  # another process of the machine
     assert left_over(tmp_path) == []
 
@@ -229,6 +231,26 @@ def test_what_a_crash_leaves_is_removed_but_not_what_others_receive(tmp_path: Pa
         assert left_over(tmp_path) == [f"{'3' * 64}.part-2-2"]
     assert [path.name for path in sets.iterdir()] == [set_of(ONE).digest]
     assert contents(tmp_path) == sorted(ONE.values())
+
+
+def test_a_small_disk_keeps_a_part_of_itself_free(
+    tmp_path: Path, ensure: Ensure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "SPARE_BYTES", 256 << 20)
+    small = shutil.disk_usage(tmp_path)._replace(total=2000, free=116)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small)
+    with pytest.raises(FilesUnavailable, match="17 bytes are missing, and 16 are free beside a reserve"):
+        ensure(cache_in(tmp_path), set_of(THREE), [Holder(THREE).source()])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small._replace(free=117))
+    assert tree(ensure(cache_in(tmp_path), set_of(THREE), [Holder(THREE).source()])) == THREE
+
+
+def test_a_cache_is_prepared_before_its_first_use(tmp_path: Path) -> None:
+    cache = cache_in(tmp_path)
+    cache.prepare()
+    (tmp_path / "cache/receiving" / f"{'0' * 64}.part-1-1").write_bytes(b"half")
+    cache.prepare()
+    assert left_over(tmp_path) == []
 
 
 def test_a_manifest_that_is_damaged_costs_another_copy(tmp_path: Path, ensure: Ensure) -> None:
