@@ -4,6 +4,8 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -342,3 +344,38 @@ def test_files_of_this_machine_are_not_copied(tmp_path: Path, ensure: Ensure) ->
     holder = Holder({MODEL: b"model"})
     copied = ensure(ModelCache(tmp_path / "cache", 10, machine="another"), files, [holder.source()])
     assert (tree(copied), copied.is_copy) == ({MODEL: b"model"}, True)
+
+
+_LOADING = """
+import asyncio, sys
+from pathlib import Path
+from sluice.models.distribution.cache import ModelCache
+from tests.unit.models.distribution.files import Holder, set_of
+from tests.unit.models.distribution.test_cache import ONE, TWO
+
+async def load():
+    cache = ModelCache(Path(sys.argv[1]), 40, machine="")
+    held = await cache.ensure(set_of(ONE), [Holder(ONE).source()])
+    half = Holder(TWO)
+    half.breaks_after, half.hangs_then = 8, True
+    loading = asyncio.ensure_future(cache.ensure(set_of(TWO), [half.source()]))
+    await half.broke.wait()
+    print("half", flush=True)
+    await loading
+
+asyncio.run(load())
+"""
+
+
+def test_a_process_that_is_killed_holds_nothing(tmp_path: Path, ensure: Ensure) -> None:
+    cache = cache_in(tmp_path, 40)
+    command = [sys.executable, "-c", _LOADING, str(tmp_path / "cache")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        assert left_over(tmp_path) != []
+        with pytest.raises(FilesUnavailable, match="all other models in it are in use"):
+            ensure(cache, set_of(THREE), [Holder(THREE).source()])
+        process.kill()
+    assert tree(ensure(cache, set_of(THREE), [Holder(THREE).source()])) == THREE
+    assert left_over(tmp_path) == []
