@@ -95,8 +95,8 @@ class Role(Protocol):
         """Take a header block of the stream; returns the reason if the session ends with it."""
         ...
 
-    def last_block(self, reason: str) -> bytes | None:
-        """The header block that ends the stream, for a fault of the other end or ("") without one; None for a reset."""
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
+        """The header block that ends the stream, for a fault of the other end or something else; None for a reset."""
         ...
 
 
@@ -184,7 +184,8 @@ class Link(asyncio.BufferedProtocol):
     def begin(self, transport: Any, preface: bytes = b"", rest: bytes = b"") -> None:
         """Take over a transport, to which the preface is still to be sent, and from which `rest` has been read."""
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # It is to pause when any byte has to wait: transports over TLS compare with "at least".
+        transport.set_write_buffer_limits(int(transport.get_extra_info("ssl_object") is not None), 0)
         if transport.get_write_buffer_size():
             self._paused = True
         transport.set_protocol(self)
@@ -263,11 +264,14 @@ class Link(asyncio.BufferedProtocol):
                 return True
         return False
 
-    def close(self) -> None:
-        """End the session. What waits to be sent is dropped if the other end does not read it."""
+    def close(self, reason: str = "") -> None:
+        """End the session. What waits to be sent is dropped if the other end does not read it.
+
+        The other end hears of a reason that is no fault of its own.
+        """
         if not self.over:
             self.pump()
-            self._finish(lingers=self._end_stream(""))
+            self._finish(lingers=self._end_stream(reason, is_fault=False))
 
     def abort(self) -> None:
         """End the session at once."""
@@ -282,14 +286,14 @@ class Link(asyncio.BufferedProtocol):
             self._finish(lingers=self._end_stream(reason))
             self._on_end(reason)
 
-    def _end_stream(self, reason: str) -> bool:
+    def _end_stream(self, reason: str, *, is_fault: bool = True) -> bool:
         """Add the last frames; returns true if the other end closes the connection once it has them."""
-        block = self._role.last_block(reason)
+        block = self._role.last_block(reason, is_fault=is_fault)
         if block is not None:
             self._control.append(frame(HEADERS, END_HEADERS | END_STREAM, self._stream_id, block))
             self._control.append(reset(self._stream_id, ErrorCode.NO_ERROR))
             self._control.append(go_away(self._stream_id, ErrorCode.NO_ERROR, ""))
-        elif reason:
+        elif is_fault:
             self._control.append(reset(self._stream_id, ErrorCode.CANCEL))
             self._control.append(go_away(0, ErrorCode.PROTOCOL_ERROR, reason[:200]))
         else:

@@ -56,6 +56,9 @@ LEAST_LEASE_S, MOST_LEASE_S = 0.1, 60.0
 MOST_OPENING = 64
 """Calls that may be waiting for their first message."""
 LAST_CALLS_S = 0.3
+LAST_ANSWERS_S = 5.0
+"""The time for a gateway to read the last answers of a worker server that stops."""
+LOOK_S = 0.01
 BACKLOG = 256
 MOST_CONNECTIONS = 256
 MOST_V2_BYTES = 64 << 20
@@ -169,6 +172,11 @@ class WorkerServer:
             drained = asyncio.create_task(idle.wait())
             await asyncio.wait({drained, forced}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
             drained.cancel()
+        end_s = asyncio.get_running_loop().time() + LAST_ANSWERS_S
+        while self._session is not None and self._session.unsent_bytes and not forced.done():
+            if asyncio.get_running_loop().time() >= end_s:
+                break
+            await asyncio.sleep(LOOK_S)
         log(logger, logging.INFO, "drain ended", given_up=self.host.open_batches)
 
     async def close(self) -> None:
@@ -362,11 +370,12 @@ class _ServerRole:
         """Clients send no trailers."""
         return "the gateway sent trailers"
 
-    def last_block(self, reason: str) -> bytes | None:
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
         """The status of the call."""
         if not reason:
             return encode_fields(((b"grpc-status", b"0"),))
-        return status_block(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        code = grpc.StatusCode.INVALID_ARGUMENT if is_fault else grpc.StatusCode.UNAVAILABLE
+        return status_block(code, reason)
 
 
 def _nothing() -> None:

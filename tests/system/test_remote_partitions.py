@@ -70,7 +70,7 @@ def samples(gateway: GatewayServer, name: str) -> list[Sample]:
 
 
 def wait_up(gateway: GatewayServer, count: int) -> None:
-    """Wait until so many partitions have workers."""
+    """Wait until that number of partitions have workers."""
     until(lambda: sum(each["worker"] is not None for each in partitions(gateway).values()) == count)
 
 

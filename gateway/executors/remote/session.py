@@ -1,4 +1,4 @@
-"""What the executor asks of a session with a worker server."""
+"""The sessions with worker servers, as the executor uses them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol

@@ -48,7 +48,7 @@ class WorkerRefused(PartitionError):
 
 
 class WorkerContext(NamedTuple):
-    """What workers need besides their slot: shared by all of a gateway.
+    """The needs of workers besides their slot: shared by all of a gateway.
 
     `strict` refuses workers whose evidence does not prove their limits. `models` describes models to workers. `loaded`
     gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
