@@ -37,7 +37,7 @@ from sluice.models.regular_file import printable
 SPARE_BYTES = 256 << 20
 """Room that is left on the disk, but no more than a part of it: a volume may be for the cache alone."""
 SPARE_PART = 20
-"""The part of a small disk that is left: one in so many bytes."""
+"""One in this number of bytes is left of a small disk."""
 LOCK_TIMEOUT_S = 60.0
 """Time for another process to end a change of the cache."""
 OTHER_STALL_S = 30.0

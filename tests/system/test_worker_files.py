@@ -63,7 +63,7 @@ def infer(gateway: GatewayServer, model: str) -> object:
 
 
 def is_up(gateway: GatewayServer, count: int) -> bool:
-    """True once so many partitions have both models."""
+    """True once that number of partitions has both models."""
     body = gateway.request("GET", "/v2/sluice/partitions")[2]
     return sum(len(each["models"]) == 2 and not each["lost"] for each in json.loads(body)["partitions"]) == count
 
