@@ -20,7 +20,6 @@ from sluice.batcher.state import (
     PartitionGroup,
     PipelineState,
     PlannedBatch,
-    StageState,
 )
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
@@ -339,9 +338,7 @@ class _Costs:
                 total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
         return total
 
-    def _costs_on(
-        self, pipeline: PipelineState, group: PartitionGroup
-    ) -> tuple[list[_StageCost], list[_BatchCost]]:
+    def _costs_on(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[list[_StageCost], list[_BatchCost]]:
         """The costs on all groups of a kind and class of links."""
         stages: list[_StageCost] = []
         for stage in pipeline.stages:

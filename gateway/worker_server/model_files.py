@@ -31,13 +31,13 @@ class ModelFiles:
     """
 
     def __init__(self, directory: str | None, cache_mb: int, peers: Peers, url: str) -> None:
-        self._cache = ModelCache(Path(directory) if directory is not None else default_cache(), cache_mb * _MIB)
+        self.cache = ModelCache(Path(directory) if directory is not None else default_cache(), cache_mb * _MIB)
         self._is_chosen = directory is not None
         self._peers = peers
         self._url = url
         self._uri = UriSource()
         self._held: dict[str, list[HeldFiles]] = {}
-        self.reader = FileReader(self._cache.open)
+        self.reader = FileReader(self.cache.open)
         """Reads what others ask for."""
 
     async def ensure(self, model: RemoteModel, files: FileSet, gateway: AskFile) -> str:
@@ -52,7 +52,7 @@ class ModelFiles:
         if files.uri:
             sources.append(self._uri)
         sources.append(StreamSource("the gateway", read_by_parts(gateway), GATEWAY_BYTES_PER_S))
-        held = await self._cache.ensure(files, sources)
+        held = await self.cache.ensure(files, sources)
         for source, nbytes in held.received.items():
             log(logger, logging.INFO, "files received", model=model.key, source=source, bytes=nbytes)
         self._held.setdefault(model.key, []).append(held)
@@ -61,9 +61,9 @@ class ModelFiles:
     def prepare(self) -> None:
         """Make the cache; blocks. Raises ConfigError if its directory was chosen and cannot be used."""
         try:
-            self._cache.prepare()
+            self.cache.prepare()
         except OSError as error:
-            reason = f"cache: {self._cache.root} cannot be used: {error.strerror}; expected a directory to write to"
+            reason = f"cache: {self.cache.root} cannot be used: {error.strerror}; expected a directory to write to"
             if self._is_chosen:
                 raise ConfigError(reason) from error
             log(logger, logging.WARNING, "no models from other machines", reason=reason)

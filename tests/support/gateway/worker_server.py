@@ -54,18 +54,17 @@ class WorkerProcess(NamedTuple):
 
 @contextmanager
 def worker_server(
-    directory: Path, arguments: Sequence[str] = (), before: Sequence[str] = ()
+    directory: Path, arguments: Sequence[str] = (), within: Sequence[str] = ()
 ) -> Iterator[WorkerProcess]:
     """Run a worker server on the first core until the block ends; its files are in `directory`.
 
-    The words `before` come before the command.
-
+    `within` is a command that runs another one, such as one that enters a network namespace.
     Raises RuntimeError with its log when it does not become ready.
     """
     ready, log = directory / "ready.json", directory / "worker.log"
     ready.unlink(missing_ok=True)
     command = [
-        *before,
+        *within,
         sys.executable,
         "-m",
         "sluice.gateway.cli.main",
