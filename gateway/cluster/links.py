@@ -5,7 +5,7 @@ from statistics import median
 
 LARGE_BYTES = 256 << 10
 """Fewer bytes say nothing about the bandwidth."""
-_ROUND_TRIPS = 16
+_ROUND_TRIPS = 8
 _TRANSFERS = 9
 
 

@@ -8,8 +8,9 @@ from sluice.gateway.cluster.links import Link
 
 HOLD_S = 0.05
 """The loss of a worker is held back for this time, to see whether its whole node is lost."""
-SILENT_S = 1.5
-"""Workers that were silent for this time when another one of their node is lost are lost with it."""
+SILENT_S = 1.2
+"""Workers that were silent for this time when another one of their node is lost are lost with it. They answer pings
+more often."""
 REPORT_S = 1.0
 """The shortest time between two reports of a link."""
 

@@ -1,5 +1,6 @@
 """The method by which anybody with the key asks a worker server about itself, without a lease."""
 
+import re
 import time
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from sluice.models.client_tls import ClientTls
 from sluice.models.errors import PartitionError
 
 METHOD = "About"
+_CONNECTING = re.compile(r"^failed to connect to all addresses; last error: \w+: \S+: (Failed to [\w ]+: )?")
+"""The words by which gRPC introduces the reason that no connection was made."""
 MOST_PADDING = 16 << 20
 """The most bytes that a question or an answer is padded with."""
 LINK_BYTES = 4 << 20
@@ -129,4 +132,4 @@ def _reason(error: grpc.RpcError) -> str:
         return "it is no worker server, or one of another version"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it did not answer in time"
-    return f"it cannot be reached: {details}"
+    return f"it cannot be reached: {_CONNECTING.sub('', details)}"

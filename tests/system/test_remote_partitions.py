@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.http as client
 from prometheus_client.parser import text_string_to_metric_families
@@ -70,11 +71,11 @@ def samples(gateway: GatewayServer, name: str) -> list[Sample]:
 
 
 def wait_up(gateway: GatewayServer, count: int) -> None:
-    """Wait until so many partitions have workers."""
+    """Wait until that number of partitions have workers."""
     until(lambda: sum(each["worker"] is not None for each in partitions(gateway).values()) == count)
 
 
-def probabilities(gateway: GatewayServer, model: str, images: Array) -> Array:
+def probabilities(gateway: GatewayServer, model: str, images: Array) -> npt.NDArray[np.float32]:
     server = client.InferenceServerClient(f"127.0.0.1:{gateway.http_port}")
     rows = []
     for first in range(0, len(images), 30):

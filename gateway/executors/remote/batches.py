@@ -37,7 +37,7 @@ _CAUSES = {
 
 
 class BatchContext(NamedTuple):
-    """What batches need besides their worker: shared by all workers of a gateway.
+    """The needs of batches besides their worker: shared by all workers of a gateway.
 
     `specs` are the specs of models by key. A batch may take `timeout_s`, and 20 times its measured latency if that is
     more. `find` knows the requests without an outcome; `metrics` are those that models define.

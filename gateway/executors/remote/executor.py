@@ -35,7 +35,7 @@ class RemoteSlots(NamedTuple):
 
 
 class SharedParts(NamedTuple):
-    """What all executors share: the tensors of requests, and what models say of themselves.
+    """The parts that all executors share: the tensors of requests, and what models say of themselves.
 
     `loaded` gets what came of loads, and `reported_ready` a partition, the number of a question to a model and its
     answer.

@@ -1,4 +1,4 @@
-"""How models reach remote workers: their descriptions, their files, and which workers have them already."""
+"""The way of models to remote workers: their descriptions, their files, and which workers have them already."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from sluice.models.distribution.local_files import LocalFiles
 from sluice.mps.ipc.messages import ModelFile
 
 MOST_PEERS = 4
-"""Workers that another one is told of, which can give it a model."""
+"""Workers that another one hears of, which can give it a model."""
 
 
 class RemoteModels:

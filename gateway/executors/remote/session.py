@@ -1,4 +1,4 @@
-"""What the executor asks of a session with a worker server."""
+"""The sessions with worker servers, as the executor uses them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -26,8 +26,10 @@ class Session(Protocol):
         ...
 
 
-OpenSession = Callable[[str, OnMessage, Callable[[str], None]], Awaitable[Session]]
-"""Opens a session with the worker server at an address; the last argument is called when the session ends by itself.
+OpenSession = Callable[[str, str, OnMessage, Callable[[str], None]], Awaitable[Session]]
+"""Opens a session with the worker server at an address, whose partition is of that kind.
+
+The last argument is called when the session ends by itself.
 
 Raises PartitionError with the reason, and SessionRefused if the worker server refuses the session.
 """

@@ -48,7 +48,7 @@ class WorkerRefused(PartitionError):
 
 
 class WorkerContext(NamedTuple):
-    """What workers need besides their slot: shared by all of a gateway.
+    """The needs of workers besides their slot: shared by all of a gateway.
 
     `strict` refuses workers whose evidence does not prove their limits. `models` describes models to workers. `loaded`
     gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
@@ -165,7 +165,7 @@ class RemoteWorker:
         Raises PartitionError: the worker server cannot be reached, refuses the session, or has another worker.
         """
         context = self._context
-        self._session = session = await context.open(self.url, self._message, self._closed)
+        self._session = session = await context.open(self.url, self._kind, self._message, self._closed)
         welcome = session.welcome
         self.heard_s = self._loop.time()
         self.node = welcome.node
@@ -226,8 +226,7 @@ class RemoteWorker:
 
     def end(self, reason: str) -> None:
         """End the session: the worker is lost for that reason."""
-        if self._stop():
-            self._session.close()
+        if not self._batches.is_closed:
             self._context.nodes.left(self.node, self)
             self.lost(f"node {self.node}: {reason}", is_node_lost=False)
             self.abandoned(reason)
@@ -249,7 +248,9 @@ class RemoteWorker:
             self.abandoned(reason)
 
     def lost(self, reason: str, *, is_node_lost: bool) -> None:
-        """Tell the owner that the worker is lost."""
+        """Tell the owner that the worker is lost, alone or with its node; the session ends if it has not ended yet."""
+        if self._stop():
+            self._session.close()
         if self._is_leaving or self._is_process_lost:
             return  # it knows
         self._is_up = False

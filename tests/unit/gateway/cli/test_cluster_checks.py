@@ -46,23 +46,9 @@ def test_a_cluster_in_order_has_a_line_for_each_worker_node_and_cache() -> None:
         ("links", "node n2: round trip 0.25 ms, 1200 MB/s there, 900 MB/s back"),
         ("clocks", "node n1: its clock is 0.0 ms ahead of this one, within 0.1 ms"),
         ("clocks", "node n2: its clock is 0.0 ms ahead of this one, within 0.1 ms"),
-        ("leases", "2 workers: gateway gateway-a has 1, 1 are free"),
+        ("leases", "2 workers: gateway gateway-a has 1, 1 is free"),
         ("cache", "node n1: /cache has 512 of at most 1024 MiB of models, and its disk 20.0 GiB free"),
     ]
-
-
-def test_a_worker_that_does_not_answer_is_named_with_the_reason_and_a_question() -> None:
-    error = PartitionError("it cannot be reached: Connection refused")
-    expected = (
-        "10.0.0.5:9001 of class edge: it cannot be reached: Connection refused; is `sluice worker` running there, and "
-        "may it be reached?"
-    )
-    assert of_part("workers", error) == [(Severity.WRONG, expected)]
-
-
-def test_a_wrong_key_is_named_with_what_to_do() -> None:
-    ((severity, text),) = of_part("workers", PartitionError("the key is wrong"))
-    assert (severity, text.partition("; ")[2]) == (Severity.WRONG, "give both sides the same key_file")
 
 
 def test_another_version_is_named_with_both() -> None:
@@ -122,7 +108,7 @@ def test_the_nearest_worker_of_a_node_speaks_for_it() -> None:
 
 
 def test_workers_without_a_gateway_are_noted() -> None:
-    assert of_part("leases", surveyed(W1)) == [(Severity.NOTE, "1 workers: 1 are free")]
+    assert of_part("leases", surveyed(W1)) == [(Severity.NOTE, "1 worker: 1 is free")]
 
 
 @pytest.mark.parametrize(
@@ -201,3 +187,20 @@ def test_the_workers_of_a_configuration_are_asked_with_its_key(monkeypatch: pyte
     found = list(cluster_findings(options("--cluster"), config))
     assert asked == [("10.0.0.5:9001", "key in /key")]
     assert {each.severity for each in found} == {Severity.OK}
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("it cannot be reached: Connection refused", "is `sluice worker` running there, and may it be reached?"),
+        ("the worker server wants a key, in the metadata sluice-worker-key", "give both sides the same key_file"),
+        (
+            "it cannot be reached: Hostname Verification Check failed.",
+            "give the name in its certificate as server_name",
+        ),
+        ("it cannot be reached: Socket closed", "one side uses TLS and the other does not, or it refuses the"),
+    ],
+)
+def test_the_reason_says_what_to_do(reason: str, hint: str) -> None:
+    ((_, text),) = of_part("workers", PartitionError(reason))
+    assert text.startswith(f"10.0.0.5:9001 of class edge: {reason}; {hint}")

@@ -423,8 +423,7 @@ async def test_a_worker_that_is_lost_alone_leaves_its_node(bench: Bench) -> None
 
 @benched()
 async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(bench: Bench) -> None:
-    first = await bench.place("edge-0", "n1a:1")
-    await bench.place("edge-1", "n1b:1")
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
@@ -433,6 +432,9 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
+    assert not second.is_open
+    second.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "it was lost already"
 
 
 @benched()
