@@ -5,7 +5,9 @@ Each node has a directory of its own for locks of cores, as machines have: else 
 
 import os
 import secrets
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ FAST = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
     "health_check_initial_delay_ms": 0,
+    "gcs_rpc_server_reconnect_timeout_s": 5,
 }
-"""How quickly Ray notices that a node is gone."""
+"""How quickly Ray notices that a node is gone, and ends all nodes when the head is gone."""
 
 
 class RayMachines:
@@ -73,6 +76,24 @@ class RayMachines:
         pid: int = self._cluster.head_node.all_processes["gcs_server"][0].process.pid
         return pid
 
+    def raylets(self) -> list[int]:
+        """The processes of all nodes that have not been killed, but the head's."""
+        found = [node.all_processes["raylet"][0].process for node in self._nodes.values()]
+        return [process.pid for process in found if process.poll() is None]
+
+    @contextmanager
+    def workers_ended(self) -> Iterator[None]:
+        """Kill, at the end of the block, all workers that there were at its beginning: they outlive their cluster."""
+        below = {pid for raylet in self.raylets() for pid in process_tree(raylet)}
+        workers = [os.pidfd_open(pid) for pid in below if b"ray.guardian" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        try:
+            yield
+        finally:
+            for worker in workers:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(worker, signal.SIGTERM)
+                os.close(worker)
+
     def shutdown(self) -> None:
         """End all nodes."""
         self._cluster.shutdown()
@@ -80,8 +101,11 @@ class RayMachines:
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits, with an objective for times in which nodes are lost."""
     models = tmp_path_factory.mktemp("models")
     build_repository(models)
+    for pipeline in models.glob("*/pipeline.yaml"):
+        pipeline.write_text(pipeline.read_text().replace("slo_ms: 50", "slo_ms: 5000"))
     return models
 
 

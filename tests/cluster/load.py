@@ -14,7 +14,6 @@ from sluice.models.tensors.arrays import Array
 
 CLIENTS = 10
 TIMEOUT_S = 20.0
-OBJECTIVE_US = 10_000_000
 CASCADE, ENSEMBLE = "digits-cascade", "digits-ensemble"
 
 
@@ -104,5 +103,4 @@ class Load:
 def _ask(server: client.InferenceServerClient, model: str, images: Array, timeout_s: float) -> client.InferResult:
     tensor = client.InferInput("raw", list(images.shape), "UINT8")
     tensor.set_data_from_numpy(images)
-    # The objective of the pipeline, 50 ms, is not for a time in which nodes are lost.
-    return server.infer(model, [tensor], client_timeout=timeout_s, timeout=OBJECTIVE_US)
+    return server.infer(model, [tensor], client_timeout=timeout_s)

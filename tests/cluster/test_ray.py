@@ -153,14 +153,22 @@ def leased(machines: RayMachines, gateway: GatewayServer) -> list[str]:
     return [each["partition"] for each in rows if f":{gateway.process.pid}:" in each["gateway"]]
 
 
-def test_serving_goes_on_without_the_head_of_ray(
+def test_serving_goes_on_without_the_head_of_ray_and_its_nodes(
     gateway: GatewayServer, machines: RayMachines, local: dict[str, Any]
 ) -> None:
+    nodes = machines.raylets()
     load = Load([gateway.grpc_url], RATE / 2, local[CASCADE])
-    with load.running():
+    with load.running(), machines.workers_ended():
         time.sleep(1)
         os.kill(machines.head_process, signal.SIGKILL)
-        time.sleep(10)
+        until(lambda: not any(map(is_running, nodes)))  # they give up, and all actors end
+        time.sleep(3)
+        assert len(up(gateway)) == WORKERS
     assert load.failed == []
     assert len(load.answered_s) == load.sent
-    assert len(up(gateway)) == WORKERS
+
+
+def is_running(pid: int) -> bool:
+    """True while a process runs; one that has ended may not have been waited for."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
