@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
-# Ray has 400 MB of dependencies, so the tests of clusters have an environment of their own.
+# Ray takes 240 MB without its dependencies, so the tests of clusters have an environment of their own.
 CLUSTER := .venv-cluster
 KSERVE := .venv-kserve
 # The newest one that was tried. It has 450 MB of dependencies, so the tests do not have it.

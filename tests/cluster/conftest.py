@@ -30,9 +30,10 @@ FAST = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
     "health_check_initial_delay_ms": 0,
-    "gcs_rpc_server_reconnect_timeout_s": 5,
 }
-"""How quickly Ray notices that a node is gone, and ends all nodes when the head is gone."""
+"""How quickly Ray notices that a node is gone."""
+WITHOUT_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+"""The time after which nodes end themselves without the head; it must not hold for this process."""
 
 
 class RayMachines:
@@ -54,15 +55,10 @@ class RayMachines:
         name = f"n{len(self._nodes)}"
         locks = self._directory / name
         locks.mkdir()
-        before = os.environ.get("TMPDIR")
-        os.environ["TMPDIR"] = str(locks)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for variable, value in ({"TMPDIR": str(locks)} | WITHOUT_HEAD).items():
+                patch.setenv(variable, value)
             node = self._cluster.add_node(num_cpus=CORES, node_name=name, object_store_memory=OBJECT_STORE_BYTES)
-        finally:
-            if before is None:
-                del os.environ["TMPDIR"]
-            else:
-                os.environ["TMPDIR"] = before
         self._nodes[name] = node
         return name
 
