@@ -94,8 +94,11 @@ test-core-rest: $(TEST)/installed-$(ORT)
 test-core-gateway: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit/gateway
 
+# The long simulations run where the core is compiled, which takes half the time, or where nothing can be compiled.
+LONG_SIMULATIONS := $(addprefix tests/simulation/test_,overload.py planned.py shares.py)
+
 test-core-simulation: $(TEST)/installed-$(ORT)
-	@PYTHONHASHSEED=1 $(PYTEST) tests/simulation
+	@PYTHONHASHSEED=1 $(PYTEST) tests/simulation $(addprefix --ignore=,$(LONG_SIMULATIONS))
 
 test-core-hashes: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
@@ -123,9 +126,10 @@ test-compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
 	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
 		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) \
+		$(LONG_SIMULATIONS) \
 		$(HOT_PATH) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
-	3) echo "make test-compiled: skipped";; \
+	3) echo "make test-compiled: not compiled" && $(PYTEST) $(LONG_SIMULATIONS);; \
 	*) exit 1;; esac
 
 # New seeds each time, which are printed.

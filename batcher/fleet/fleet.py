@@ -7,7 +7,7 @@ from operator import lt
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet.nodes import Nodes
-from sluice.batcher.fleet.partition_group import join, recount
+from sluice.batcher.fleet.partition_group import came_up, depart, join, went_down
 from sluice.batcher.fleet.run_queue import WakeupQueue
 from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
@@ -26,8 +26,9 @@ class Fleet:
     """Keeps partitions in groups of equals, and the estimates of models up to date.
 
     `queues` are those of all models, `policies` the batch policies by model key, `nodes` the machines. `wakeups` has
-    the times to reconsider each group. `stranded` are the models without a running partition for which entries may
-    wait.
+    the times to reconsider each group. `removals` counts the groups that have gone, and `moved` has the partitions, by
+    number, whose models have changed since it was cleared. `stranded` are the models without a running partition for
+    which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -49,6 +50,8 @@ class Fleet:
         self._equals: dict[_Equals, PartitionGroup] = {}
         self._tables: dict[str, dict[str, LatencyTable]] = {}  # by kind of partition and model
         self._next_group = 0
+        self.removals = 0
+        self.moved: dict[int, PartitionState] = {}
         for model in spec.models:
             self.add(model)
 
@@ -75,6 +78,7 @@ class Fleet:
     def ready(self, event: PartitionReady) -> None:
         """Record that a partition's worker is up with these models."""
         partition = self.partitions[event.partition]
+        was_up = partition.ready
         partition.ready = True
         partition.lost_ns = None
         self.nodes.place(partition, event)
@@ -85,11 +89,12 @@ class Fleet:
                 self.learn(key, kind, table)
         group = partition.group
         if group is not None and partition.models == event.tables.keys() and partition.link == group.link:
-            recount(group)
+            if not was_up:
+                came_up(group)
             self.wakeups.run_queues[group].partition_changed(partition)
             self.touch(partition.models)
         else:
-            self.move(partition, frozenset(event.tables))
+            self.move(partition, frozenset(event.tables), was_up=was_up)
 
     def resized(self, event: PartitionResized) -> None:
         """Record the new kind of a partition; estimates of a kind without partitions are forgotten."""
@@ -131,36 +136,41 @@ class Fleet:
         partition = self.partitions[name]
         if partition.ready or partition.lost_ns is None:  # not after a failed restart
             partition.lost_ns = now_ns
+        was_up = partition.ready
         partition.ready = False
-        if partition.group is not None:
-            recount(partition.group)
+        if partition.group is not None and was_up:
+            went_down(partition.group, partition)
         self.touch(partition.models)
 
-    def move(self, partition: PartitionState, models: frozenset[str]) -> None:
+    def move(self, partition: PartitionState, models: frozenset[str], *, was_up: bool | None = None) -> None:
         """Move a partition to the group of its equals for these models; O(models of both groups).
 
-        Of a group that a further running partition joins, only the number of partitions has changed.
+        Of a group that a further running partition joins, only the number of partitions has changed. `was_up` says
+        whether it was up before, where that may differ.
         """
         old = partition.group
+        if was_up is None:
+            was_up = partition.ready
         partition.models = models
+        self.moved[partition.number] = partition
         group = self._equals.get((partition.kind, partition.price, partition.link, models))
-        if group is None and old is not None and self._change_models(old, partition):
+        if group is None and old is not None and was_up == partition.ready and self._change_models(old, partition):
             return
         if old is not None:
             del old.partitions[partition.number]
-            recount(old)
+            depart(old, partition, was_up=was_up)
             _measure_ways(old, list(old.partitions.values()))
             if not old.partitions:
                 self._remove(old)
         if group is None or not group.partitions:
-            group, was_up = self._add_group(partition), False
+            group, all_up = self._add_group(partition), False
         else:
-            was_up = group.ready_count == len(group.partitions)
+            all_up = group.ready_count == len(group.partitions)
         partition.group = group
         group.partitions[partition.number] = partition
         join(group, partition)
         _measure_ways(group, (partition, group))
-        if old is None and was_up and partition.ready:
+        if old is None and all_up and partition.ready:
             for model in group.hosted.values():
                 outdate_pipelines(model)
         else:
@@ -181,6 +191,7 @@ class Fleet:
     def _remove(self, group: PartitionGroup) -> None:
         """Remove a group without partitions."""
         self.groups.remove(group)
+        self.removals += 1
         del self._equals[group.kind, group.price, group.link, group.models]
         self.wakeups.remove(group)
         for model in group.hosted.values():
@@ -194,8 +205,6 @@ class Fleet:
         if (group.only, group.kind, group.price) != (partition, partition.kind, partition.price):
             return False
         if group.link != partition.link:
-            return False
-        if group.ready_count != partition.ready:
             return False
         models = partition.models
         gone = group.models - models
@@ -247,6 +256,8 @@ class Fleet:
     def _touch(self, models: Sequence[ModelState]) -> None:
         """As `touch`; takes O(models), and for each group whose partitions are not all up as much again."""
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
+        for model in models:
+            model.nearest_ns = min([group.way_ns(model, 1) for group in model.groups], default=0)
         impaired = [group for group in self.groups if group.ready_count < len(group.partitions)]
         for pipeline in dict.fromkeys(pipeline for model in models for pipeline in model.pipelines):
             outdate(pipeline)

@@ -18,16 +18,16 @@ SPARE_NODES = 64
 
 
 class Nodes:
-    """Keeps the nodes by name, and the ways to the partitions on them.
+    """Keeps the nodes by name, and the ways to the partitions on them; `changes` counts how often others are known.
 
-    A node is numbered when it is first heard of. It keeps its number while it is lost, and is forgotten only when there
-    are more than `SPARE_NODES` without partitions.
+    They are in the order in which they were first heard of. A node stays there while it is lost, and is forgotten only
+    when there are more than `SPARE_NODES` without partitions.
     """
 
     def __init__(self, hand_off_ns: int) -> None:
         self._hand_off_ns = hand_off_ns
         self.by_name: dict[str, NodeState] = {}
-        self._next_number = 0
+        self.changes = 0
 
     def place(self, partition: PartitionState, event: PartitionReady) -> None:
         """Record which node the worker of a partition is on; on another one its hand-off is not known yet."""
@@ -69,8 +69,8 @@ class Nodes:
             spare = [each for each in self.by_name.values() if not each.partitions]
             for each in spare[: max(len(spare) - SPARE_NODES + 1, 0)]:
                 del self.by_name[each.name]
-            node = self.by_name[name] = NodeState(name, self._next_number, self._hand_off_ns)
-            self._next_number += 1
+            node = self.by_name[name] = NodeState(name, self._hand_off_ns)
+            self.changes += 1
         return node
 
     def _follow(self, partition: PartitionState, node: NodeState, link: str) -> None:

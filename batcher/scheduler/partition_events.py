@@ -67,7 +67,7 @@ class PartitionEvents:
         """Record that a partition's worker is gone."""
         self.residency.lost(event.partition, now_ns)
         self.loader.lost(event.partition, now_ns)
-        self._dispatcher.lost(event.partition, now_ns)
+        self._dispatcher.lost(event.partition, now_ns, is_node_lost=event.is_node_lost)
         self.loader.check_pinned(now_ns)
         self._replanner.changed()
 

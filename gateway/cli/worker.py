@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-ca", metavar="FILE", help="the authority that gateways' certificates are from, in PEM")
     add("--tls-certificate", metavar="FILE", help="the certificate of the worker, in PEM")
     add("--tls-private-key", metavar="FILE", help="the key of that certificate, in PEM")
+    add("--tls-server-name", metavar="NAME", help="the name in the certificates of workers (default: their host)")
     add(
         "--drain-s",
         type=quantity("_s"),
@@ -77,6 +78,8 @@ def _worker(options: argparse.Namespace) -> int:
         settings = worker_settings(options.config, _given(options))
         configure(LogFormat(options.log_format), options.log_level, options.log_file)
         check_partitions([settings.partition])
+        if options.ready_file is not None:
+            options.ready_file.unlink(missing_ok=True)  # left by an earlier worker server
         key = read_key(settings.key_file)
         tls = settings.tls
         context = None if tls is None else TlsSettings(tls.certificate, tls.private_key, tls.ca).ssl_context(("h2",))
@@ -113,7 +116,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     if any(tls.values()):
         if not all(tls.values()):
             raise ConfigError("expected --tls-ca, --tls-certificate and --tls-private-key together")
-        given["tls"] = tls
+        given["tls"] = tls | {"server_name": options.tls_server_name or ""}
     if options.cores is not None:
         given["partition"] = {"kind": "cpu", "name": options.name or "worker", "cores": _cores(options.cores)}
     elif options.gpu is not None:

@@ -132,12 +132,14 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """PEM files for connections to workers: the authority of the workers, and the certificate and key of the gateway.
 
-    The workers ask for the certificate, and the gateway for theirs.
+    The workers ask for the certificate, and the gateway for theirs. `server_name` is the name in the certificates of
+    workers, where it is not the host of their addresses ("").
     """
 
     ca: str
     certificate: str
     private_key: str
+    server_name: str = ""
 
 
 class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

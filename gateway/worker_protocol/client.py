@@ -301,7 +301,7 @@ class _ClientRole:
         self.is_unauthenticated = status == _UNAUTHENTICATED
         return message or f"it ended the call with the status {status}"
 
-    def last_block(self, reason: str) -> bytes | None:
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
         """Clients end streams without headers."""
         return None
 

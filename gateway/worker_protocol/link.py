@@ -49,9 +49,9 @@ from sluice.gateway.worker_protocol.framing import (
     MessageDecoder,
     check_tensors,
     head_of,
-    offsets_of,
     tensors_of,
 )
+from sluice.gateway.worker_protocol.messages import WireTensor
 from sluice.models.errors import PartitionError
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,10 @@ SMALL_BYTES = 64 << 10
 MOST_CONTROL_BYTES = 64 << 10
 """The other end has to read when so much waits that answers its frames."""
 
+LINGER_S = 2.0
+"""The time for the other end to read the last frames."""
+LINGER_BYTES = 16 << 20
+"""What is read and dropped meanwhile."""
 MOST_URGENT = 256
 """Urgent messages that may wait to be sent."""
 
@@ -91,8 +95,8 @@ class Role(Protocol):
         """Take a header block of the stream; returns the reason if the session ends with it."""
         ...
 
-    def last_block(self, reason: str) -> bytes | None:
-        """The header block that ends the stream, for a fault of the other end or ("") without one; None for a reset."""
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
+        """The header block that ends the stream, for a fault of the other end or something else; None for a reset."""
         ...
 
 
@@ -134,6 +138,7 @@ class Link(asyncio.BufferedProtocol):
         self.last_read_s = self._loop.time()
         """The time at which bytes came last."""
         self.received_bytes = 0
+        self._lingering_bytes = 0
         # -- what is read
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
@@ -179,7 +184,8 @@ class Link(asyncio.BufferedProtocol):
     def begin(self, transport: Any, preface: bytes = b"", rest: bytes = b"") -> None:
         """Take over a transport, to which the preface is still to be sent, and from which `rest` has been read."""
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # It is to pause when any byte has to wait: transports over TLS compare with "at least".
+        transport.set_write_buffer_limits(int(transport.get_extra_info("ssl_object") is not None), 0)
         if transport.get_write_buffer_size():
             self._paused = True
         transport.set_protocol(self)
@@ -222,18 +228,7 @@ class Link(asyncio.BufferedProtocol):
         body: deque[memoryview] = deque()
         size = 0
         if tensors:
-            *begins, size = offsets_of(tensors_of(message))
-            end = 0
-            for begin, tensor in zip(begins, tensors, strict=True):
-                if gap := begin - end:
-                    body.append(_GAPS[gap])
-                end = begin
-                for piece in (tensor,) if isinstance(tensor, memoryview) else tensor:
-                    if piece.nbytes:
-                        body.append(piece if piece.format == "B" and piece.ndim == 1 else piece.cast("B"))
-                        end += piece.nbytes
-            if end != size:
-                raise ValueError(f"the tensors of a {type(message).__name__} have {end} bytes, expected {size}")
+            size = _lay_out(tensors_of(message), tensors, body)
         total = _framed_bytes(len(head), size)
         if self.over:
             if sent is not None:
@@ -269,12 +264,14 @@ class Link(asyncio.BufferedProtocol):
                 return True
         return False
 
-    def close(self) -> None:
-        """End the session. What waits to be sent is dropped if the other end does not read it."""
+    def close(self, reason: str = "") -> None:
+        """End the session. What waits to be sent is dropped if the other end does not read it.
+
+        The other end hears of a reason that is no fault of its own.
+        """
         if not self.over:
             self.pump()
-            self._end_stream("")
-            self._finish()
+            self._finish(lingers=self._end_stream(reason, is_fault=False))
 
     def abort(self) -> None:
         """End the session at once."""
@@ -286,27 +283,38 @@ class Link(asyncio.BufferedProtocol):
     def fail(self, reason: str) -> None:
         """End the session for a fault of the other end."""
         if not self.over:
-            self._end_stream(reason)
-            self._finish()
+            self._finish(lingers=self._end_stream(reason))
             self._on_end(reason)
 
-    def _end_stream(self, reason: str) -> None:
-        block = self._role.last_block(reason)
+    def _end_stream(self, reason: str, *, is_fault: bool = True) -> bool:
+        """Add the last frames; returns true if the other end closes the connection once it has them."""
+        block = self._role.last_block(reason, is_fault=is_fault)
         if block is not None:
             self._control.append(frame(HEADERS, END_HEADERS | END_STREAM, self._stream_id, block))
-        elif reason:
+            self._control.append(reset(self._stream_id, ErrorCode.NO_ERROR))
+            self._control.append(go_away(self._stream_id, ErrorCode.NO_ERROR, ""))
+        elif is_fault:
             self._control.append(reset(self._stream_id, ErrorCode.CANCEL))
             self._control.append(go_away(0, ErrorCode.PROTOCOL_ERROR, reason[:200]))
         else:
             self._control.append(frame(DATA, END_STREAM, self._stream_id) + go_away(0, ErrorCode.NO_ERROR, ""))
+        return block is not None
 
-    def _finish(self) -> None:
-        """Send what answers the other end, and close."""
-        if self._control and not self._transport.is_closing():
-            self._transport.write(b"".join(self._control))
+    def _finish(self, *, lingers: bool = False) -> None:
+        """Send the last frames, and close.
+
+        A server lets the client close: what that still sends is read for a while, since a connection with unread bytes
+        is reset, and the last frames are lost.
+        """
+        transport = self._transport
+        if self._control and not transport.is_closing():
+            transport.write(b"".join(self._control))
         self.over = True
         self._drop_all()
-        self._transport.close()
+        if lingers:
+            self._loop.call_later(LINGER_S, transport.abort)
+        else:
+            transport.close()
 
     def _drop_all(self) -> None:
         """Forget what waits to be sent."""
@@ -356,6 +364,8 @@ class Link(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """The memory of what is missing of a tensor, or of what comes between tensors."""
+        if self.over:
+            return self._buffer
         if self._frame_left and self._part_left and not self._head_left and not self._filled and self._missing:
             size = min(self._frame_left, self._part_left, len(self._missing))
             if size >= NEXT_BYTES:
@@ -369,10 +379,13 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what has been read."""
-        self.last_read_s = self._loop.time()
         self.received_bytes += nbytes
         if self.over:
+            self._lingering_bytes += nbytes
+            if self._lingering_bytes > LINGER_BYTES:
+                self._transport.abort()
             return
+        self.last_read_s = self._loop.time()
         try:
             if self._is_direct:
                 self._frame_left -= nbytes
@@ -505,6 +518,11 @@ class Link(asyncio.BufferedProtocol):
             self._start += data[:size]
             data = data[size:]
             if len(self._start) < _START_BYTES:
+                if (
+                    len(self._start) >= _PREFIX_BYTES
+                    and int.from_bytes(self._start[1:_PREFIX_BYTES], "big") < SIZE_BYTES
+                ):
+                    raise PartitionError(f"a message has no size, expected {SIZE_BYTES} bytes of it first")
                 return data
             start, self._start = memoryview(bytes(self._start)), bytearray()
         if start[0]:
@@ -705,6 +723,24 @@ class Link(asyncio.BufferedProtocol):
             self._unflushed.append(self._body_sent)
             self._body_sent = None
         return size + HEAD_BYTES
+
+
+def _lay_out(
+    described: Sequence[WireTensor], tensors: Sequence[memoryview | Sequence[memoryview]], body: deque[memoryview]
+) -> int:
+    """Add the pieces of tensors, and the gaps between them, to a body; returns its size."""
+    end = 0
+    for about, tensor in zip(described, tensors, strict=True):
+        if gap := -end % ALIGNMENT:
+            body.append(_GAPS[gap])
+        begin = end = end + gap
+        for piece in (tensor,) if isinstance(tensor, memoryview) else tensor:
+            if piece.nbytes:
+                body.append(piece if piece.format == "B" and piece.ndim == 1 else piece.cast("B"))
+                end += piece.nbytes
+        if end - begin != about.nbytes:
+            raise ValueError(f"tensor {about.name} has {end - begin} bytes, expected {about.nbytes}")
+    return end
 
 
 def _framed(head: bytes, body_bytes: int) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 
 from sluice.models.backends.metric_updates import MetricUpdate
 from sluice.models.backends.requests import RequestFailure, RequestPart
+from sluice.models.distribution.file_set import FileSet
 from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.sequence_batching import SequenceRow
@@ -21,6 +22,10 @@ from sluice.mps.partitions.partition import Partition
 
 SERVICE = "sluice.worker.Worker"
 SESSION = f"/{SERVICE}/Session"
+FETCH = "Fetch"
+"""The unary method by which worker servers read files from each other: `FileWanted` is answered by `FilePart`."""
+MOST_PART_BYTES = 256 << 10
+"""The most bytes of a file in one message."""
 KEY_METADATA = "sluice-worker-key"
 """The metadata that carries the key which gateways and worker servers share."""
 
@@ -38,9 +43,10 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RemoteModel(msgspec.Struct, frozen=True, array_like=True):
-    """A model to load, as `sluice.mps.ipc.messages.ModelFile`.
+    """A model to load, as `sluice.mps.ipc.messages.ModelFile`, with its `files` in place of their path.
 
-    `path` is where it lies for the gateway: the worker server uses it if it is on the same machine.
+    The worker server gets the files by itself: from its machine, its cache, the caches of the worker servers at
+    `peers`, the repository's URL, or the gateway. A model without `files` has a `path` on the worker server's machine.
     """
 
     key: str
@@ -53,10 +59,30 @@ class RemoteModel(msgspec.Struct, frozen=True, array_like=True):
     config: str = ""
     memory_measured: bool = False
     declared: DeclaredTensors | None = None
+    files: FileSet | None = None
+    peers: tuple[str, ...] = ()
+
+
+class FileWanted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Read a part of a file of a set: `nbytes` from `offset`, fewer at its end; answered by the `FilePart` `number`."""
+
+    number: int
+    digest: str
+    path: str
+    offset: int
+    nbytes: int
+
+
+class FilePart(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A part of a file, or the reason why it cannot be read."""
+
+    number: int
+    data: bytes = b""
+    error: str = ""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message of a gateway. Its version must be that of the worker server.
+    """The first message of a gateway. Its version must be that of the worker server, and so must the `kind` ("": any).
 
     The session is the gateway's lease of the worker. It ends with the call, or when nothing has come for `lease_s`.
     """
@@ -64,6 +90,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     version: str
     gateway: str
     lease_s: float
+    kind: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -117,7 +144,7 @@ class Drain(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The gateway is leaving: what has not begun is taken back, and what has begun is answered."""
 
 
-FromGateway = Hello | Load | Unload | Run | Withdraw | AskReady | Ping | Drain
+FromGateway = Hello | Load | Unload | Run | Withdraw | AskReady | Ping | Drain | FilePart
 
 
 class Worker(msgspec.Struct, frozen=True, array_like=True):
@@ -271,4 +298,5 @@ FromWorkerServer = (
     | WorkerLost
     | WorkerBack
     | Draining
+    | FileWanted
 )

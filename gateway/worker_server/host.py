@@ -249,7 +249,7 @@ class WorkerHost:
         before = self.models.get(key)
         if before is None:
             self._slots.join(1)
-        elif is_same_model(before, model) and key not in self._dropping:
+        elif is_same_model(before, model) and self._files[key].path == path and key not in self._dropping:
             if key in self.loaded:
                 self._events.model_loaded(self.loaded[key])
             return  # otherwise it is being loaded
@@ -587,7 +587,8 @@ def is_same_model(one: RemoteModel, other: RemoteModel) -> bool:
 
 
 def _identity(model: RemoteModel) -> RemoteModel:
-    return msgspec.structs.replace(model, table=None, memory_measured=False)
+    path = model.path if model.files is None else model.files.digest
+    return msgspec.structs.replace(model, path=path, table=None, memory_measured=False, files=None, peers=())
 
 
 def _located(inputs: Sequence[WireTensor], slot: InputSlot | None) -> list[InputTensor]:

@@ -28,6 +28,7 @@ from sluice.gateway.worker_protocol.framing import MessageDecoder
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
+    SERVICE,
     SESSION,
     FromGateway,
     Hello,
@@ -35,7 +36,10 @@ from sluice.gateway.worker_protocol.messages import (
     Welcome,
     Worker,
 )
+from sluice.gateway.worker_server.about import AboutNow, AboutService
 from sluice.gateway.worker_server.host import WorkerHost
+from sluice.gateway.worker_server.model_files import ModelFiles
+from sluice.gateway.worker_server.peers import Peers, fetch_method
 from sluice.gateway.worker_server.session import Session
 from sluice.gateway.worker_server.settings import WorkerSettings
 from sluice.gateway.worker_server.v2 import V2Service
@@ -52,6 +56,9 @@ LEAST_LEASE_S, MOST_LEASE_S = 0.1, 60.0
 MOST_OPENING = 64
 """Calls that may be waiting for their first message."""
 LAST_CALLS_S = 0.3
+LAST_ANSWERS_S = 5.0
+"""The time for a gateway to read the last answers of a worker server that stops."""
+LOOK_S = 0.01
 BACKLOG = 256
 MOST_CONNECTIONS = 256
 MOST_V2_BYTES = 64 << 20
@@ -98,7 +105,12 @@ class WorkerServer:
             _HEALTH,
             grpc.StatusCode.UNAUTHENTICATED,
         )
+        self.files = ModelFiles(settings.cache, settings.cache_mb, Peers(key, settings.tls), self.url)
+        self._grpc.add_registered_method_handlers(SERVICE, fetch_method(self.files.reader))
         self._grpc.give_connections(SESSION, self._take_over)
+        self._grpc.add_registered_method_handlers(
+            SERVICE, AboutService(settings, self.files.cache, self._about_now).handlers
+        )
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
@@ -161,6 +173,11 @@ class WorkerServer:
             drained = asyncio.create_task(idle.wait())
             await asyncio.wait({drained, forced}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
             drained.cancel()
+        end_s = asyncio.get_running_loop().time() + LAST_ANSWERS_S
+        while self._session is not None and self._session.unsent_bytes and not forced.done():
+            if asyncio.get_running_loop().time() >= end_s:
+                break
+            await asyncio.sleep(LOOK_S)
         log(logger, logging.INFO, "drain ended", given_up=self.host.open_batches)
 
     async def close(self) -> None:
@@ -172,6 +189,7 @@ class WorkerServer:
             opening.refuse(self._draining)
         await self._grpc.stop(LAST_CALLS_S)
         await self.host.close()
+        await self.files.close()
 
     # -- connections
 
@@ -186,11 +204,17 @@ class WorkerServer:
             return "the key is wrong"
         return ""
 
+    def _about_now(self) -> AboutNow:
+        worker = self.host.worker
+        state = self._draining or ("" if worker is not None else f"the worker process is not up: {self.host.reason}")
+        holder = "" if self._session is None else self._session.gateway
+        return AboutNow(state, holder, () if worker is None else worker.cores, tuple(sorted(self.host.loaded)))
+
     def _take_over(self, own: OwnConnection) -> None:
         if len(self._opening) >= MOST_OPENING:
             own.transport.abort()
             return
-        self._opening.add(_Opening(self, own))
+        _Opening(self, own)
 
     def opened(self, opening: "_Opening", hello: Hello) -> Session | None:
         """Give the lease to a gateway, or refuse it with the reason."""
@@ -199,6 +223,10 @@ class WorkerServer:
         worker = self.host.worker
         if hello.version != version:
             opening.refuse(f"the gateway has the version {hello.version:.80}, the worker server {version}", retry=False)
+        elif hello.kind not in ("", settings.partition.profile_kind):
+            # Before the lease: a gateway that can do nothing with the worker does not ask its holder for it.
+            kind = settings.partition.profile_kind
+            opening.refuse(f"it is a partition of the kind {kind}, expected {hello.kind:.80}", retry=False)
         elif not LEAST_LEASE_S <= hello.lease_s <= MOST_LEASE_S:
             opening.refuse(
                 f"expected a lease of {LEAST_LEASE_S:g} to {MOST_LEASE_S:g} s, got {hello.lease_s:g}", retry=False
@@ -252,18 +280,29 @@ class WorkerServer:
     def worker_back(self, worker: Worker) -> None:
         """It is up."""
         self._up.set()
+        for model in worker.models:
+            self._hold_files(model.key)
         if self._session is not None:
             self._session.worker_back(worker)
 
     def model_loaded(self, result: LoadResult) -> None:
         """An ordered load has finished."""
+        self._hold_files(result.key)
         if self._session is not None:
             self._session.model_loaded(result)
 
     def model_unloaded(self, key: str) -> None:
         """An ordered unload has finished."""
+        self._hold_files(key)
         if self._session is not None:
             self._session.model_unloaded(key)
+
+    def _hold_files(self, key: str) -> None:
+        """Let the files go that the worker no longer needs, not even to load the model again."""
+        if key in self.host.models:
+            self.files.keep_newest(key)
+        else:
+            self.files.release(key)
 
     def _readiness(self, number: int, is_ready: bool) -> None:
         if self._session is not None:
@@ -292,6 +331,7 @@ class _Opening:
         self.link.set_peer(own.initial_window, own.send_window, own.stream_window, own.frame_bytes)
         self._timer = asyncio.get_running_loop().call_later(HELLO_S, self._late)
         headers = frame(HEADERS, END_HEADERS, own.stream_id, _HEADERS)
+        server._opening.add(self)  # until its first message is there, which may have come already
         self.link.begin(own.transport, headers, own.rest)
 
     def _place(self, message: Any, size: int) -> memoryview | None:
@@ -335,11 +375,12 @@ class _ServerRole:
         """Clients send no trailers."""
         return "the gateway sent trailers"
 
-    def last_block(self, reason: str) -> bytes | None:
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
         """The status of the call."""
         if not reason:
             return encode_fields(((b"grpc-status", b"0"),))
-        return status_block(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        code = grpc.StatusCode.INVALID_ARGUMENT if is_fault else grpc.StatusCode.UNAVAILABLE
+        return status_block(code, reason)
 
 
 def _nothing() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from sluice.gateway.tensors.input_slots import InputSlot
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
@@ -14,6 +16,7 @@ from sluice.gateway.worker_protocol.messages import (
     Drain,
     Draining,
     Fault,
+    FilePart,
     Finished,
     FromWorkerServer,
     Hello,
@@ -35,6 +38,7 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerLost,
 )
 from sluice.gateway.worker_server.host import NO_RESPONSES, WorkerHost
+from sluice.gateway.worker_server.model_files import GatewayFiles, Loading, ModelFiles
 from sluice.models.errors import PartitionError
 from sluice.models.triton_config.model_config import decode_config
 from sluice.mps.ipc.messages import BatchFinished, LoadResult
@@ -57,6 +61,7 @@ class SessionOwner(Protocol):
     """The worker server."""
 
     host: WorkerHost
+    files: ModelFiles
 
     def session_ended(self, session: "Session", reason: str) -> None:
         """The lease is over."""
@@ -84,6 +89,8 @@ class Session:
         """The memory of a batch whose tensors have not all come."""
         self._refusal = ""
         self._loading: set[str] = set()
+        self._gateway_files = GatewayFiles(self._send)
+        self._files_loading = Loading(owner.files, self._gateway_files, self._have_files, self._have_no_files)
         self._unclaimed = set(owner.host.models)
         """Models of an earlier session that this one has not asked for."""
         self._is_over = self._is_draining = False
@@ -106,7 +113,12 @@ class Session:
     def close(self, reason: str) -> None:
         """End the session from this side."""
         self.ended(reason)
-        self._link.close()
+        self._link.close(reason)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that wait to be sent."""
+        return self._link.unsent_bytes
 
     def ended(self, reason: str) -> None:
         """The session is over: take back what has not begun."""
@@ -116,6 +128,8 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
         self._drop_slot()
+        self._files_loading.close()
+        self._gateway_files.close(reason)
         for number in list(self._batches.values()):
             self._host.withdraw(number)
         self._owner.session_ended(self, reason)
@@ -161,11 +175,12 @@ class Session:
         elif isinstance(message, Load):
             self._load(message.model)
         elif isinstance(message, Unload):
-            self._unclaimed.discard(message.key)
-            self._host.unload(message.key)
+            self._unload(message.key)
         elif isinstance(message, AskReady):
             if not self._host.ask_ready(message.number, message.key):
                 self._send(ModelReadiness(message.number, False))
+        elif isinstance(message, FilePart):
+            self._gateway_files.answered(message)
         elif isinstance(message, Drain):
             self._is_draining = True
             for number in list(self._batches.values()):
@@ -215,9 +230,9 @@ class Session:
             reason = f"{MOST_LOADING} models are being loaded already"
         elif model.backend not in BACKENDS:
             reason = f"expected a backend of {', '.join(sorted(BACKENDS))}, got '{model.backend:.80}'"
-        elif _is_decoupled(model):
-            reason = NO_RESPONSES
-        elif not Path(model.path).exists():
+        elif trouble := _unsuitable(model):
+            reason = trouble
+        elif model.files is None and not Path(model.path).exists():
             reason = f"{model.path} is not on this machine"
         if reason:
             self._send(Loaded(LoadResult(model.key, None, reason)))
@@ -225,7 +240,22 @@ class Session:
         if model.key not in self._host.loaded:
             self._drop_unclaimed()
         self._loading.add(model.key)
-        self._host.load(model, model.path)
+        if model.files is not None:
+            self._files_loading.begin(model, model.files)
+        else:
+            self._host.load(model, model.path)
+
+    def _have_files(self, model: RemoteModel, path: str) -> None:
+        self._host.load(model, path)
+
+    def _have_no_files(self, model: RemoteModel, reason: str) -> None:
+        self.model_loaded(LoadResult(model.key, None, reason))
+
+    def _unload(self, key: str) -> None:
+        self._unclaimed.discard(key)
+        if self._files_loading.give_up(key):
+            self._loading.discard(key)
+        self._host.unload(key)
 
     def _drop_unclaimed(self) -> None:
         unclaimed, self._unclaimed = self._unclaimed, set()
@@ -314,5 +344,10 @@ class _Answer:
         self._session.answer(self._batch, Withdrawn(self._batch))
 
 
-def _is_decoupled(model: RemoteModel) -> bool:
-    return bool(model.config) and decode_config(model.config).is_decoupled
+def _unsuitable(model: RemoteModel) -> str:
+    """The reason why a model cannot run here by its configuration, "" if it can."""
+    try:
+        decoupled = bool(model.config) and decode_config(model.config).is_decoupled
+    except msgspec.MsgspecError as error:
+        return f"its configuration cannot be read: {error}"
+    return NO_RESPONSES if decoupled else ""

@@ -12,7 +12,8 @@ from sluice.gateway.worker_protocol.address import split_address
 from sluice.models.conversion import convert
 from sluice.models.errors import ConfigError, PartitionError
 from sluice.models.measuring.model_loading import ModelLoadingSettings
-from sluice.mps.partitions.partition import Partition
+from sluice.mps.nvidia.given_devices import on_given_device
+from sluice.mps.partitions.partition import MpsPartition, Partition
 from sluice.mps.supervisor.quarantine import QuarantineSettings
 
 
@@ -29,11 +30,16 @@ class ArenaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PEM files: the authority that gateways' certificates are from, and the certificate of the worker server."""
+    """PEM files: the authority of all certificates, and the certificate of the worker server.
+
+    `server_name` is the name in the certificates of other worker servers, where it is not the host of their addresses
+    ("").
+    """
 
     ca: str
     certificate: str
     private_key: str
+    server_name: str = ""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,7 +96,14 @@ def worker_settings(file: Path | None, given: dict[str, object]) -> WorkerSettin
         settings |= given
         if "partition" not in settings:
             raise ConfigError(f"{file}: expected a partition, or --cores or --gpu")
-        return convert(settings, WorkerSettings, place, lines=lines)
+        return _on_given_device(convert(settings, WorkerSettings, place, lines=lines))
     if "partition" not in given:
         raise ConfigError("expected --config with a partition, --cores or --gpu")
     return convert(given, WorkerSettings, place)
+
+
+def _on_given_device(settings: WorkerSettings) -> WorkerSettings:
+    """The settings with the device, and the MPS daemon, that the process was given. Raises PartitionError."""
+    if not isinstance(settings.partition, MpsPartition):
+        return settings
+    return msgspec.structs.replace(settings, partition=on_given_device(settings.partition))

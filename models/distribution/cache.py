@@ -20,7 +20,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -30,8 +30,9 @@ import msgspec
 
 from sluice.models.distribution.file_set import FileEntry, FileSet, is_sha256
 from sluice.models.distribution.local_files import local_model, machine_id
-from sluice.models.distribution.sources import CHUNK_BYTES, DiskError, FileSource, FileSourceError, Part
+from sluice.models.distribution.sources import DiskError, FileSource, FileSourceError, Part
 from sluice.models.errors import BackendUnavailable, NotFoundError
+from sluice.models.regular_file import printable
 
 SPARE_BYTES = 256 << 20
 """Room that is left on the disk."""
@@ -108,13 +109,19 @@ class ModelCache:
             raise
         return HeldFiles(self._tree(files.digest) / files.model, use)
 
-    async def chunks(self, digest: str, path: str, offset: int) -> AsyncGenerator[bytes, None]:
-        """The contents of a file of a set from `offset`, for other machines; raises NotFoundError and OSError."""
-        opened = await asyncio.to_thread(self._open, digest, path)
-        with opened:
-            opened.seek(offset)
-            while chunk := await asyncio.to_thread(opened.read, CHUNK_BYTES):
-                yield chunk
+    def open(self, digest: str, path: str) -> BinaryIO:
+        """Open a file of a set, for other machines; blocks. Raises NotFoundError if it is not there, and OSError."""
+        files = self._manifest(digest) if is_sha256(digest) else None
+        file = None if files is None else next((each for each in files.files if each.path == path), None)
+        if file is not None and self._is_whole(file.sha256, file.size):
+            with suppress(FileNotFoundError):
+                return self._content(file.sha256).open("rb")
+        raise NotFoundError(f"the cache does not have '{printable(path[:200])}' of files {printable(digest[:12])}")
+
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes that it takes."""
+        return self._max_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -373,14 +380,6 @@ class ModelCache:
             os.replace(temporary, place)
             # Two names of one file: replacing does nothing then.
             temporary.unlink(missing_ok=True)
-
-    def _open(self, digest: str, path: str) -> BinaryIO:
-        files = self._manifest(digest) if is_sha256(digest) else None
-        file = None if files is None else next((each for each in files.files if each.path == path), None)
-        if file is not None and self._is_whole(file.sha256, file.size):
-            with suppress(FileNotFoundError):
-                return self._content(file.sha256).open("rb")
-        raise NotFoundError(f"the cache does not have '{path[:200]}' of the files {digest[:12]}")
 
     # Locks
 

@@ -14,8 +14,6 @@ from sluice.models.distribution.file_set import FileEntry, FileSet
 from sluice.models.errors import ServingError
 from sluice.models.sources.source import FsspecSource, SourceError, check_url
 
-CHUNK_BYTES = 1 << 20
-"""The most bytes of a chunk that is sent."""
 STALL_S = 10.0
 """Time without a chunk, after which a stream has stalled."""
 GRACE_S = 10.0
@@ -26,6 +24,8 @@ PEER_BYTES_PER_S = 1 << 20
 """The least rate of a peer: there are others to ask."""
 GATEWAY_BYTES_PER_S = 1 << 15
 """The least rate of the gateway, which is asked last."""
+
+_BLOCK_BYTES = 1 << 20
 
 Chunk = bytes | bytearray | memoryview
 ReadFile = Callable[[str, str, int], AsyncGenerator[Chunk, None]]
@@ -102,7 +102,7 @@ class Part:
     def _hash_all(self) -> int:
         with self.path.open("rb") as file:
             self._sha256 = hashlib.sha256()
-            while block := file.read(CHUNK_BYTES):
+            while block := file.read(_BLOCK_BYTES):
                 self._sha256.update(block)
             return file.tell()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.http as client
 from prometheus_client.parser import text_string_to_metric_families
@@ -36,6 +37,9 @@ class Served(NamedTuple):
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = tmp_path_factory.mktemp("models")
     build_repository(models, wide=False)
+    for pipeline in models.glob("*/pipeline.yaml"):  # deadlines are not what is tested here
+        lines = pipeline.read_text().splitlines(keepends=True)
+        pipeline.write_text("".join(line for line in lines if not line.startswith("slo_ms")))
     return models
 
 
@@ -67,18 +71,18 @@ def samples(gateway: GatewayServer, name: str) -> list[Sample]:
 
 
 def wait_up(gateway: GatewayServer, count: int) -> None:
-    """Wait until so many partitions have workers."""
+    """Wait until that number of partitions have workers."""
     until(lambda: sum(each["worker"] is not None for each in partitions(gateway).values()) == count)
 
 
-def probabilities(gateway: GatewayServer, model: str, images: Array) -> Array:
+def probabilities(gateway: GatewayServer, model: str, images: Array) -> npt.NDArray[np.float32]:
     server = client.InferenceServerClient(f"127.0.0.1:{gateway.http_port}")
     rows = []
     for first in range(0, len(images), 30):
         part = images[first : first + 30].astype(np.uint8).reshape(-1, 1, 8, 8)
         tensor = client.InferInput("raw", list(part.shape), "UINT8")
         tensor.set_data_from_numpy(part)
-        rows.append(server.infer(model, [tensor], timeout=10_000_000).as_numpy("probs"))
+        rows.append(server.infer(model, [tensor]).as_numpy("probs"))
     server.close()
     return np.concatenate(rows)
 
@@ -139,10 +143,10 @@ class Load:
             tensor = client.InferInput("raw", [1, 1, 8, 8], "UINT8")
             tensor.set_data_from_numpy(self._images[index : index + 1])
             try:
-                answer = server.infer(CASCADE, [tensor], timeout=20_000_000).as_numpy("probs")
+                answer = server.infer(CASCADE, [tensor]).as_numpy("probs")
                 wrong = "" if np.allclose(answer[0], self._expected[index], atol=1e-5) else f"image {index}: {answer}"
             except Exception as error:  # whatever a client would see
-                wrong = repr(error)
+                wrong = str(error)
             with self._lock:
                 self.sent += 1
                 self.wrong += [wrong] if wrong else []

@@ -53,14 +53,26 @@ class WorkerProcess(NamedTuple):
 
 
 @contextmanager
-def worker_server(directory: Path, arguments: Sequence[str] = ()) -> Iterator[WorkerProcess]:
+def worker_server(
+    directory: Path, arguments: Sequence[str] = (), within: Sequence[str] = ()
+) -> Iterator[WorkerProcess]:
     """Run a worker server on the first core until the block ends; its files are in `directory`.
 
+    `within` is a command that runs another one, such as one that enters a network namespace.
     Raises RuntimeError with its log when it does not become ready.
     """
     ready, log = directory / "ready.json", directory / "worker.log"
     ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "sluice.gateway.cli.main", "worker", "--ready-file", str(ready), *arguments]
+    command = [
+        *within,
+        sys.executable,
+        "-m",
+        "sluice.gateway.cli.main",
+        "worker",
+        "--ready-file",
+        str(ready),
+        *arguments,
+    ]
     if not {"--cores", "--config"} & set(arguments):
         command += ["--cores", str(available_cores()[0])]
     root = Path(__file__).parents[3]
@@ -85,6 +97,7 @@ class GatewaySession:
         self.session: Session
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._messages: asyncio.Queue[tuple[FromWorkerServer, Sequence[memoryview]]] = asyncio.Queue()
+        self._kept: list[tuple[FromWorkerServer, Sequence[memoryview]]] = []
         self._batch = 0
 
     def on_message(self, message: FromWorkerServer, tensors: Sequence[memoryview]) -> None:
@@ -95,14 +108,17 @@ class GatewaySession:
         self.closed.set_result(reason)
 
     async def next(self, kind: type[M]) -> M:
-        """The next message, which must be of that type."""
+        """The next message of that type; those of others stay."""
         return (await self.next_with_tensors(kind))[0]
 
     async def next_with_tensors(self, kind: type[M]) -> tuple[M, Sequence[memoryview]]:
         async with asyncio.timeout(ANSWER_S):
-            message, tensors = await self._messages.get()
-        assert isinstance(message, kind), message
-        return message, tensors
+            while True:
+                for position, (message, tensors) in enumerate(self._kept):
+                    if isinstance(message, kind):
+                        del self._kept[position]
+                        return message, tensors
+                self._kept.append(await self._messages.get())
 
     async def load(self, model: RemoteModel) -> LoadResult:
         self.session.send(Load(model))
@@ -117,7 +133,7 @@ class GatewaySession:
         return self._batch
 
     async def outputs(self) -> tuple[Finished, dict[str, Array]]:
-        """The next message, which must be the end of a batch, and its outputs."""
+        """The next end of a batch, and its outputs."""
         finished, tensors = await self.next_with_tensors(Finished)
         arrays = {}
         for each, data in zip(finished.outputs, tensors, strict=True):

@@ -296,19 +296,15 @@ def test_a_peer_reads_what_is_whole(tmp_path: Path, ensure: Ensure) -> None:
     files = set_of(ONE)
     model = ensure(cache, files, [Holder(ONE).source()]).model
 
-    async def read(digest: str, path: str, offset: int = 0) -> bytes:
-        return b"".join([chunk async for chunk in cache.chunks(digest, path, offset)])
-
-    assert asyncio.run(read(files.digest, MODEL)) == b"first model"
-    assert asyncio.run(read(files.digest, MODEL, 6)) == b"model"
-    assert asyncio.run(read(files.digest, MODEL, 100)) == b""
+    with cache.open(files.digest, MODEL) as opened:
+        assert opened.read() == b"first model"
     for digest, path in ((files.digest, "../manifest.json"), ("../../..", "etc/passwd"), (set_of(TWO).digest, MODEL)):
         with pytest.raises(NotFoundError, match="the cache does not have"):
-            asyncio.run(read(digest, path))
+            cache.open(digest, path)
     model.chmod(0o644)
     model.write_bytes(b"FIRST model")
     with pytest.raises(NotFoundError):
-        asyncio.run(read(files.digest, MODEL))
+        cache.open(files.digest, MODEL)
 
 
 def test_files_of_this_machine_are_not_copied(tmp_path: Path, ensure: Ensure) -> None:

@@ -23,6 +23,8 @@ from sluice.gateway.worker_protocol.messages import (
     AskReady,
     Draining,
     Fault,
+    FilePart,
+    FileWanted,
     Finished,
     Load,
     ModelReadiness,
@@ -421,8 +423,7 @@ async def test_a_worker_that_is_lost_alone_leaves_its_node(bench: Bench) -> None
 
 @benched()
 async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(bench: Bench) -> None:
-    first = await bench.place("edge-0", "n1a:1")
-    await bench.place("edge-1", "n1b:1")
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
@@ -431,6 +432,9 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
+    assert not second.is_open
+    second.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "it was lost already"
 
 
 @benched()
@@ -578,6 +582,14 @@ async def test_the_model_that_a_lost_worker_was_loading_is_named(bench: Bench) -
     assert bench.details[-1].failed == {
         "small:1": "the worker of edge-0 was lost: node n1: connection reset (n1a:1)",
     }
+
+
+@benched()
+async def test_a_worker_gets_the_files_that_it_asks_for(bench: Bench) -> None:
+    session = await bench.place()
+    session.say(FileWanted(3, "digest", "small/1/model.onnx", 0, 10))
+    await bench.wait()
+    assert session.sent[-1] == FilePart(3, b"small/1/model.onnx")
 
 
 @benched()
