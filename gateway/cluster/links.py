@@ -9,7 +9,7 @@ _ROUND_TRIPS = 8
 _TRANSFERS = 9
 
 
-class Link:
+class NodeLink:
     """The way to one node: the quickest of the last round trips, and the median of the last bandwidths.
 
     Both are 0 until they were measured.

@@ -12,7 +12,7 @@ from sluice.gateway.config.remote_settings import PartitionSettings
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.executors.remote.executor import RemoteExecutor, RemoteSlots, SharedParts
 from sluice.gateway.executors.remote.models import RemoteModels
-from sluice.gateway.executors.remote.session import OnMessage, OpenSession, Session
+from sluice.gateway.executors.remote.session import OnMessage, OpenSession, WorkerSession
 from sluice.gateway.partitions.inventory import LinkReport
 from sluice.gateway.version import server_version
 from sluice.gateway.worker_protocol.client import Credentials, open_session
@@ -96,7 +96,7 @@ def _credentials(settings: PartitionSettings) -> Credentials:
 
 
 def _opener(credentials: Credentials, hello: Hello) -> OpenSession:
-    async def open(url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> Session:
+    async def open(url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> WorkerSession:
         return await open_session(url, credentials, msgspec.structs.replace(hello, kind=kind), on_message, on_closed)
 
     return open

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
 from sluice.batcher.interface.events import AnyEvent, LinkMeasured
-from sluice.gateway.cluster.links import Link
-from sluice.gateway.cluster.nodes import Nodes
+from sluice.gateway.cluster.links import NodeLink
+from sluice.gateway.cluster.nodes import NodeWatch
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.remote.batches import BatchContext
+from sluice.gateway.executors.remote.batches import RemoteBatchContext
 from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.partition import RemotePartition
 from sluice.gateway.executors.remote.session import OpenSession
@@ -51,7 +51,7 @@ class RemoteExecutor:
     """Runs batches on remote workers.
 
     `specs` are the specs of models by key. `open_session` opens sessions as a gateway of that `version`, and
-    `models` brings models to workers. Limits are proved as for `WorkerContext`; times are as for `BatchContext`.
+    `models` brings models to workers. Limits are proved as for `WorkerContext`; times are as for `RemoteBatchContext`.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class RemoteExecutor:
         self._specs = dict(specs)
         self._sources = {name: each.source for name, each in classes.items()}
         self._sink: EventSink
-        self._nodes = Nodes(self._measured)
-        batches = BatchContext(
+        self._nodes = NodeWatch(self._measured)
+        batches = RemoteBatchContext(
             shared.assembly,
             self._specs,
             clock,
@@ -109,7 +109,7 @@ class RemoteExecutor:
         return self._sources
 
     @property
-    def links(self) -> Mapping[str, Link]:
+    def links(self) -> Mapping[str, NodeLink]:
         """The ways to the nodes that have had workers."""
         return self._nodes.links
 

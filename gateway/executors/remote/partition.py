@@ -7,7 +7,7 @@ from contextlib import suppress
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.cluster.source import WorkerSource
-from sluice.gateway.executors.remote.worker import RemoteWorker, WorkerContext, WorkerFacts, WorkerRefused
+from sluice.gateway.executors.remote.worker import RemoteWorker, UnusableWorker, WorkerContext, WorkerFacts
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.worker_protocol.client import SessionRefused
 from sluice.models.errors import PartitionError
@@ -147,7 +147,7 @@ class RemotePartition:
                     self._source.refused(self._slot, refusal.holder)
                     return
                 pause_s = LONGEST_PAUSE_S if refusal.retry else REFUSED_S
-            except WorkerRefused as refusal:
+            except UnusableWorker as refusal:
                 self._down(str(refusal), address)
                 pause_s = REFUSED_S
             except PartitionError as error:

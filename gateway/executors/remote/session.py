@@ -9,8 +9,8 @@ OnMessage = Callable[[FromWorkerServer, Sequence[memoryview]], None]
 """Gets a message with the bytes of its tensors; raises PartitionError for one that cannot be true."""
 
 
-class Session(Protocol):
-    """An open session: the worker of `welcome` takes batches of this gateway alone (see the client's `Session`)."""
+class WorkerSession(Protocol):
+    """An open session: the worker of `welcome` takes batches of this gateway alone (see the client)."""
 
     welcome: Welcome
 
@@ -26,7 +26,7 @@ class Session(Protocol):
         ...
 
 
-OpenSession = Callable[[str, str, OnMessage, Callable[[str], None]], Awaitable[Session]]
+OpenSession = Callable[[str, str, OnMessage, Callable[[str], None]], Awaitable[WorkerSession]]
 """Opens a session with the worker server at an address, whose partition is of that kind.
 
 The last argument is called when the session ends by itself.

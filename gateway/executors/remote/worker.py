@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from sluice.batcher.interface.decisions import DispatchBatch
-from sluice.gateway.cluster.nodes import Nodes
-from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
+from sluice.gateway.cluster.nodes import NodeWatch
+from sluice.gateway.executors.remote.batches import RemoteBatchContext, RemoteBatches
 from sluice.gateway.executors.remote.models import RemoteModels
-from sluice.gateway.executors.remote.session import OpenSession, Session
+from sluice.gateway.executors.remote.session import OpenSession, WorkerSession
 from sluice.gateway.worker_protocol.messages import (
     Asked,
     AskReady,
@@ -43,7 +43,7 @@ LOAD_LIMIT_S = 600.0
 """A worker that has not loaded another one of its models within this time is given up."""
 
 
-class WorkerRefused(PartitionError):
+class UnusableWorker(PartitionError):
     """The worker is not one that the gateway can use: of another version or kind, or without its limits."""
 
 
@@ -55,9 +55,9 @@ class WorkerContext(NamedTuple):
     the partition, the number of the question and the answer.
     """
 
-    batches: BatchContext
+    batches: RemoteBatchContext
     open: OpenSession
-    nodes: Nodes
+    nodes: NodeWatch
     version: str
     strict: bool
     models: RemoteModels
@@ -153,7 +153,7 @@ class RemoteWorker:
         self._results: list[LoadResult] = []
         self._is_up = self._is_starting = self._is_process_lost = self._is_leaving = False
         self._loop = asyncio.get_running_loop()
-        self._session: Session
+        self._session: WorkerSession
         self._batches: RemoteBatches
         self._partition: Partition
         self._evidence = Evidence()
@@ -389,9 +389,9 @@ class RemoteWorker:
         welcome = self._session.welcome
         who = f"the worker {welcome.name} at {self.url}"
         if welcome.version != self._context.version:
-            raise WorkerRefused(f"{who} has the version {welcome.version}, expected {self._context.version}")
+            raise UnusableWorker(f"{who} has the version {welcome.version}, expected {self._context.version}")
         if welcome.kind != self._kind:
-            raise WorkerRefused(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+            raise UnusableWorker(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
 
     def _begin(self, worker: Worker) -> None:
         """Load the models that the worker is to begin with."""
