@@ -129,7 +129,7 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hour / _SECONDS_PER_HOUR
 
 
-class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RemoteTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """PEM files for connections to workers: the authority of the workers, and the certificate and key of the gateway.
 
     The workers ask for the certificate, and the gateway for theirs. `server_name` is the name in the certificates of
@@ -154,7 +154,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     remote: tuple[RemoteClass, ...] = ()
     ray: RaySettings | None = None
     key_file: str | None = None
-    tls: WorkerTls | None = None
+    tls: RemoteTls | None = None
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.classes]

@@ -17,7 +17,7 @@ from sluice.gateway.config.access import CorsSettings
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.metrics_settings import MetricsSettings
 from sluice.gateway.config.ray_settings import RaySettings
-from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass, WorkerTls
+from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass, RemoteTls
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
@@ -256,7 +256,7 @@ REMOTE_SECTIONS = (
     ),
     Section(
         "partitions.tls",
-        WorkerTls,
+        RemoteTls,
         {
             "ca": "A file with the authorities of the workers' certificates, in PEM.",
             "certificate": "A file with the certificate of the gateway, in PEM.",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -59,11 +58,6 @@ class Served(NamedTuple):
         """The partitions that have workers."""
         return {name for name, each in self.report().items() if each["worker"] is not None}
 
-    def sessions_ended(self) -> list[int]:
-        """The number of sessions that each worker server has ended so far."""
-        logs = [self.directory / slot / "worker.log" for slot in ("edge-0", "edge-1", "edge-2")]
-        return [log.read_text().count("session ended") for log in logs]
-
     def wait_up(self, *slots: str) -> None:
         """Wait until exactly these slots have workers."""
         until(lambda: self.up() == set(slots), SOON_S)
@@ -100,7 +94,7 @@ def whole(served: Served) -> Iterator[None]:
 
 
 def load_on(served: Served) -> HttpLoad:
-    return HttpLoad(served.gateway.http_port, "mlp", clients=6, rate=60)
+    return HttpLoad(served.gateway.http_port, "mlp", clients=6, rate=40)
 
 
 def test_a_slow_network_takes_time_and_the_gateway_knows_how_much(served: Served) -> None:
@@ -143,26 +137,6 @@ def test_a_node_that_is_cut_off_is_lost_with_its_partitions_and_comes_back(
     reasons = {line.partition(" reason=")[2].partition(" node=")[0] for line in lost}
     assert len(reasons) == 1, "both are lost for one reason"
     assert next(iter(reasons)).startswith("node n1: its 2 workers are gone: ")
-
-
-def test_a_paused_gateway_finds_its_workers_again(served: Served) -> None:
-    load = load_on(served)
-    with load.running():
-        until(lambda: len(load.sent) > 20)
-        served.gateway.process.send_signal(signal.SIGSTOP)
-        ended = [served.directory / slot / "worker.log" for slot in ("edge-0", "edge-1", "edge-2")]
-        counts = [each.read_text().count("session ended") for each in ended]
-        until(
-            lambda: all(
-                each.read_text().count("session ended") > count for each, count in zip(ended, counts, strict=True)
-            ),
-            SOON_S,
-        )
-        served.gateway.process.send_signal(signal.SIGCONT)
-        already = len(load.sent)
-        until(lambda: len(load.sent) > already + 30)
-        served.wait_up("edge-0", "edge-1", "edge-2")
-    assert load.failures == []
 
 
 def test_a_worker_that_is_started_again_at_another_address_fills_the_slot_of_that(served: Served) -> None:
