@@ -96,6 +96,14 @@ class LinkClass(NamedTuple):
     speed: int
     distance: int
 
+    @property
+    def text(self) -> str:
+        """The name, or what is known of the links."""
+        if self.name or not self.speed:
+            return self.name or "a link"
+        megabytes = (1 << self.speed - 1) / 1e6
+        return f"{megabytes:.0f} MB/s" if self.distance == 1 else f"{megabytes:.0f} MB/s, {1 << self.distance - 1} ms"
+
 
 LOCAL = LinkClass("", 0, 0)
 """Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
@@ -163,11 +171,11 @@ class PartitionState:
 
     def way_ns(self, model: ModelState, rows: float) -> int:
         """The time that a batch and its answers are on their way to its node and back; 0 on the gateway's machine."""
-        return way_ns(self.round_trip_ns, self.ns_per_byte, model, rows)
+        return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)
 
     def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """The time that a batch takes of the partition where batches follow each other; see `occupied_ns`."""
-        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model, rows, expected_ns)
+        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows, expected_ns)
 
     def return_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """By how much later a batch is complete than it occupies the partition: what is left of its way."""
@@ -209,11 +217,11 @@ class PartitionGroup:
 
     def way_ns(self, model: ModelState, rows: float) -> int:
         """As `PartitionState.way_ns`, for the slowest way."""
-        return way_ns(self.round_trip_ns, self.ns_per_byte, model, rows)
+        return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)
 
     def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """As `PartitionState.occupied_ns`, for the slowest way."""
-        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model, rows, expected_ns)
+        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows, expected_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -258,11 +266,6 @@ class ModelState:
     last_dispatch_ns: int = 0  # ns; when its last batch was dispatched
     last_load_ns: int = 0  # ns; when a partition last loaded it
     load_ns: dict[str, int] = field(default_factory=dict)  # ns that loads take, by kind, as far as some were seen
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of its inputs and of its outputs together, as far as they are known."""
-        return self.config.input_bytes + self.config.output_bytes
 
     @property
     def partitions(self) -> list[PartitionState]:
@@ -570,14 +573,14 @@ class Batch:
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
 
 
-def way_ns(round_trip_ns: int, ns_per_byte: float, model: ModelState, rows: float) -> int:
+def way_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float) -> int:
     """The time that a batch of a model and its answers are on their way, as far as the sizes of its rows are known."""
     if not ns_per_byte:
         return round_trip_ns
     return round_trip_ns + int(ns_per_byte * rows * model.row_bytes)
 
 
-def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ModelState, rows: float, expected_ns: int) -> int:
+def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float, expected_ns: int) -> int:
     """The time that a batch which runs for `expected_ns` takes of a partition where batches follow each other.
 
     Its way overlaps with the batches before and behind it. But each direction of a link carries one batch at a time,
@@ -585,6 +588,6 @@ def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ModelState, rows:
     """
     if not ns_per_byte:
         return max(expected_ns, (expected_ns + round_trip_ns) // IN_FLIGHT)
-    there_ns = int(ns_per_byte * rows * model.config.input_bytes)
-    back_ns = int(ns_per_byte * rows * model.config.output_bytes)
+    there_ns = int(ns_per_byte * rows * model.input_bytes)
+    back_ns = int(ns_per_byte * rows * model.output_bytes)
     return max(expected_ns, there_ns, back_ns, (expected_ns + round_trip_ns + there_ns + back_ns) // IN_FLIGHT)

@@ -12,7 +12,7 @@ from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
-from sluice.batcher.fleet.member_table import note_change
+from sluice.batcher.fleet.member_table import first_free, note_change
 from sluice.batcher.fleet.partition_group import first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
@@ -485,7 +485,7 @@ class Dispatcher:
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
-            host = _planned_host(head, here)
+            host = self._host_of(head, model, here, now_ns)
             estimate = model.estimates[host.kind]
             choice = self._closing.choose(queue, model, host, now_ns)
             rows = choice.rows
@@ -511,6 +511,22 @@ class Dispatcher:
                 if choice.after_idle_ns is not None:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
         return None
+
+    def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
+        """The partition that an entry has its place on, if that is as free as its equal `here`.
+
+        If not, and `here` is on a node, an equal for which nothing is planned: what is planned for one idle partition
+        is no reason to wait while another one has nothing to do.
+        """
+        place = head.place
+        host = here if place is None else _planned_host(place[0].partition, here)
+        if host.node is None or not host.planned or (place is not None and place[0].partition is host):
+            return host
+        assert host.group is not None, "a partition that takes a batch has a group"
+        free = first_free(host.group, now_ns)
+        if free is None:
+            return host
+        return free if head.follows else self.places.locality.nearest_free(model, free, now_ns)
 
     def _find_host(
         self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int
@@ -680,11 +696,8 @@ def _is_kept(run: StageRun | None, partition: PartitionState) -> bool:
     return run is not None and run.kept_on is partition.node
 
 
-def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:
-    """The partition that an entry has its place on, if that is as free as its equal `partition`."""
-    if (place := head.place) is None:
-        return partition
-    host = place[0].partition
+def _planned_host(host: PartitionState, partition: PartitionState) -> PartitionState:
+    """The partition of a place, if it is as free as its equal `partition`."""
     is_free = host.group is partition.group and host.ready and not host.batches and not host.throttled
     return host if is_free else partition
 

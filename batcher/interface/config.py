@@ -120,6 +120,11 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
         return self.measured_bytes.get(kind, self.memory_bytes)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of its inputs and of its outputs together, as far as they are known."""
+        return self.input_bytes + self.output_bytes
+
+    @property
     def most_bytes(self) -> int:
         """Bytes that it takes where it takes the most."""
         return max(self.memory_bytes, *self.measured_bytes.values(), 0)

@@ -338,9 +338,7 @@ class _Costs:
                 total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
         return total
 
-    def _costs_on(
-        self, pipeline: PipelineState, group: PartitionGroup
-    ) -> tuple[list[_StageCost], list[_BatchCost]]:
+    def _costs_on(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[list[_StageCost], list[_BatchCost]]:
         """The costs on all groups of a kind and class of links."""
         stages: list[_StageCost] = []
         for stage in pipeline.stages:
