@@ -172,7 +172,7 @@ class Fleet:
             request += 1
 
 
-class _Service:
+class Service:
     """Batches take what the tables say."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -226,7 +226,7 @@ def simulate(fleet: Fleet, seconds: float) -> Run:
         plan_s.append(time.perf_counter() - began)
         return plan
 
-    simulator = Simulator(fleet.scheduler(), _Service(fleet), observe, build_plan=build)
+    simulator = Simulator(fleet.scheduler(), Service(fleet), observe, build_plan=build)
     for event in fleet.ready:
         simulator.at(0, event)
     simulator.run(fleet.arrivals(until_ns))
