@@ -111,18 +111,6 @@ def test_the_next_batch_is_sent_while_the_one_before_runs_so_that_its_way_costs_
     assert scheduler.dispatcher.fleet.partitions["r"].free_at_ns == 2 * MS
 
 
-def test_a_batch_has_the_rows_for_whose_way_there_is_time() -> None:
-    """8 rows of 0.1 ms a way each run for 1 ms: 2.9 ms with the hand-off, and 3 rows have 1.9 ms."""
-    scheduler = remote("r", max_batch=8)
-    step(scheduler, 0, arrival(0, S))
-    decisions = step(scheduler, MS // 2, *(arrival(request, 4 * MS) for request in range(1, 9)))
-    assert not any(isinstance(each, RejectRequest) for each in decisions)
-    step(scheduler, MS + 300 * US, completed(1, 100 * US, MS + 100 * US))
-    batches = [len(batch.entries) for batch in scheduler.dispatcher.batches.values()]
-    assert batches
-    assert max(batches) <= 8
-
-
 def test_what_a_node_keeps_is_not_sent_there_again() -> None:
     """The second stage takes 0.1 ms less on its way than the first one did."""
     for keeps_outputs, way_ns in ((False, 400 * US), (True, 300 * US)):
