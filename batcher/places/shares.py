@@ -119,7 +119,7 @@ class FairShares:
             part = shares.bound.get(pipeline)
             if part is None and not client:
                 continue
-            row_ns = costs.full_ns(pipeline, group) / len(group.partitions)
+            row_ns = costs.full_ns(pipeline, group) / group.counted
             begin_ns = soonest_start_ns(group, now_ns)
             if part is not None:
                 ahead = pipeline.planned_rows + event.rows
@@ -366,7 +366,7 @@ class _Costs:
 
 def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float], costs: _Costs) -> _GroupShares:
     """The parts of a group's time, by the rows that come for each pipeline in a ns."""
-    number = len(group.partitions)
+    number = group.counted
     its_costs = {pipeline: costs.of(pipeline, group) for pipeline in rates}
     demands = {pipeline: its_costs[pipeline][1] * rate / number for pipeline, rate in rates.items()}
     weights = {pipeline: pipeline.config.weight for pipeline in demands}
@@ -433,6 +433,6 @@ def parts_of_rows(model: ModelState) -> dict[PartitionGroup, float]:
         return {model.groups[0]: 1.0}
     alike = {(group.kind, group.link): group for group in model.groups}
     row_ns = {key: max(model.row_on_ns(group), 1) for key, group in alike.items()}
-    rates = [len(each.partitions) / row_ns[each.kind, each.link] for each in model.groups]
+    rates = [each.counted / row_ns[each.kind, each.link] for each in model.groups]
     whole = sum(rates)
     return {group: rate / whole for group, rate in zip(model.groups, rates, strict=True)}
