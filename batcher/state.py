@@ -7,7 +7,7 @@ with the code.
 =============== ============================= ======================================================================
 Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
-PartitionState  fleet/fleet.py                kind price models ready lost_ns group
+PartitionState  fleet/fleet.py                kind price models ready lost_ns group closed is_scaled
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
 PartitionState  fleet/speed.py                hand_off_ns last_end_ns between_ns
 PartitionState  fleet/device_sharing.py         throttled slowdown
@@ -94,6 +94,8 @@ class PartitionState:
     models: frozenset[str] = frozenset()  # keys of the models whose batches it may be given
     ready: bool = False  # its worker is up
     lost_ns: int | None = None  # ns; when its worker was lost; None while it is up, or if it never was
+    is_scaled: bool = False  # it is a slot of a scaled class: without a worker, none may be on its way
+    closed: bool = False  # it is up, but gets neither batches nor models, since it is to be given up
     group: PartitionGroup | None = None  # its equals; None before it was ready for the first time
     batches: list[Batch] = field(default_factory=list)  # dispatched and not over; the first one runs
     suspended: list[Batch] = field(default_factory=list)  # not over, but waiting for other models and not counted
@@ -119,8 +121,10 @@ class PartitionState:
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
 
     def is_gone(self, now_ns: int) -> bool:
-        """True if its worker was lost so long ago that it is not expected back."""
-        return self.lost_ns is not None and now_ns - self.lost_ns >= UNAVAILABLE_NS
+        """True if its worker was lost so long ago that it is not expected back, or if a scaled slot never had one."""
+        if self.lost_ns is None:
+            return self.is_scaled and not self.ready
+        return now_ns - self.lost_ns >= UNAVAILABLE_NS
 
 
 @dataclass(slots=True, eq=False)

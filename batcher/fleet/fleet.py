@@ -40,6 +40,8 @@ class Fleet:
             )
             for number, config in enumerate(spec.partitions)
         }
+        for name in (slot for scaled in spec.scaling.classes for slot in scaled.slots):
+            self.partitions[name].is_scaled = True
         self.groups: list[PartitionGroup] = []
         self.wakeups = WakeupQueue()
         self.stranded: dict[ModelState, None] = {}
@@ -74,6 +76,7 @@ class Fleet:
         partition = self.partitions[event.partition]
         partition.ready = True
         partition.lost_ns = None
+        partition.closed = False
         kind = partition.kind
         known = self._tables.setdefault(kind, {})
         for key, table in event.tables.items():
@@ -105,10 +108,20 @@ class Fleet:
         partition = self.partitions[name]
         if partition.ready or partition.lost_ns is None:  # not after a failed restart
             partition.lost_ns = now_ns
-        partition.ready = False
+        partition.ready = partition.closed = False
         if partition.group is not None:
             recount(partition.group)
         self.touch(partition.models)
+
+    def close(self, partition: PartitionState) -> None:
+        """Give a partition no more batches and models; what it has it completes. Without a worker, none is expected."""
+        partition.closed = partition.ready
+        self.move(partition, frozenset())
+
+    def open(self, partition: PartitionState, models: frozenset[str]) -> None:
+        """Give batches of these models to a partition that was closed, and that holds them."""
+        partition.closed = False
+        self.move(partition, models)
 
     def move(self, partition: PartitionState, models: frozenset[str]) -> None:
         """Move a partition to the group of its equals for these models; O(models of both groups).
