@@ -192,8 +192,8 @@ class Scaler:
             if recent_loads[number] > 0:
                 each.autoscaler.note_traffic(now_ns)
             ahead_load = self._demands(self._ahead(stable, panic, each.start_ns), fixed)[number]
-            each.demand = ClassDemand(stable_loads[number], panic_loads[number], ahead_load)
-            each.wanted = each.autoscaler.wanted(now_ns, each.demand, each.serving, int(each.start_ns))
+            each.load = ClassDemand(stable_loads[number], panic_loads[number], ahead_load)
+            each.wanted = each.autoscaler.wanted(now_ns, each.load, each.serving, int(each.start_ns))
             self._follow(each, now_ns, decisions)
 
     def _ahead(self, stable: Mapping[str, float], panic: Mapping[str, float], after_ns: float) -> dict[str, float]:
@@ -330,8 +330,8 @@ class ScaledPartitions:
     """The partitions of one class.
 
     `ordered` are the slots that are to have workers, those included that are closed and not yet `leaving`. `going` are
-    the closed partitions that are to go with the models that they hold, and `leaving` those of them that were ordered to go,
-    with the time of the order.
+    the closed partitions, with the models that they hold. `leaving` are those of them that were ordered to go, with the
+    time of the order.
     """
 
     def __init__(self, scaled: ScaledClass, spec: SchedulerSpec, fleet: Fleet) -> None:
@@ -343,7 +343,7 @@ class ScaledPartitions:
         self.autoscaler = Autoscaler(spec.scaling, scaled)
         self.wanted = self.ordered = scaled.initial
         self.start_ns = float(scaled.start_ns)
-        self.demand = ClassDemand(0.0, 0.0)
+        self.load = ClassDemand(0.0, 0.0)
         self.going: dict[str, frozenset[str]] = {}
         self.leaving: dict[str, int] = {}
         self.asked = False
@@ -381,7 +381,7 @@ class ScaledPartitions:
     def status(self) -> ClassStatus:
         """The class as it is now."""
         panics, start_ns = self.autoscaler.is_panicking, int(self.start_ns)
-        return ClassStatus(self.wanted, self.ordered, self.serving, len(self.going), panics, self.demand, start_ns)
+        return ClassStatus(self.wanted, self.ordered, self.serving, len(self.going), panics, self.load, start_ns)
 
     def order(self, count: int, now_ns: int) -> None:
         """Record that this number of further slots are to have workers."""
