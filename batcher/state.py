@@ -9,14 +9,21 @@ Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
 PartitionState  fleet/fleet.py                kind price models ready lost_ns group closed is_scaled
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
-PartitionState  fleet/speed.py                hand_off_ns last_end_ns between_ns
+PartitionState  fleet/nodes.py                node link keeps_outputs round_trip_ns ns_per_byte
+PartitionState  fleet/speed.py                hand_off_ns own_hand_off_ns hand_offs last_end_ns between_ns
+NodeState       fleet/nodes.py                partitions measured round_trip_ns ns_per_byte distance speed
+NodeState       fleet/speed.py                hand_off_ns
+PartitionState  fleet/member_table.py         position is_stale
 PartitionState  fleet/device_sharing.py         throttled slowdown
 PartitionState  dispatch/dispatcher.py        batches suspended free_at_ns idle_since_ns
 PartitionState  dispatch/stragglers.py        overdue
 PartitionState  places/planned_batches.py     planned planned_ns last_serial
-PartitionGroup  fleet/fleet.py                models hosted partitions
+PartitionGroup  fleet/fleet.py                models hosted partitions round_trip_ns ns_per_byte
 PartitionGroup  fleet/partition_group.py      only ready_count idle opening busy
-ModelState      fleet/fleet.py                groups
+ModelState      fleet/fleet.py                groups nearest_ns
+PartitionGroup  fleet/member_table.py         stale table
+MemberTable     fleet/member_table.py         members until_ns free_ns order_ns planned_ns
+MemberTable     fleet/member_table.py         least_until_ns least_free_ns most_order_ns most_planned_ns
 ModelState      fleet/speed.py                estimates batch_limits limit_changes quickest_ns
 ModelState      dispatch/dispatcher.py        outstanding peak_rows typical_rows batches last_dispatch_ns
 ModelState      scheduler/pipelines.py        pipelines
@@ -38,12 +45,12 @@ ClientState     places/shares.py              planned_rows row_gap_ns last_row_n
 Request         places/places.py              places placed waits_ns kept client
 PlannedBatch    places/planned_batches.py     partition rows room variance most members
 PlannedBatch    places/planned_batches.py     merges depth length_ns from_ns limit_ns latest_ns ready_ns serial
-StageRun        scheduler/scheduler.py        confidences batch_key
+StageRun        scheduler/scheduler.py        confidences batch_key kept_on
 Entry           queues/                       queued late retry_group queue_key
 Entry           dispatch/dispatcher.py        batch
-Entry           dispatch/retries.py           lost_once
+Entry           dispatch/retries.py           lost_once nodes_lost
 Entry           dispatch/stragglers.py        copies
-Batch           dispatch/dispatcher.py        live suspect revoking is_suspended
+Batch           dispatch/dispatcher.py        live suspect is_node_lost revoking is_suspended
 Batch           dispatch/stragglers.py        copied
 Batch           scheduler/scheduler.py        entries
 =============== ============================= ======================================================================
@@ -54,6 +61,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
@@ -81,6 +89,40 @@ WaitingStage = tuple["StageState", "ModelState", int]
 """(stage whose work may have to wait, its model, ns from its start to the pipeline's end if nothing else waits)."""
 
 
+class LinkClass(NamedTuple):
+    """What the ways to equal partitions have in common: a name, and classes of bandwidth and of round trips."""
+
+    name: str
+    speed: int
+    distance: int
+
+    @property
+    def text(self) -> str:
+        """The name, or what is known of the links."""
+        if self.name or not self.speed:
+            return self.name or "a link"
+        megabytes = (1 << self.speed - 1) / 1e6
+        return f"{megabytes:.0f} MB/s" if self.distance == 1 else f"{megabytes:.0f} MB/s, {1 << self.distance - 1} ms"
+
+
+LOCAL = LinkClass("", 0, 0)
+"""Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
+
+
+@dataclass(slots=True, eq=False)
+class NodeState:
+    """A machine other than the gateway's own, on which partitions are."""
+
+    name: str
+    hand_off_ns: int  # ns; the smoothed hand-off time of its partitions, without their ways
+    partitions: dict[int, PartitionState] = field(default_factory=dict)  # those on it, by number
+    measured: tuple[tuple[int, int], ...] = ()  # the last round trips (ns) and bandwidths (bytes a second)
+    round_trip_ns: int = 0  # ns that a message takes there and back
+    ns_per_byte: float = 0.0  # ns that each byte takes; 0 if that is not known
+    distance: int = 1  # class of its round trip, at least 1
+    speed: int = 0  # class of its bandwidth
+
+
 @dataclass(slots=True, eq=False)
 class PartitionState:
     """One partition: what it can run, and the batches that its worker holds."""
@@ -96,6 +138,13 @@ class PartitionState:
     lost_ns: int | None = None  # ns; when its worker was lost; None while it is up, or if it never was
     is_scaled: bool = False  # it is a slot of a scaled class: without a worker, none may be on its way
     closed: bool = False  # it is up, but gets neither batches nor models, since it is to be given up
+    node: NodeState | None = None  # the machine that its worker is on; None for the gateway's own
+    link: LinkClass = LOCAL
+    keeps_outputs: bool = False  # what its batches answer stays on its node as well
+    round_trip_ns: int = 0  # ns that a message to its node takes there and back; 0 on the gateway's own machine
+    ns_per_byte: float = 0.0  # ns that each byte to its node or back takes
+    own_hand_off_ns: int = 0  # ns; the smoothed hand-off time of its own batches, where its node has one of its own
+    hand_offs: int = 0  # batches from which `own_hand_off_ns` was learned
     group: PartitionGroup | None = None  # its equals; None before it was ready for the first time
     batches: list[Batch] = field(default_factory=list)  # dispatched and not over; the first one runs
     suspended: list[Batch] = field(default_factory=list)  # not over, but waiting for other models and not counted
@@ -113,12 +162,28 @@ class PartitionState:
     )  # what it is to run after `batches`, in order of deadlines
     planned_ns: int = 0  # ns; the time that `planned` takes
     last_serial: int = 0  # of the batches that were planned for it
+    position: int = -1  # in its group's `table`; -1 while it is not there
+    is_stale: bool = False  # it is in its group's `stale`
 
     def start_ns(self, now_ns: int) -> int:
         """When a batch dispatched now would start."""
         if self.ready:
             return self.free_at_ns if self.free_at_ns > now_ns else now_ns
         return max(now_ns, (now_ns if self.lost_ns is None else self.lost_ns) + RESTART_NS)
+
+    def way_ns(self, model: ModelState, rows: float) -> int:
+        """The time that a batch and its answers are on their way to its node and back; 0 on the gateway's machine."""
+        return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)
+
+    def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
+        """The time that a batch takes of the partition where batches follow each other; see `occupied_ns`."""
+        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows, expected_ns)
+
+    def return_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
+        """By how much later a batch is complete than it occupies the partition: what is left of its way."""
+        if not self.round_trip_ns and not self.ns_per_byte:
+            return 0
+        return expected_ns + self.way_ns(model, rows) - self.occupied_ns(model, rows, expected_ns)
 
     def is_gone(self, now_ns: int) -> bool:
         """True if its worker was lost so long ago that it is not expected back, or if a scaled slot never had one."""
@@ -129,7 +194,9 @@ class PartitionState:
 
 @dataclass(slots=True, eq=False)
 class PartitionGroup:
-    """The partitions of one kind and price that hold the same models: any of them can run what one of them can.
+    """The partitions of one kind, price and class of links that hold the same models.
+
+    Any of them can run what one of them can, in the same time.
 
     `idle`, `opening` and `busy` are heaps that are cleaned up lazily: an item that its partition contradicts is dropped
     when it comes to the front.
@@ -139,6 +206,9 @@ class PartitionGroup:
     kind: str
     models: frozenset[str]
     price: float
+    link: LinkClass = LOCAL
+    round_trip_ns: int = 0  # ns; the longest of its partitions
+    ns_per_byte: float = 0.0  # ns; the most of its partitions
     hosted: dict[str, ModelState] = field(default_factory=dict)  # the states of `models`, by key
     partitions: dict[int, PartitionState] = field(default_factory=dict)  # by number
     only: PartitionState | None = None  # the partition, if there is only one
@@ -146,6 +216,35 @@ class PartitionGroup:
     idle: list[int] = field(default_factory=list)  # heap of the numbers of idle partitions
     opening: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `opening_ns`
     busy: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `free_at_ns`
+    stale: list[PartitionState] = field(default_factory=list)  # those that have changed since `table` was looked at
+    table: MemberTable | None = None  # a view of all partitions, for groups of many
+
+    def way_ns(self, model: ModelState, rows: float) -> int:
+        """As `PartitionState.way_ns`, for the slowest way."""
+        return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)
+
+    def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
+        """As `PartitionState.occupied_ns`, for the slowest way."""
+        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows, expected_ns)
+
+
+@dataclass(slots=True, eq=False)
+class MemberTable:
+    """The partitions of a large group in the order in which they joined it, and bounds for blocks of them.
+
+    The columns bound from below when a partition ends its work, without `between_ns` and slowdown, so that searches
+    pass over most partitions.
+    """
+
+    members: list[PartitionState | None] = field(default_factory=list)  # None where one has left
+    until_ns: list[int] = field(default_factory=list)  # ns; when it ends all that is planned; infinite if it is not up
+    free_ns: list[int] = field(default_factory=list)  # ns; when it ends its batches; infinite if it is not up
+    order_ns: list[int] = field(default_factory=list)  # ns; the order of its last planned batch, -1 without one
+    planned_ns: list[int] = field(default_factory=list)  # ns; the time that its planned batches take
+    least_until_ns: list[int] = field(default_factory=list)  # by block, the least of `until_ns`
+    least_free_ns: list[int] = field(default_factory=list)  # by block, the least of `free_ns`
+    most_order_ns: list[int] = field(default_factory=list)  # by block, the largest of `order_ns`
+    most_planned_ns: list[int] = field(default_factory=list)  # by block, the most of `planned_ns`
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +260,7 @@ class ModelState:
     batch_limits: dict[str, BatchLimit] = field(default_factory=dict)  # by kind, where larger batches had no memory
     limit_changes: int = 0  # how often the batch sizes that it may run with have changed
     quickest_ns: int = 0  # ns; least time of a row by itself
+    nearest_ns: int = 0  # ns; least time that a row is on its way to a partition and back
     pipelines: list[PipelineState] = field(default_factory=list)  # those with a stage that it may run
     open_batch: PlannedBatch | None = None  # the last planned one of its default queue, if it can be joined
     outstanding: int = 0  # rows that are queued or running
@@ -198,6 +298,15 @@ class ModelState:
         estimate = self.estimates[kind]
         return estimate.row_ns(min(self.full_rows(estimate), self.config.max_batch))
 
+    def row_on_ns(self, group: PartitionGroup) -> int:
+        """As `row_ns`, for a partition of a group, whose way may bound how many batches it runs."""
+        if not group.link.distance:
+            return self.row_ns(group.kind)
+        estimate = self.estimates[group.kind]
+        rows = min(self.full_rows(estimate), self.config.max_batch)
+        service_ns = estimate.service_ns(rows)
+        return self.row_ns(group.kind) + (group.occupied_ns(self, rows, service_ns) - service_ns) // rows
+
 
 @dataclass(slots=True, eq=False)
 class StageState:
@@ -219,7 +328,13 @@ class StageState:
         model = self.model
         if model is None or not model.estimates:
             return 0
-        return min(estimate.service_ns(model.usual_rows) for estimate in model.estimates.values()) + hand_off_ns
+        rows = model.usual_rows
+        if model.nearest_ns:
+            return (
+                min(model.estimates[group.kind].service_ns(rows) + group.way_ns(model, rows) for group in model.groups)
+                + hand_off_ns
+            )
+        return min(estimate.service_ns(rows) for estimate in model.estimates.values()) + hand_off_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -282,6 +397,7 @@ class StageRun:
     rows: int  # how many they are
     confidences: tuple[tuple[float, ...], ...] = ()  # one tuple a confidence of the model, each with one value a row
     batch_key: str = ""  # tells apart outputs whose variable dimensions differ
+    kept_on: NodeState | None = None  # the node that has its outputs, too
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -345,6 +461,7 @@ class Entry:
     queued: bool  # it waits in its queue
     late: bool  # it waits behind the entries that can still be in time
     lost_once: bool  # its worker was lost while it may have been the cause
+    nodes_lost: int  # how often it was running on a node that was lost
     batch: Batch | None  # the batch that it runs in
     retry_group: list[Entry] | None  # the entries that it is to be retried with
     copies: list[Entry] | None  # those that may be answered, with itself; None if it has no other
@@ -371,6 +488,7 @@ class Entry:
         self.queued = True
         self.late = False
         self.lost_once = False
+        self.nodes_lost = 0
         self.batch = None
         self.retry_group = None
         self.copies = None
@@ -379,7 +497,8 @@ class Entry:
         """The same rows again, in no batch."""
         row_index, key, end_ns = self.row_index, self.queue_key, self.stage_deadline_ns
         entry = Entry(self.request, self.stage, self.rows, row_index, key, end_ns, enqueued_ns, self.sequence)
-        entry.queued, entry.late, entry.lost_once = self.queued, self.late, self.lost_once
+        entry.queued, entry.late = self.queued, self.late
+        entry.lost_once, entry.nodes_lost = self.lost_once, self.nodes_lost
         entry.retry_group, entry.copies = self.retry_group, self.copies
         return entry
 
@@ -451,6 +570,28 @@ class Batch:
     dispatched_ns: int  # ns
     live: int  # entries whose requests have no outcome
     suspect: bool = False  # it was running when its worker was lost, and may be the cause
+    is_node_lost: bool = False  # its worker was lost with its whole node
     is_suspended: bool = False  # its model waits for other models
     revoking: bool = False  # its worker was asked to take it back
     copied: bool = False  # some of its entries may have copies
+    way_ns: int = 0  # ns that it and its answers are expected to be on their way
+
+
+def way_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float) -> int:
+    """The time that a batch of a model and its answers are on their way, as far as the sizes of its rows are known."""
+    if not ns_per_byte:
+        return round_trip_ns
+    return round_trip_ns + int(ns_per_byte * rows * model.row_bytes)
+
+
+def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float, expected_ns: int) -> int:
+    """The time that a batch which runs for `expected_ns` takes of a partition where batches follow each other.
+
+    Its way overlaps with the batches before and behind it. But each direction of a link carries one batch at a time,
+    and a worker holds `IN_FLIGHT` batches at most, so a batch takes at least that part of the time until it is back.
+    """
+    if not ns_per_byte:
+        return max(expected_ns, (expected_ns + round_trip_ns) // IN_FLIGHT)
+    there_ns = int(ns_per_byte * rows * model.input_bytes)
+    back_ns = int(ns_per_byte * rows * model.output_bytes)
+    return max(expected_ns, there_ns, back_ns, (expected_ns + round_trip_ns + there_ns + back_ns) // IN_FLIGHT)

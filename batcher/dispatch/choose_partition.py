@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
+from sluice.batcher.fleet.member_table import is_free
 from sluice.batcher.fleet.partition_group import first_available
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption, Planner, Ranker
@@ -74,9 +75,9 @@ class PartitionChooser:
         stage = head.request.pipeline.stages[head.stage]
         only = len(groups) == 1 and (stage.cost_to_go is None or len(stage.cost_to_go.cost) == 1)
         if not model.by_deadline or head.late or stage.model is not model:
-            return NextBatch(self._local(head, partition), choice.rows, 0)
+            return NextBatch(self._local(head, partition, now_ns), choice.rows, 0)
         if only or queue.only is not None:
-            return self._planned(queue, head, model, choice.rows, self._local(head, partition), now_ns)
+            return self._planned(queue, head, model, choice.rows, self._local(head, partition, now_ns), now_ns)
         if self._planner is None:
             return self._planned(queue, head, model, choice.rows, partition, now_ns)
         hosts = [partition if group is partition.group else first_available(group, now_ns) for group in groups]
@@ -90,7 +91,7 @@ class PartitionChooser:
                 assert host is not None, "only what is open is ranked"
                 if host is not partition and host.planned and not takes(host):
                     continue
-                batch = self._planned(queue, head, model, option.rows, self._local(head, host), now_ns)
+                batch = self._planned(queue, head, model, option.rows, self._local(head, host, now_ns), now_ns)
                 if isinstance(batch, NextBatch) or host is partition:
                     return batch
         return self._planned(queue, head, model, choice.rows, partition, now_ns)
@@ -116,7 +117,7 @@ class PartitionChooser:
             or model.batches - known.batches >= RANKED_BATCHES
         ):
             options = [
-                LiveOption(number, size, service_ns, service_ns * group.price / NS_PER_S)
+                LiveOption(number, size, service_ns + group.way_ns(model, size), service_ns * group.price / NS_PER_S)
                 for number, group in enumerate(model.groups)
                 for size in model.estimates[group.kind].sizes
                 for service_ns in [model.estimates[group.kind].service_ns(size)]
@@ -149,14 +150,14 @@ class PartitionChooser:
         ready_ns = partition.start_ns(now_ns) + self._hand_off_ns
         if not batches:
             delays = estimate.expected_ns(rows) > slack_ns(partition, queue.key, (), now_ns)[0]
-            in_time = ready_ns + estimate.service_ns(rows) <= _due_ns(head)
+            in_time = ready_ns + estimate.service_ns(rows) + partition.way_ns(model, rows) <= _due_ns(head)
             if is_near:
                 latest_ns = place[0].latest_ns - place[0].length_ns
                 return latest_ns if delays and latest_ns > now_ns else NextBatch(partition, rows, 0)
             return NextBatch(partition, rows, 0) if in_time and not delays else head.stage_deadline_ns
         left_ns = head.stage_deadline_ns - ready_ns
-        if estimate.service_ns(planned) <= left_ns:
-            fits = rows > planned and estimate.service_ns(rows) <= left_ns
+        if estimate.service_ns(planned) + partition.way_ns(model, planned) <= left_ns:
+            fits = rows > planned and estimate.service_ns(rows) + partition.way_ns(model, rows) <= left_ns
             return NextBatch(partition, rows if fits else planned, 0)
         from_ns = min([batch.from_ns for batch in batches])
         if queue.first_not_before(from_ns) is None:  # its rows have not come yet
@@ -164,12 +165,19 @@ class PartitionChooser:
         return NextBatch(partition, planned, from_ns)
 
     @staticmethod
-    def _local(entry: Entry, host: PartitionState) -> PartitionState:
-        """The partition that ran the stage before, if it is as free as its equal `host`."""
+    def _local(entry: Entry, host: PartitionState, now_ns: int) -> PartitionState:
+        """The partition that ran the stage before, if it is as free as its equal `host`; or a free one on its node."""
         near = entry.request.ran_on
-        if near is not None and near.group is host.group and near.ready and not near.batches and not near.throttled:
+        if near is None:
+            return host
+        place = entry.place
+        is_planned = near.node is not None and near.planned and (place is None or place[0].partition is not near)
+        if near.group is host.group and near.ready and not near.batches and not near.throttled and not is_planned:
             return near
-        return host
+        if near.node is None or near.node is host.node or not entry.follows:
+            return host
+        equals = [each for each in near.node.partitions.values() if each.group is host.group]
+        return next((each for each in equals if is_free(each, now_ns)), host)
 
 
 def _due_ns(entry: Entry) -> int:

@@ -49,6 +49,8 @@ class Closing:
             model.quickest_ns,
             max(int(model.peak_rows), 1),
             model.typical_rows,
+            partition.round_trip_ns,
+            partition.ns_per_byte * model.config.row_bytes if partition.ns_per_byte else 0.0,
         )
         choice = self._policies[queue.model].choose(queue, context)
         if (problem := number_error(choice)) is not None:
@@ -65,7 +67,7 @@ class Closing:
         batch = partition.batches[0]
         entry = batch.entries[0]
         request = entry.request
-        if request.settled or partition.hand_off_ns > self._gather_fraction * batch.expected_ns:
+        if request.settled or partition.hand_off_ns + batch.way_ns > self._gather_fraction * batch.expected_ns:
             return False
         head = queue.head()
         before = planned_order(head)

@@ -12,12 +12,13 @@ from sluice.batcher.dispatch.stragglers import Stragglers, mark_copied
 from sluice.batcher.dispatch.timeouts import RequestTimeouts
 from sluice.batcher.fleet.device_sharing import DeviceSharing
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.member_table import first_free, note_change
 from sluice.batcher.fleet.partition_group import first_idle, first_opened
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.fleet.speed import is_left_to_others, outdate_pipelines, raise_limits
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, Member, ReleaseReason, RevokeBatch
-from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.interface.events import LinkMeasured, PartitionReady, PartitionResized
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.planner_protocol import Planner
 from sluice.batcher.places.places import Places
@@ -293,22 +294,18 @@ class Dispatcher:
 
     def reconsider(self, name: str, now_ns: int) -> None:
         """Reconsider all groups after a partition was lost or its models changed."""
-        mine = self.fleet.partitions[name].group
-        for group in self.fleet.groups:
-            run_queue = self.wakeups.run_queues[group]
-            if run_queue.deferred or group is mine:
-                run_queue.end_deferrals()
-                self.wakeups.wake_run_queue(run_queue, now_ns)
-        self.places.sync(now_ns)
+        partition = self.fleet.partitions[name]
+        self.wakeups.end_deferrals(partition.group, now_ns)
+        self.places.sync(partition, now_ns)
         for queue in self._queues.bound_queues():
             self._unbind(queue, now_ns)
-        self._reconsider_sequences(self.fleet.partitions[name], now_ns)
+        self._reconsider_sequences(partition, now_ns)
 
     def _reconsider_sequences(self, host: PartitionState, now_ns: int) -> None:
         """Follow a partition that was lost or whose models changed."""
         self.sequences.sync()
         self._move_sequences(now_ns)
-        if host.group is None:
+        if host.group is None or not self._queues.has_sequences(host):
             return
         for key in sorted(host.models):
             queue = self._queues.find((key, host_key(host)))
@@ -324,12 +321,23 @@ class Dispatcher:
         self.sequences.replaced(partition)
         self.reconsider(event.partition, now_ns)
 
-    def lost(self, name: str, now_ns: int) -> None:
+    def link_measured(self, event: LinkMeasured, now_ns: int) -> bool:
+        """Record how long the way to a node takes; True if predictions have changed."""
+        changed, moved = self.fleet.link_measured(event)
+        for partition in moved:
+            self.places.resized(partition)
+            self.reconsider(partition.name, now_ns)
+        if changed:
+            self.places.changed()
+        return changed
+
+    def lost(self, name: str, now_ns: int, *, is_node_lost: bool = False) -> None:
         """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         self.fleet.lost(name, now_ns)
         partition = self.fleet.partitions[name]
         for batch in (*partition.batches[:1], *partition.suspended):
             batch.suspect = True
+            batch.is_node_lost = is_node_lost
         self.reconsider(name, now_ns)
         self.wakeups.check_ns = now_ns
 
@@ -371,7 +379,9 @@ class Dispatcher:
         if not partition.batches:
             partition.free_at_ns = now_ns
         elif was_running:
-            partition.free_at_ns = now_ns + sum(waiting.expected_ns for waiting in partition.batches)
+            # The end of a batch on another node is known a way later, and what waited there began meanwhile.
+            began_ns = max(now_ns - batch.way_ns, partition.batches[0].dispatched_ns)
+            partition.free_at_ns = began_ns + sum(waiting.expected_ns for waiting in partition.batches)
         else:
             partition.free_at_ns -= batch.expected_ns
         group = partition.group
@@ -471,11 +481,11 @@ class Dispatcher:
                 self._offer_rest(queue, now_ns)
                 return here, queue, entries, RETRY
             head = queue.head()
-            reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns
+            reachable_ns = now_ns + self.hand_off_ns + model.quickest_ns + model.nearest_ns
             if head.stage_deadline_ns < reachable_ns and model.by_deadline and self._expire(queue, reachable_ns):
                 run_queue.notify(queue)  # the new head may be less urgent
                 continue
-            host = _planned_host(head, here)
+            host = self._host_of(head, model, here, now_ns)
             estimate = model.estimates[host.kind]
             choice = self._closing.choose(queue, model, host, now_ns)
             rows = choice.rows
@@ -501,6 +511,22 @@ class Dispatcher:
                 if choice.after_idle_ns is not None:
                     run_queue.wait_for_idle(queue, choice.after_idle_ns)
         return None
+
+    def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
+        """The partition that an entry has its place on, if that is as free as its equal `here`.
+
+        If not, and `here` is on a node, an equal for which nothing is planned: what is planned for one idle partition
+        is no reason to wait while another one has nothing to do.
+        """
+        place = head.place
+        host = here if place is None else _planned_host(place[0].partition, here)
+        if host.node is None or not host.planned or (place is not None and place[0].partition is host):
+            return host
+        assert host.group is not None, "a partition that takes a batch has a group"
+        free = first_free(host.group, now_ns)
+        if free is None:
+            return host
+        return free if head.follows else self.places.locality.nearest_free(model, free, now_ns)
 
     def _find_host(
         self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int
@@ -567,7 +593,8 @@ class Dispatcher:
             return entries
         model = self.models[queue.model]
         rows = sum(map(_rows, entries))
-        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + model.estimates[partition.kind].expected_ns(rows)
+        took_ns = model.estimates[partition.kind].expected_ns(rows) + partition.way_ns(model, rows)
+        done_ns = partition.start_ns(now_ns) + self.hand_off_ns + took_ns
         late_ns = {
             entry.request: done_ns - entry.stage_deadline_ns
             for entry in entries
@@ -589,7 +616,10 @@ class Dispatcher:
         rows = sum(map(_rows, entries))
         expected_ns = model.estimates[partition.kind].expected_ns(rows)
         kind, identity = partition.kind, self._next_batch
-        batch = Batch(identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries))
+        way_ns = 0 if partition.node is None else _way_ns(partition, model, entries, rows)
+        batch = Batch(
+            identity, queue.key, partition, kind, entries, rows, expected_ns, now_ns, len(entries), way_ns=way_ns
+        )
         if reason is RETRY:
             mark_copied(batch)
         self._next_batch += 1
@@ -649,11 +679,25 @@ def _is_open(partition: PartitionState, now_ns: int) -> bool:
     return not partition.batches or partition.opening_ns <= now_ns
 
 
-def _planned_host(head: Entry, partition: PartitionState) -> PartitionState:
-    """The partition that an entry has its place on, if that is as free as its equal `partition`."""
-    if (place := head.place) is None:
-        return partition
-    host = place[0].partition
+def _way_ns(partition: PartitionState, model: ModelState, entries: list[Entry], rows: int) -> int:
+    """The time that a batch and its answers are on their way, without the inputs that its node has already."""
+    there = 0
+    if partition.keeps_outputs:
+        for entry in entries:
+            request = entry.request
+            config = request.pipeline.stages[entry.stage].config
+            if config.source_bytes and all(_is_kept(request.runs[each], partition) for each in config.sources):
+                there += entry.rows * config.source_bytes
+    return partition.way_ns(model, rows) - int(partition.ns_per_byte * there)
+
+
+def _is_kept(run: StageRun | None, partition: PartitionState) -> bool:
+    """True if a partition's node has the outputs of a stage."""
+    return run is not None and run.kept_on is partition.node
+
+
+def _planned_host(host: PartitionState, partition: PartitionState) -> PartitionState:
+    """The partition of a place, if it is as free as its equal `partition`."""
     is_free = host.group is partition.group and host.ready and not host.batches and not host.throttled
     return host if is_free else partition
 
@@ -673,3 +717,4 @@ def leave_batch(entry: Entry) -> None:
 def _set_free(partition: PartitionState, at_ns: int) -> None:
     """Change when an idle partition is free."""
     partition.free_at_ns = at_ns
+    note_change(partition)

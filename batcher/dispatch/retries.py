@@ -10,6 +10,8 @@ from sluice.batcher.interface.events import BatchFailed, BatchRevoked, FailureCa
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.state import Batch, Entry, Request
 
+MOST_NODES_LOST = 3
+"""A request is not run again once as many nodes were lost with it: it may be the cause after all."""
 _OUTCOMES = {
     FailureCause.BACKEND: Outcome.FAILED_BACKEND,
     FailureCause.OUT_OF_MEMORY: Outcome.FAILED_BACKEND,
@@ -25,6 +27,9 @@ class Failures:
     A batch with one request to blame is run again 2·log₂(requests) times at most, rounded up to whole halvings. Of a
     lost worker's batches, only the one that was running is halved. A request alone in it fails if a worker was lost
     with it before: a batch takes log₂(requests) + 1 workers along at most, and a batch of one request two.
+
+    Where a whole node is lost, no request is taken to be the cause before `MOST_NODES_LOST` are, and the batch that was
+    running on each of its partitions is retried as one.
 
     A batch of a decoupled model that was running is not run again: it may have sent responses.
 
@@ -62,6 +67,7 @@ class Failures:
             half = 0  # it had not started, so it proves nothing
         elif event.cause is FailureCause.WORKER_LOST:
             alive = self._lost(batch, alive, event.message, decisions)
+            half = 0 if batch.is_node_lost else half
         elif alive and len(batch.entries) == 1 and not elsewhere:
             self._fail(alive[0].request, _OUTCOMES[event.cause], _reason(batch, event), decisions)
             return
@@ -112,6 +118,8 @@ class Failures:
             for entry in alive:
                 self._fail(entry.request, Outcome.FAILED_WORKER_LOST, message, decisions)
             return []
+        if batch.is_node_lost:
+            return self._lost_with_node(alive, message, decisions)
         if len(batch.entries) == 1 and alive and alive[0].lost_once:
             reason = f"the worker was lost again, with this request alone: {message}"
             self._fail(alive[0].request, Outcome.FAILED_WORKER_LOST, reason, decisions)
@@ -119,6 +127,15 @@ class Failures:
         for entry in alive:
             entry.lost_once = True
         return alive
+
+    def _lost_with_node(self, alive: list[Entry], message: str, decisions: list[AnyDecision]) -> list[Entry]:
+        """The entries to retry of a batch whose node was lost: nodes are seldom lost by what a request contains."""
+        for entry in alive:
+            entry.nodes_lost += 1
+            if entry.nodes_lost == MOST_NODES_LOST:
+                reason = f"{MOST_NODES_LOST} nodes were lost with this request: {message}"
+                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
+        return [entry for entry in alive if not entry.request.settled]
 
     def _detach(self, batch: Batch) -> list[Entry]:
         """Free the entries of a batch that ended; returns those whose requests still want an answer."""
@@ -130,7 +147,7 @@ class Failures:
                 continue
             if leaves_it_to_copies(entry):
                 for copy in live_copies(entry):
-                    copy.lost_once = copy.lost_once or batch.suspect
+                    copy.lost_once = copy.lost_once or (batch.suspect and not batch.is_node_lost)
             else:
                 alive.append(entry)
         return alive

@@ -88,8 +88,10 @@ class Stragglers:
             return []
         rows = sum([entry.rows for entry in entries])
         estimates = self._model(batch).estimates
+        model = self._model(batch)
         done_ns = min(
-            host.start_ns(now_ns) + host.hand_off_ns + estimates[host.kind].expected_ns(rows) for host in hosts
+            host.start_ns(now_ns) + host.hand_off_ns + host.way_ns(model, rows) + estimates[host.kind].expected_ns(rows)
+            for host in hosts
         )
         return [_copy(entry, now_ns) for entry in entries if done_ns <= entry.stage_deadline_ns]
 
@@ -100,7 +102,8 @@ class Stragglers:
         """When the running batch of a partition is overdue; it may be an earlier time that has not come yet."""
         batch = partition.batches[0]
         estimate = self._model(batch).estimates.get(batch.kind)
-        usual_ns = batch.expected_ns if estimate is None else estimate.service_ns(batch.rows)
+        away_ns = 0 if partition.node is None else batch.way_ns + partition.hand_off_ns
+        usual_ns = away_ns + (batch.expected_ns if estimate is None else estimate.service_ns(batch.rows))
         started_ns = max(batch.dispatched_ns, partition.idle_since_ns, self._since_ns)
         soonest_ns = started_ns + max(OVERDUE * usual_ns, LEAST_NS)
         if now_ns < soonest_ns:

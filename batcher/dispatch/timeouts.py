@@ -41,7 +41,7 @@ class RequestTimeouts:
         """Evict the entry's request when it can no longer be in time."""
         model = self._fleet.models[entry.queue_key[0]]
         quickest_ns = min((estimate.expected_ns(entry.rows) for estimate in model.estimates.values()), default=0)
-        late_ns = entry.stage_deadline_ns - self._fleet.hand_off_ns - quickest_ns + 1
+        late_ns = entry.stage_deadline_ns - self._fleet.hand_off_ns - quickest_ns - model.nearest_ns + 1
         self._add(entry, max(late_ns, now_ns), TimeoutCause.LATE)
 
     def limit(self, entry: Entry, expires_ns: int | None, delay_ns: int | None, now_ns: int) -> None:

@@ -121,13 +121,19 @@ def _check_groups(scheduler: Scheduler) -> None:
         mine = [group for group in fleet.groups if partition.number in group.partitions]
         assert mine == ([] if partition.group is None else [partition.group]), f"{partition.name} is in other groups"
         for group in mine:
-            equal = (partition.kind, partition.price, partition.models) == (group.kind, group.price, group.models)
+            mine_is = (partition.kind, partition.price, partition.link, partition.models)
+            equal = mine_is == (group.kind, group.price, group.link, group.models)
             assert equal, f"{partition.name} is no equal of its group {group.number}"
+            assert group.round_trip_ns >= partition.round_trip_ns, f"the way to {partition.name} is longer than thought"
+            assert group.ns_per_byte >= partition.ns_per_byte, f"the link to {partition.name} is slower than thought"
     for group in fleet.groups:
         assert group.partitions, f"group {group.number} has no partitions"
         assert group.hosted == {key: fleet.models[key] for key in sorted(group.models)}, "a group has other models"
-    kinds = [(group.kind, group.price, group.models) for group in fleet.groups]
+    kinds = [(group.kind, group.price, group.link, group.models) for group in fleet.groups]
     assert len(set(kinds)) == len(kinds), "equal partitions are in two groups"
+    for node in fleet.nodes.by_name.values():
+        on_it = {each.number: each for each in fleet.partitions.values() if each.node is node}
+        assert node.partitions == on_it, f"node {node.name} has other partitions"
     for key, model in fleet.models.items():
         assert model.groups == [group for group in fleet.groups if key in group.models], f"{key} is on other groups"
     for name, pipeline in scheduler.pipelines.items():

@@ -2,13 +2,14 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import msgspec
 
 from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
+from sluice.batcher.drivers.simulated_nodes import SimulatedNode, SimulatedNodes
 from sluice.batcher.drivers.simulated_workers import SimulatedWorkers
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
@@ -29,9 +30,12 @@ from sluice.batcher.interface.events import (
     PRIORITY,
     AnyEvent,
     BatchCompleted,
+    BatchFailed,
     BatchRevoked,
     CacheMiss,
     Confidences,
+    Event,
+    FailureCause,
     ModelLoaded,
     ModelUnloaded,
     OutputsCombined,
@@ -91,6 +95,13 @@ class Service(Protocol):
         ...
 
 
+class _NodeLost(Event, frozen=True):
+    """A node is gone until `back_ns`."""
+
+    node: str
+    back_ns: int | None
+
+
 class Simulator:
     """A discrete-event loop around a scheduler.
 
@@ -100,8 +111,9 @@ class Simulator:
     those of the models that may be loaded there; planning takes no time, and loading what `load_ns` says. A partition
     carries orders to load and to unload out one after the other. A planned event may resize a partition, and so may the
     answer of `resize` to an order: `service` has to know which batches came after it. `stray_ns` draws by how much a
-    batch's way to its worker, or back, is longer (or shorter) than `host` says. A slot of a scaled class has a worker
-    with the models of `tables` when `start_ns` has passed since it was ordered, or since the one before was lost.
+    batch's way to its worker, or back, is longer (or shorter) than `host` says. Partitions on `nodes` are reached over
+    the links of these. With `measures`, the links are measured at time 0. A slot of a scaled class has a worker with
+    the models of `tables` when `start_ns` has passed since it was ordered, or since the one before was lost.
     """
 
     def __init__(
@@ -117,7 +129,10 @@ class Simulator:
         load_ns: Callable[[LoadModel], int] | None = None,
         resize: Callable[[ResizePartition], PartitionResized | ResizeFailed] | None = None,
         judge: Callable[[SchedulerSpec, JudgeSteps], Ask | None] | None = None,
+        nodes: Sequence[SimulatedNode] = (),
         start_ns: Callable[[str], int] | None = None,
+        *,
+        measures: bool = True,
     ) -> None:
         self._scheduler = scheduler
         self._service = service
@@ -132,8 +147,12 @@ class Simulator:
         self._resize = resize or (lambda order: ResizeFailed(order.partition, "no other size is known"))
         self._judge = judge or (lambda spec, order: None)
         self._workers = SimulatedWorkers(scheduler.spec, start_ns or (lambda slot: 0))
+        self.nodes = SimulatedNodes(nodes, scheduler.spec)
+        self._has_nodes = bool(nodes)
+        self._leaving: list[tuple[int, int, DispatchBatch, BatchCompleted]] = []
+        self._came_up: dict[str, PartitionReady] = {}
         self._orders_end_ns: dict[str, int] = {}
-        self._planned: list[tuple[int, int, int, AnyEvent]] = []
+        self._planned: list[tuple[int, int, int, AnyEvent | _NodeLost]] = []
         self._sequence = 0
         self._free_ns: dict[str, int] = {}
         self._known_ns: dict[str, int] = {}
@@ -145,11 +164,20 @@ class Simulator:
         self._turn_ns = 0
         self._idle_ns = 0
         self.now_ns = 0
+        for measured in self.nodes.measured() if measures else ():
+            self.at(0, measured)
 
     def at(self, time_ns: int, event: AnyEvent) -> None:
-        """Plan an event, not before the present."""
+        """Plan an event, not before the present; a worker comes up on the node of its partition."""
         self._sequence += 1
+        if isinstance(event, PartitionReady):
+            event = self.nodes.placed(event)
         heappush(self._planned, (time_ns, PRIORITY[type(event)], self._sequence, event))
+
+    def lose_node(self, time_ns: int, node: str, back_ns: int | None = None) -> None:
+        """Plan the loss of a node with its partitions; at `back_ns`, unless it is None, their workers are up again."""
+        self._sequence += 1
+        heappush(self._planned, (time_ns, 0, self._sequence, _NodeLost(node, back_ns)))
 
     def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = (), drain_ns: float = math.inf) -> None:
         """Run until nothing is left to happen, or until `drain_ns` after the last of the `arrivals`.
@@ -162,13 +190,10 @@ class Simulator:
         send_ns = self._host.send_ns
         last_ns = 0
         while True:
-            due_ns = self._scheduler.next_wakeup_ns()
-            if self._planned and (due_ns is None or self._planned[0][0] < due_ns):
-                due_ns = self._planned[0][0]
-            if following is not None and (due_ns is None or following[0] + send_ns < due_ns):
-                due_ns = following[0] + send_ns
-            if self._arrived:
-                due_ns = self._idle_ns
+            due_ns = self._due_ns(None if following is None else following[0] + send_ns)
+            if self._leaving and (due_ns is None or self._leaving[0][0] <= due_ns):
+                self._leave()
+                continue
             if due_ns is None or (following is None and due_ns > last_ns + drain_ns):
                 return
             turn_ns = self._turn_ns = max(due_ns, self._idle_ns)
@@ -182,6 +207,24 @@ class Simulator:
                 following = next(upcoming, None)
             self._turn(read)
 
+    def _due_ns(self, following_ns: int | None) -> int | None:
+        """When the loop has something to do; `following_ns` is when the next request comes."""
+        if self._arrived:
+            return self._idle_ns
+        due_ns = self._scheduler.next_wakeup_ns()
+        if self._planned and (due_ns is None or self._planned[0][0] < due_ns):
+            due_ns = self._planned[0][0]
+        if following_ns is not None and (due_ns is None or following_ns < due_ns):
+            due_ns = following_ns
+        return due_ns
+
+    def _leave(self) -> None:
+        """Send the outputs of the next batch back that ends on a node: its link carries them in the order of ends."""
+        ended_ns, _, batch, completed = heappop(self._leaving)
+        if batch.batch in self._started_ns:
+            back_ns = max(self._host.return_ns + self._stray_ns(), 0)
+            self.at(self.nodes.answer(batch, ended_ns) + back_ns, completed)
+
     def _turn(self, read: int) -> None:
         """One iteration of the loop: what has come is handled at one instant, and what was decided is done."""
         turn_ns = self._turn_ns
@@ -190,6 +233,9 @@ class Simulator:
             self._handle(delay)
         while self._planned and self._planned[0][0] <= turn_ns:
             event = heappop(self._planned)[3]
+            if isinstance(event, _NodeLost):
+                self._lose(event)
+                continue
             if isinstance(event, BatchCompleted) and self._started_ns.pop(event.batch, None) is None:
                 continue
             if isinstance(event, PartitionReady) and not self._is_wanted(event.partition):
@@ -233,6 +279,8 @@ class Simulator:
     def _handle(self, event: AnyEvent) -> None:
         decisions = self._scheduler.handle(event, self.now_ns)
         self._observe(self.now_ns, event, decisions)
+        if self._has_nodes:
+            self._note(event)
         if isinstance(event, PartitionResized):
             self._replace_worker(event)
         elif isinstance(event, PartitionLost):
@@ -248,6 +296,29 @@ class Simulator:
 
     def _come_up(self, name: str, at_ns: int) -> None:
         self.at(at_ns, PartitionReady(name, dict(self._tables.get(name, {}))))
+
+    def _note(self, event: AnyEvent) -> None:
+        """Keep what the nodes have to know of requests and workers."""
+        if isinstance(event, RequestArrived):
+            self.nodes.arrived(event.request, event.pipeline)
+        elif isinstance(event, PartitionReady):
+            self._came_up[event.partition] = event
+
+    def _lose(self, loss: _NodeLost) -> None:
+        """Report all partitions of a node that were up as lost, and then their batches."""
+        reason = f"node {loss.node}: no answer"
+        names = [name for name in self.nodes.partitions_of(loss.node) if name in self._came_up]
+        self.nodes.lost(loss.node)
+        for name in names:
+            self._handle(PartitionLost(name, reason, is_node_lost=True))
+            self._free_ns.pop(name, None)
+            self._known_ns.pop(name, None)
+            came_up = self._came_up.pop(name)
+            if loss.back_ns is not None and not self._workers.is_slot(name):
+                self.at(loss.back_ns, came_up)
+        for batch in [batch for batch, (name, *_) in self._started_ns.items() if name in names]:
+            del self._started_ns[batch]
+            self._handle(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
 
     def _forget_orders(self, name: str) -> None:
         """A worker is gone: what it was to load or to unload is not answered."""
@@ -281,6 +352,7 @@ class Simulator:
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
             elif isinstance(decision, Settlement):
+                self.nodes.settled(decision.request)
                 if self._answered is not None:
                     self._answers.append(decision.request)
                     self._idle_ns += self._host.handle_ns
@@ -321,10 +393,18 @@ class Simulator:
         self._idle_ns += host.dispatch_ns + batch.rows * host.dispatch_row_ns
         free_ns = self._free_ns.get(batch.partition, -host.between_ns)
         there_ns = self._idle_ns + max(host.hand_off_ns + self._stray_ns(), 0)
+        is_remote = self._has_nodes and self.nodes.is_remote(batch.partition)
+        if is_remote:
+            there_ns = self.nodes.send(batch, there_ns)
         started_ns = max(there_ns, free_ns + host.between_ns)
         ended_ns = started_ns + self._service.batch_ns(batch)
         self._free_ns[batch.partition] = ended_ns
         completed = BatchCompleted(batch.batch, started_ns, ended_ns, self._service.batch_confidences(batch))
+        if is_remote:
+            self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, 0)
+            self._sequence += 1
+            heappush(self._leaving, (ended_ns, self._sequence, batch, completed))
+            return
         known_ns = ended_ns + max(host.return_ns + self._stray_ns(), 0)
         before_ns = self._known_ns.get(batch.partition, 0)
         self._started_ns[batch.batch] = (batch.partition, started_ns, free_ns, before_ns)

@@ -6,26 +6,29 @@ from collections.abc import Iterable, Sequence
 from operator import lt
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.fleet.partition_group import join, recount
+from sluice.batcher.fleet.nodes import Nodes
+from sluice.batcher.fleet.partition_group import came_up, depart, join, went_down
 from sluice.batcher.fleet.run_queue import WakeupQueue
 from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
 from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
-from sluice.batcher.interface.events import PartitionReady, PartitionResized
+from sluice.batcher.interface.events import LinkMeasured, PartitionReady, PartitionResized
 from sluice.batcher.policies.base import BatchPolicy
 from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.queues.queue_table import QueueTable
-from sluice.batcher.state import ModelState, PartitionGroup, PartitionState
+from sluice.batcher.state import LinkClass, ModelState, PartitionGroup, PartitionState
 from sluice.models.profiles.latency_table import LatencyTable
 
-_Equals = tuple[str, float, frozenset[str]]
-"""(kind, price, models) that equal partitions have in common."""
+_Equals = tuple[str, float, LinkClass, frozenset[str]]
+"""(kind, price, class of links, models) that equal partitions have in common."""
 
 
 class Fleet:
     """Keeps partitions in groups of equals, and the estimates of models up to date.
 
-    `queues` are those of all models, `policies` the batch policies by model key. `wakeups` has the times to
-    reconsider each group. `stranded` are the models without a running partition for which entries may wait.
+    `queues` are those of all models, `policies` the batch policies by model key, `nodes` the machines. `wakeups` has
+    the times to reconsider each group. `removals` counts the groups that have gone, and `moved` has the partitions, by
+    number, whose models have changed since it was cleared. `stranded` are the models without a running partition for
+    which entries may wait.
     """
 
     def __init__(self, spec: SchedulerSpec) -> None:
@@ -43,11 +46,14 @@ class Fleet:
         for name in (slot for scaled in spec.scaling.classes for slot in scaled.slots):
             self.partitions[name].is_scaled = True
         self.groups: list[PartitionGroup] = []
+        self.nodes = Nodes(self.hand_off_ns)
         self.wakeups = WakeupQueue()
         self.stranded: dict[ModelState, None] = {}
         self._equals: dict[_Equals, PartitionGroup] = {}
         self._tables: dict[str, dict[str, LatencyTable]] = {}  # by kind of partition and model
         self._next_group = 0
+        self.removals = 0
+        self.moved: dict[int, PartitionState] = {}
         for model in spec.models:
             self.add(model)
 
@@ -74,20 +80,24 @@ class Fleet:
     def ready(self, event: PartitionReady) -> None:
         """Record that a partition's worker is up with these models."""
         partition = self.partitions[event.partition]
+        was_up = partition.ready
         partition.ready = True
         partition.lost_ns = None
         partition.closed = False
+        self.nodes.place(partition, event)
         kind = partition.kind
         known = self._tables.setdefault(kind, {})
         for key, table in event.tables.items():
             if table != known.get(key) or kind not in self.models[key].estimates:
                 self.learn(key, kind, table)
-        if partition.group is not None and partition.models == event.tables.keys():
-            recount(partition.group)
-            self.wakeups.run_queues[partition.group].partition_changed(partition)
+        group = partition.group
+        if group is not None and partition.models == event.tables.keys() and partition.link == group.link:
+            if not was_up:
+                came_up(group)
+            self.wakeups.run_queues[group].partition_changed(partition)
             self.touch(partition.models)
         else:
-            self.move(partition, frozenset(event.tables))
+            self.move(partition, frozenset(event.tables), was_up=was_up)
 
     def resized(self, event: PartitionResized) -> None:
         """Record the new kind of a partition; estimates of a kind without partitions are forgotten."""
@@ -103,14 +113,36 @@ class Fleet:
             self._foresee(model, event.kind)
         self.move(partition, partition.models)
 
+    def link_measured(self, event: LinkMeasured) -> tuple[bool, list[PartitionState]]:
+        """Record how long the way to a node takes.
+
+        Returns whether that changes predictions, and the partitions that have other equals from now on.
+        """
+        node = self.nodes.measured(event)
+        if node is None:
+            return False, []
+        moved: list[PartitionState] = []
+        for partition in list(node.partitions.values()):
+            group = partition.group
+            if group is None:
+                continue
+            if partition.link != group.link:
+                self.move(partition, partition.models)
+                moved.append(partition)
+            else:
+                _measure_ways(group, list(group.partitions.values()))
+                self._touch(list(group.hosted.values()))
+        return bool(node.partitions), moved
+
     def lost(self, name: str, now_ns: int) -> None:
         """Record that a partition's worker is gone; a separate event follows for each of its batches."""
         partition = self.partitions[name]
         if partition.ready or partition.lost_ns is None:  # not after a failed restart
             partition.lost_ns = now_ns
+        was_up = partition.ready
         partition.ready = partition.closed = False
-        if partition.group is not None:
-            recount(partition.group)
+        if partition.group is not None and was_up:
+            went_down(partition.group, partition)
         self.touch(partition.models)
 
     def close(self, partition: PartitionState) -> None:
@@ -123,29 +155,35 @@ class Fleet:
         partition.closed = False
         self.move(partition, models)
 
-    def move(self, partition: PartitionState, models: frozenset[str]) -> None:
+    def move(self, partition: PartitionState, models: frozenset[str], *, was_up: bool | None = None) -> None:
         """Move a partition to the group of its equals for these models; O(models of both groups).
 
-        Of a group that a further running partition joins, only the number of partitions has changed.
+        Of a group that a further running partition joins, only the number of partitions has changed. `was_up` says
+        whether it was up before, where that may differ.
         """
         old = partition.group
+        if was_up is None:
+            was_up = partition.ready
         partition.models = models
-        group = self._equals.get((partition.kind, partition.price, models))
-        if group is None and old is not None and self._change_models(old, partition):
+        self.moved[partition.number] = partition
+        group = self._equals.get((partition.kind, partition.price, partition.link, models))
+        if group is None and old is not None and was_up == partition.ready and self._change_models(old, partition):
             return
         if old is not None:
             del old.partitions[partition.number]
-            recount(old)
+            depart(old, partition, was_up=was_up)
+            _measure_ways(old, list(old.partitions.values()))
             if not old.partitions:
                 self._remove(old)
         if group is None or not group.partitions:
-            group, was_up = self._add_group(partition), False
+            group, all_up = self._add_group(partition), False
         else:
-            was_up = group.ready_count == len(group.partitions)
+            all_up = group.ready_count == len(group.partitions)
         partition.group = group
         group.partitions[partition.number] = partition
         join(group, partition)
-        if old is None and was_up and partition.ready:
+        _measure_ways(group, (partition, group))
+        if old is None and all_up and partition.ready:
             for model in group.hosted.values():
                 outdate_pipelines(model)
         else:
@@ -154,10 +192,10 @@ class Fleet:
     def _add_group(self, partition: PartitionState) -> PartitionGroup:
         """A new group for a partition, which is offered the queues of its models."""
         kind, price, models = partition.kind, partition.price, partition.models
-        group = PartitionGroup(self._next_group, kind, models, price)
+        group = PartitionGroup(self._next_group, kind, models, price, partition.link)
         self._next_group += 1
         self.groups.append(group)
-        self._equals[kind, price, models] = group
+        self._equals[kind, price, partition.link, models] = group
         self.wakeups.add(group)
         for key in sorted(models):
             self._hold(group, self.models[key])
@@ -166,7 +204,8 @@ class Fleet:
     def _remove(self, group: PartitionGroup) -> None:
         """Remove a group without partitions."""
         self.groups.remove(group)
-        del self._equals[group.kind, group.price, group.models]
+        self.removals += 1
+        del self._equals[group.kind, group.price, group.link, group.models]
         self.wakeups.remove(group)
         for model in group.hosted.values():
             _drop_holder(model, group)
@@ -174,18 +213,18 @@ class Fleet:
     def _change_models(self, group: PartitionGroup, partition: PartitionState) -> bool:
         """Give a group the new models of its only partition; what is planned for it stays.
 
-        False if the group has other partitions, or the kind or price of its partition has changed.
+        False if the group has other partitions, or the kind, price or link of its partition has changed.
         """
         if (group.only, group.kind, group.price) != (partition, partition.kind, partition.price):
             return False
-        if group.ready_count != partition.ready:
+        if group.link != partition.link:
             return False
         models = partition.models
         gone = group.models - models
         changed = [self.models[key] for key in sorted(group.models ^ models)]
         self.wakeups.run_queues[group].forget(gone)
-        del self._equals[group.kind, group.price, group.models]
-        self._equals[group.kind, group.price, models] = group
+        del self._equals[group.kind, group.price, group.link, group.models]
+        self._equals[group.kind, group.price, group.link, models] = group
         group.models = models
         for model in changed:
             if model.config.key in gone:
@@ -230,6 +269,8 @@ class Fleet:
     def _touch(self, models: Sequence[ModelState]) -> None:
         """As `touch`; takes O(models), and for each group whose partitions are not all up as much again."""
         self.stranded.update((model, None) for model in models if self.queues.has_work(model) and not model.served)
+        for model in models:
+            model.nearest_ns = min([group.way_ns(model, 1) for group in model.groups], default=0)
         impaired = [group for group in self.groups if group.ready_count < len(group.partitions)]
         for pipeline in dict.fromkeys(pipeline for model in models for pipeline in model.pipelines):
             outdate(pipeline)
@@ -251,6 +292,12 @@ class Fleet:
 def new_model(config: ScheduledModel, policy: BatchPolicy) -> ModelState:
     """The state of a new model."""
     return ModelState(config, policy.by_deadline, policy.mixes_keys, policy.full_rows)
+
+
+def _measure_ways(group: PartitionGroup, among: Sequence[PartitionState | PartitionGroup]) -> None:
+    """Predict with the slowest way `among` some."""
+    group.round_trip_ns = max([each.round_trip_ns for each in among], default=0)
+    group.ns_per_byte = max([each.ns_per_byte for each in among], default=0.0)
 
 
 def _drop_holder(model: ModelState, group: PartitionGroup) -> None:

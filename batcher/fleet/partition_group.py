@@ -5,6 +5,7 @@ A partition opens when its only batch is about to end, so that the next batch is
 
 from heapq import heappop, heappush
 
+from sluice.batcher.fleet.member_table import enter, leave, note_change, soonest
 from sluice.batcher.state import PartitionGroup, PartitionState
 from sluice.models.units import INFINITE_NS
 
@@ -15,6 +16,7 @@ COMPACT_FACTOR = 8
 
 def partition_changed(group: PartitionGroup, partition: PartitionState) -> None:
     """Update the heaps: a partition of the group became ready, or got or lost a batch."""
+    note_change(partition)
     if not partition.ready:
         return
     batches = len(partition.batches)
@@ -41,19 +43,36 @@ def throttle(group: PartitionGroup, partition: PartitionState) -> None:
         group.idle = sorted(each for each in group.idle if each != partition.number)
 
 
-def recount(group: PartitionGroup) -> None:
-    """Update the counts: a partition joined, left, came up or was lost."""
-    members = list(group.partitions.values())
-    group.ready_count = sum(partition.ready for partition in members)
-    group.only = members[0] if len(members) == 1 else None
-    _compact(group)  # a single partition is not in `busy`
+def came_up(group: PartitionGroup) -> None:
+    """Record that a partition of the group is up; `partition_changed` is called after it."""
+    group.ready_count += 1
+
+
+def went_down(group: PartitionGroup, partition: PartitionState) -> None:
+    """Record that a partition of the group, which was up, is lost."""
+    group.ready_count -= 1
+    partition.opening_ns = INFINITE_NS
+    note_change(partition)
 
 
 def join(group: PartitionGroup, partition: PartitionState) -> None:
-    """Add a partition that comes from another group."""
+    """Record that a partition is the newest one of the group."""
+    before = group.only
+    group.ready_count += partition.ready
+    group.only = partition if len(group.partitions) == 1 else None
     partition.is_listed_idle = False
-    recount(group)
+    enter(group, partition)
+    if before is not None:
+        partition_changed(group, before)  # a single partition is not in `busy`
     partition_changed(group, partition)
+
+
+def depart(group: PartitionGroup, partition: PartitionState, *, was_up: bool) -> None:
+    """Record that a partition is no longer one of the group; it `was_up` when the group last heard of it."""
+    group.ready_count -= was_up
+    partition.opening_ns = INFINITE_NS
+    group.only = next(iter(group.partitions.values())) if len(group.partitions) == 1 else None
+    leave(group, partition)
 
 
 def _compact(group: PartitionGroup) -> None:
@@ -82,7 +101,7 @@ def first_opening(group: PartitionGroup) -> PartitionState | None:
     opening = group.opening
     while opening:
         at_ns, _, partition = opening[0]
-        if partition.opening_ns == at_ns:
+        if partition.opening_ns == at_ns and partition.group is group:
             return partition
         heappop(opening)
     return None
@@ -93,7 +112,7 @@ def first_opened(group: PartitionGroup, now_ns: int) -> PartitionState | None:
     opening = group.opening
     while opening and opening[0][0] <= now_ns:
         at_ns, _, partition = opening[0]
-        if partition.opening_ns == at_ns:
+        if partition.opening_ns == at_ns and partition.group is group:
             return partition
         heappop(opening)
     return None
@@ -116,18 +135,24 @@ def start_ns(group: PartitionGroup, now_ns: int) -> int:
         busy = group.busy
         while busy:
             at_ns, _, partition = busy[0]
-            if partition.free_at_ns == at_ns and partition.batches:
+            is_there = partition.ready and partition.group is group
+            if partition.free_at_ns == at_ns and partition.batches and is_there:
                 return max(at_ns, now_ns)
             heappop(busy)
     return min(partition.start_ns(now_ns) for partition in group.partitions.values())
 
 
 def start_after_backlog_ns(group: PartitionGroup, now_ns: int) -> int:
-    """When work that arrives now could start, after all that is planned; O(partitions)."""
-    only = group.only
-    if only is not None:
+    """When work that arrives now could start, after all that is planned."""
+    if (only := group.only) is not None:
         return planned_until_ns(only, now_ns)
-    return min(planned_until_ns(partition, now_ns) for partition in group.partitions.values())
+
+    def times_on(partition: PartitionState) -> tuple[int, int, int, bool]:
+        return planned_until_ns(partition, now_ns), 0, 0, False
+
+    found = soonest(group, times_on, 2 * INFINITE_NS, INFINITE_NS, 0, 0, now_ns)
+    assert found is not None, "a group has partitions"
+    return found[1][0]
 
 
 def planned_until_ns(partition: PartitionState, now_ns: int) -> int:

@@ -25,12 +25,15 @@ class RunQueue:
     `timers`). If it is in `waiting_for_idle`, it also becomes ready when a partition has been idle for the nanoseconds
     given there: at `idle_wakeup_ns` if the partition gets no other work.
 
+    A run queue enters itself into `deferring` when it has a deferred queue.
+
     Items are checked when they reach the front. In a queue ordered by deadline, the next head is never more urgent, so
     its item never comes up too late. A change of such a queue costs nothing in groups that have not reached its item.
     Other queues must be notified for each head.
     """
 
     __slots__ = (
+        "_deferring",
         "_serial",
         "deferred",
         "group",
@@ -42,8 +45,9 @@ class RunQueue:
         "wake_ns",
     )
 
-    def __init__(self, group: PartitionGroup) -> None:
+    def __init__(self, group: PartitionGroup, deferring: dict[RunQueue, None] | None = None) -> None:
         self.group = group
+        self._deferring = {} if deferring is None else deferring
         self.waiting: list[RunItem] = []
         self.ready: dict[Queue, int] = {}
         self.deferred: dict[Queue, int] = {}
@@ -95,6 +99,7 @@ class RunQueue:
         self._serial += 1
         queue.want(wanted_rows)
         self.deferred[queue] = until_ns
+        self._deferring[self] = None
         heappush(self.timers, (until_ns, self._serial, queue))
 
     def wait_for_idle(self, queue: Queue, idle_ns: int) -> None:
@@ -147,14 +152,15 @@ class RunQueue:
 class WakeupQueue:
     """The groups by the times at which to reconsider them, in the heap `items`.
 
-    `run_queues` has one for each group. `check_ns` is when to check queues that changed or that no group can
+    `deferring` has all run queues with deferred queues, and maybe others. `run_queues` has one for each group. `check_ns` is when to check queues that changed or that no group can
     run; None for never.
     """
 
-    __slots__ = ("check_ns", "items", "run_queues")
+    __slots__ = ("check_ns", "deferring", "items", "run_queues")
 
     def __init__(self) -> None:
         self.items: list[tuple[int, int, RunQueue]] = []
+        self.deferring: dict[RunQueue, None] = {}
         self.run_queues: dict[PartitionGroup, RunQueue] = {}
         self.check_ns: int | None = None
 
@@ -170,11 +176,21 @@ class WakeupQueue:
 
     def add(self, group: PartitionGroup) -> None:
         """Add a group without waiting queues."""
-        self.run_queues[group] = RunQueue(group)
+        self.run_queues[group] = RunQueue(group, self.deferring)
 
     def remove(self, group: PartitionGroup) -> None:
         """Drop a group without partitions."""
-        del self.run_queues[group]
+        self.deferring.pop(self.run_queues.pop(group), None)
+
+    def end_deferrals(self, changed: PartitionGroup | None, now_ns: int) -> None:
+        """Make all deferred queues ready, and reconsider their groups and the one that has `changed`."""
+        run_queues = [each for each in self.deferring if each.deferred or each.group is changed]
+        self.deferring.clear()
+        if changed is not None and (own := self.run_queues[changed]) not in run_queues:
+            run_queues.append(own)
+        for run_queue in run_queues:
+            run_queue.end_deferrals()
+            self.wake_run_queue(run_queue, now_ns)
 
     def wake(self, group: PartitionGroup, at_ns: int) -> None:
         """Reconsider a group at `at_ns` or before."""

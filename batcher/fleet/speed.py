@@ -3,8 +3,8 @@
 from sluice.batcher.estimates.batch_limit import BatchLimit
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.queues.queue import Queue
-from sluice.batcher.state import ModelState, PartitionState, PipelineState
-from sluice.models.units import NS_PER_MS
+from sluice.batcher.state import ModelState, NodeState, PartitionState, PipelineState
+from sluice.models.units import NS_PER_MS, NS_PER_S
 
 HAND_OFF_WEIGHT = 0.05
 """Weight of one batch in the smoothed hand-off time."""
@@ -12,6 +12,12 @@ OUTLIER = 8
 """A hand-off counts as at most this many times the usual one, since a machine may stall once."""
 MAX_HAND_OFF_NS = 10 * NS_PER_MS
 """Upper bound of a learned hand-off time."""
+MAX_REMOTE_HAND_OFF_NS = NS_PER_S
+"""The same for a partition on another node, where it includes what its link takes beyond what was measured."""
+KNOWN = 20
+"""A partition of a node has a hand-off time of its own after this many batches."""
+UNLIKE = 1.5
+"""That counts where it differs by this factor from its node's: the partitions of a node share what is learned."""
 
 
 def outdate(pipeline: PipelineState) -> None:
@@ -50,20 +56,59 @@ def observe_batch(model: ModelState, kind: str, rows: int, took_ns: int) -> bool
 
 
 def observe_hand_off(
-    partition: PartitionState, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int
+    partition: PartitionState, dispatched_ns: int, started_ns: int, ended_ns: int, now_ns: int, way_ns: int = 0
 ) -> int | None:
-    """Learn the hand-off time of a batch, and return it; None if the batch waited for another batch."""
+    """Learn the hand-off time of a batch, and return it; None if the batch waited for another batch.
+
+    What the way to the partition's node is predicted to take (`way_ns`) is no part of it. All partitions of a node
+    learn together.
+    """
     took_ns = None
+    most_ns = MAX_HAND_OFF_NS if partition.node is None else MAX_REMOTE_HAND_OFF_NS
     if dispatched_ns < partition.last_end_ns:
-        gap_ns = min(max(started_ns - partition.last_end_ns, 0), MAX_HAND_OFF_NS)
+        gap_ns = min(max(started_ns - partition.last_end_ns, 0), most_ns)
         partition.between_ns += HAND_OFF_WEIGHT * (gap_ns - partition.between_ns)
     else:
-        took_ns = (started_ns - dispatched_ns) + (now_ns - ended_ns)
-        seen_ns = min(took_ns, OUTLIER * partition.hand_off_ns)
-        learned_ns = partition.hand_off_ns + int(HAND_OFF_WEIGHT * (seen_ns - partition.hand_off_ns))
-        partition.hand_off_ns = min(max(learned_ns, partition.least_hand_off_ns), MAX_HAND_OFF_NS)
+        took_ns = (started_ns - dispatched_ns) + (now_ns - ended_ns) - way_ns
+        if partition.node is None:
+            partition.hand_off_ns = _learned(partition, partition.hand_off_ns, took_ns, most_ns)
+        else:
+            _learn_of_node(partition, partition.node, max(took_ns, 0))
     partition.last_end_ns = ended_ns
     return took_ns
+
+
+def _learned(partition: PartitionState, known_ns: int, took_ns: int, most_ns: int) -> int:
+    """A smoothed hand-off time after one more batch."""
+    seen_ns = min(took_ns, OUTLIER * known_ns)
+    learned_ns = known_ns + int(HAND_OFF_WEIGHT * (seen_ns - known_ns))
+    return min(max(learned_ns, partition.least_hand_off_ns), most_ns)
+
+
+def _learn_of_node(partition: PartitionState, node: NodeState, took_ns: int) -> None:
+    """Learn the hand-off time of a batch for its partition and its node; O(partitions of the node)."""
+    before_ns = node.hand_off_ns
+    node.hand_off_ns = _learned(partition, before_ns, took_ns, MAX_REMOTE_HAND_OFF_NS)
+    partition.own_hand_off_ns = _learned(partition, partition.own_hand_off_ns, took_ns, MAX_REMOTE_HAND_OFF_NS)
+    partition.hand_offs = min(partition.hand_offs + 1, KNOWN)
+    _choose_hand_off(partition, node)
+    if node.hand_off_ns != before_ns:
+        for other in node.partitions.values():
+            _choose_hand_off(other, node)
+
+
+def _choose_hand_off(partition: PartitionState, node: NodeState) -> None:
+    """Count on the hand-off time of a partition's node, or on its own where that is known to differ."""
+    own_ns, its_ns = partition.own_hand_off_ns, node.hand_off_ns
+    differs = partition.hand_offs >= KNOWN and not its_ns <= UNLIKE * own_ns <= UNLIKE * UNLIKE * its_ns
+    partition.hand_off_ns = own_ns if differs else its_ns
+
+
+def forget_hand_off(partition: PartitionState) -> None:
+    """Begin to learn the hand-off time of a partition whose worker is on another node now."""
+    known_ns = partition.least_hand_off_ns if partition.node is None else partition.node.hand_off_ns
+    partition.hand_off_ns = partition.own_hand_off_ns = known_ns
+    partition.hand_offs = 0
 
 
 def decay_corrections(model: ModelState) -> None:
@@ -71,11 +116,23 @@ def decay_corrections(model: ModelState) -> None:
     for group in model.groups:
         for partition in group.partitions.values():
             if not partition.batches:
-                partition.hand_off_ns = (partition.hand_off_ns + partition.least_hand_off_ns) // 2
+                _decay_hand_off(partition)
     for estimate in model.estimates.values():
         estimate.decay()
         _update_quickest(model)
     outdate_pipelines(model)
+
+
+def _decay_hand_off(partition: PartitionState) -> None:
+    """Let the hand-off time of an idle partition decay, and that of its node if no batch is there."""
+    least_ns, node = partition.least_hand_off_ns, partition.node
+    if node is None:
+        partition.hand_off_ns = (partition.hand_off_ns + least_ns) // 2
+        return
+    partition.own_hand_off_ns = (partition.own_hand_off_ns + least_ns) // 2
+    if not any(each.batches for each in node.partitions.values()):
+        node.hand_off_ns = (node.hand_off_ns + least_ns) // 2
+    _choose_hand_off(partition, node)
 
 
 def ran_out_of_memory(model: ModelState, kind: str, rows: int, now_ns: int) -> bool:

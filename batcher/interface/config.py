@@ -95,6 +95,7 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     `pinned` makes room for no other model; of the rest those of lower `priority` go first, and never for one of a lower
     priority than their own. A batch of a `decoupled` model sends responses while it runs, so it runs once only: it is
     neither retried after its start nor copied while it is overdue. With `sequences`, its requests belong to sequences.
+    A row of its inputs has `input_bytes` and one of its outputs `output_bytes`, as far as their sizes are fixed.
     """
 
     key: str
@@ -109,6 +110,8 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
     measured_bytes: dict[str, int] = {}
     decoupled: bool = False
     sequences: SequenceConfig | None = None
+    input_bytes: int = 0
+    output_bytes: int = 0
 
     def memory_on(self, kind: str) -> int:
         """Bytes that it takes on a partition of a kind that holds it: those of its largest batch."""
@@ -116,6 +119,11 @@ class ScheduledModel(msgspec.Struct, frozen=True, rename={"confidences": "verdic
         if footprint is not None:
             return footprint.memory_bytes(self.max_batch)
         return self.measured_bytes.get(kind, self.memory_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of its inputs and of its outputs together, as far as they are known."""
+        return self.input_bytes + self.output_bytes
 
     @property
     def most_bytes(self) -> int:
@@ -140,6 +148,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     call them otherwise, so that only stages that rename alike share batches. `confidences` are those that a combiner
     reports; a model stage reports its model's. `variants` are all models that may run the stage, `model`
     among them; empty if there is no choice. With `uses_cache` the driver first looks the rows up in the response cache.
+    Of a row of the inputs, `source_bytes` come from other stages, as far as their sizes are fixed.
     """
 
     name: str
@@ -152,6 +161,7 @@ class StageConfig(msgspec.Struct, frozen=True, rename={"confidences": "verdicts"
     variants: tuple[str, ...] = ()
     renamed: str = ""
     uses_cache: bool = False
+    source_bytes: int = 0
 
 
 class PipelineConfig(msgspec.Struct, frozen=True):

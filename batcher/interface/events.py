@@ -155,22 +155,41 @@ class CacheMiss(Event, frozen=True, gc=False, tag="OutputsUnknown"):
 class PartitionReady(Event, frozen=True):
     """The worker of a partition is up; `tables` holds a latency table for every model it has loaded, by model key.
 
-    `memory` is what they were found to take, as far as that could be measured.
+    `memory` is what they were found to take, as far as that could be measured. `node` is the machine that the worker is
+    on, "" for the gateway's own, and `link` the bandwidth class of the way there: partitions of one kind whose links
+    differ are no equals. With `keeps_outputs`, what a batch answers stays on its node as well, so that a next stage
+    there need not be sent it again.
     """
 
     partition: str
     tables: dict[str, LatencyTable]
     memory: dict[str, ModelMemory] = {}
+    node: str = ""
+    link: str = ""
+    keeps_outputs: bool = False
 
 
 class PartitionLost(Event, frozen=True):
     """The worker of a partition is gone; a `BatchFailed` follows for each of its batches, the running one first.
 
-    Also reported for a worker that is gone before it was up.
+    Also reported for a worker that is gone before it was up. With `is_node_lost` its node is gone, and every partition
+    of that node is lost for the same `reason`: no request that ran there can be the cause.
     """
 
     partition: str
     reason: str
+    is_node_lost: bool = False
+
+
+class LinkMeasured(Event, frozen=True, gc=False):
+    """The way to a node and back was measured: a message takes `round_trip_ns`, and a byte more 1 / `bytes_per_s`.
+
+    `bytes_per_s` is 0 where it is not known: then the time of tensors on their way counts as hand-off.
+    """
+
+    node: str
+    round_trip_ns: int
+    bytes_per_s: int = 0
 
 
 class PartitionResized(Event, frozen=True):
@@ -294,6 +313,7 @@ AnyEvent = (
     | CacheMiss
     | PartitionReady
     | PartitionLost
+    | LinkMeasured
     | PartitionResized
     | ModelLoaded
     | ModelLoadFailed
@@ -311,6 +331,7 @@ PRIORITY: dict[type[Event], int] = {
     LoopDelayed: 0,
     PartitionReady: 0,
     PartitionLost: 0,
+    LinkMeasured: 0,
     PartitionResized: 0,
     ModelLoaded: 0,
     ModelLoadFailed: 0,

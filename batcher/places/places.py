@@ -15,10 +15,12 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.member_table import first_free
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
 from sluice.batcher.places.costs import affordable_groups, cheapest_groups
+from sluice.batcher.places.locality import Locality
 from sluice.batcher.places.planned_batches import keep_room, run_together, slack_ns
 from sluice.batcher.places.price import Opening, larger_later_ns, opening
 from sluice.batcher.places.search import Groups, Search, TooLateError, queue_key
@@ -131,10 +133,14 @@ class Postponed(NamedTuple):
 
 
 class Places:
-    """Finds places for requests, and gives them back when their stages start or will not run."""
+    """Finds places for requests, and gives them back when their stages start or will not run.
+
+    `locality` tells which of equal partitions on nodes is preferred.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self.locality = Locality(fleet.nodes)
         self._hand_off_ns = fleet.hand_off_ns
         self._open: dict[QueueKey, PlannedBatch] = {}
         self._gaps: dict[QueueKey, tuple[int, float]] = {}
@@ -142,6 +148,8 @@ class Places:
         self._changes = 0  # how often places may have become earlier
         self._refused: dict[PipelineState, KnownRefusal] = {}
         self._openings: dict[tuple[StageState, tuple[int, ...], PartitionGroup], tuple[int, Opening]] = {}
+        self._removals = 0  # of groups, when `_openings` was last cleared of those
+        self._unable: dict[int, PartitionState] = {}  # those that may have batches which they cannot run, by number
 
     # -- requests
 
@@ -222,8 +230,11 @@ class Places:
         most = batch.room if batch.room > grown else grown
         expected_ns, service_ns = model.estimates[partition.kind].times_ns(ceil(most))
         took_ns = batch.length_ns
+        is_remote = partition.node is not None
         if grown > batch.room:
             took_ns = expected_ns + batch.gap_ns
+            if is_remote:
+                took_ns = partition.occupied_ns(model, grown, expected_ns) + batch.gap_ns
             added_ns = took_ns - batch.length_ns
             if added_ns > model.quickest_ns:
                 start_ns = max(partition.free_at_ns, now_ns) + partition.planned_ns - batch.length_ns
@@ -233,6 +244,8 @@ class Places:
                     return None
         depth = sqrt(len(planned))
         tail_ns = int(batch.caution * depth * (service_ns - expected_ns))
+        if is_remote:
+            tail_ns += partition.return_ns(model, most, expected_ns)
         free_ns = partition.free_at_ns
         end_ns = (free_ns if free_ns > now_ns else now_ns) + partition.planned_ns + took_ns - batch.length_ns
         if partition.between_ns:
@@ -250,7 +263,7 @@ class Places:
         return Offer([(batch, rows)], end_ns, 0 if end_ns - took_ns <= now_ns else end_ns - now_ns)
 
     def _open_idle(self, event: RequestArrived, pipeline: PipelineState, now_ns: int, kept_ns: int) -> Offer | None:
-        """Open a batch on an idle partition, as a lone request of one stage does; O(partitions)."""
+        """Open a batch on an idle partition, as a lone request of one stage does."""
         stage, rows = pipeline.stages[0], event.rows
         model = stage.model
         if model is None or not model.by_deadline or stage.is_keyed or model.open_batch is not None:
@@ -260,13 +273,17 @@ class Places:
         group = model.groups[0]
         estimate = model.estimates[group.kind]
         full_rows = model.full_rows(estimate)
-        idle = next((each for each in group.partitions.values() if _is_free(each, now_ns)), None)
-        if idle is None or rows > full_rows:
+        if rows > full_rows or (idle := first_free(group, now_ns)) is None:
             return None
-        took_ns, service_ns = estimate.times_ns(rows)
+        if idle.node is not None:
+            idle = self.locality.nearest_free(model, idle, now_ns)
+        run_ns, service_ns = estimate.times_ns(rows)
+        took_ns = run_ns if idle.node is None else idle.occupied_ns(model, rows, run_ns)
         end_ns = now_ns + took_ns
         due_ns = event.deadline_ns - kept_ns - stage.remaining_path_ns
-        limit_ns, tail_ns = due_ns - idle.hand_off_ns, int(pipeline.caution * (service_ns - took_ns))
+        limit_ns, tail_ns = due_ns - idle.hand_off_ns, int(pipeline.caution * (service_ns - run_ns))
+        if idle.node is not None:
+            tail_ns += idle.return_ns(model, rows, run_ns)
         if end_ns > limit_ns - tail_ns:
             return None
         key = (model.config.key, "")
@@ -287,7 +304,7 @@ class Places:
     ) -> Offer | Refusal:
         # Where it cannot stay with those that it joined in the first stage, it may be in time in a batch of its own.
         for opens in (False,) if pipeline.single else (False, True):
-            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, now_ns)
+            search = Search(event, pipeline, self._open, self._gap_ns, self._shares, self.locality, now_ns)
             try:
                 search.run(allowed, opens=opens)
                 break
@@ -310,6 +327,8 @@ class Places:
         if search.opened:
             self._changes += 1  # to join a batch takes less time than to open one
         for opened in search.opened:
+            if not _can_run(opened.batch.partition, opened.batch):
+                self._unable[opened.batch.partition.number] = opened.batch.partition
             if opened.batch.merges:
                 continue  # it runs before the batch that others can join
             if (before := self._open.get(opened.batch.queue_key)) is not None:
@@ -587,17 +606,28 @@ class Places:
         """True if a batch of a model is planned for a partition."""
         return any(batch.model.config.key == model for batch in self._fleet.partitions[partition].planned)
 
-    def sync(self, now_ns: int) -> None:
-        """Move the batches of partitions that are lost or overdue, or do not hold a model any more, to others."""
+    def sync(self, changed: PartitionState, now_ns: int) -> None:
+        """Move the batches of a partition that is lost or overdue, or does not hold a model any more, to others.
+
+        The batches of others that found no partition before are moved, too, as far as there is one for them now.
+        """
         self._changes += 1
-        self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
-        for partition in self._fleet.partitions.values():
+        if self._removals != self._fleet.removals:
+            self._removals = self._fleet.removals
+            self._openings = {key: known for key, known in self._openings.items() if key[2].partitions}
+        unable = {**self._unable, **self._fleet.moved, changed.number: changed}
+        self._unable.clear()
+        self._fleet.moved.clear()
+        for number in sorted(unable):
+            partition = unable[number]
             for batch in [each for each in partition.planned if not _can_run(partition, each)]:
                 hosts = [
                     host for group in batch.model.groups for host in group.partitions.values() if _can_run(host, batch)
                 ]
                 if hosts:
                     planned_batches.move(batch, min(hosts, key=lambda host: planned_until_ns(host, now_ns)))
+                else:
+                    self._unable[number] = partition
 
     def resized(self, partition: PartitionState) -> None:
         """Measure what is planned for a partition again, whose kind has changed."""
@@ -660,9 +690,3 @@ def _exchange(batches: Sequence[PlannedBatch], queue: Queue, entries: Sequence[E
             others.remove(other)
             mine, its = entry.request.places, other.request.places
             mine[entry.stage], its[other.stage] = its[other.stage], mine[entry.stage]
-
-
-def _is_free(partition: PartitionState, now_ns: int) -> bool:
-    """True if a batch can start on a partition at once, and nothing is planned for it."""
-    is_idle = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
-    return is_idle and partition.slowdown == 1.0

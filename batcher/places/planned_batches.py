@@ -9,8 +9,9 @@ from math import ceil, hypot, sqrt
 from typing import NamedTuple
 
 from sluice.batcher.estimates.latency import LatencyEstimate
+from sluice.batcher.fleet.member_table import note_change
 from sluice.batcher.fleet.partition_group import planned_until_ns
-from sluice.batcher.state import ModelState, PartitionState, PlannedBatch, QueueKey
+from sluice.batcher.state import ModelState, PartitionGroup, PartitionState, PlannedBatch, QueueKey
 from sluice.models.units import INFINITE_NS
 
 DEVIATIONS = 2.33
@@ -48,15 +49,29 @@ def length_ns(estimate: LatencyEstimate, rows: float) -> int:
     return batches * estimate.expected_ns(most) + (estimate.expected_ns(rest) if rest else 0)
 
 
+def length_on_ns(host: PartitionState | PartitionGroup, model: ModelState, rows: float) -> int:
+    """The time that a batch is expected to take of a partition, which its way to another node may bound."""
+    run_ns = length_ns(model.estimates[host.kind], rows)
+    if host.link.distance:
+        return host.occupied_ns(model, rows, run_ns)
+    return run_ns
+
+
 def batch_ns(batch: PlannedBatch, rows: float) -> int:
     """The expected time of a planned batch with that many rows.
 
     Rows that will run with those of the next batch take what they add to full batches.
     """
-    estimate = batch.model.estimates[batch.partition.kind]
     if batch.merges:
-        return int(rows * length_ns(estimate, batch.full_rows) / batch.full_rows)
-    return length_ns(estimate, rows)
+        return int(rows * length_on_ns(batch.partition, batch.model, batch.full_rows) / batch.full_rows)
+    return length_on_ns(batch.partition, batch.model, rows)
+
+
+def return_ns(partition: PartitionState, model: ModelState, rows: float) -> int:
+    """By how much later a batch is complete than it occupies its partition; 0 on the gateway's own machine."""
+    if not partition.link.distance:
+        return 0
+    return partition.return_ns(model, rows, length_ns(model.estimates[partition.kind], rows))
 
 
 def tail_ns(
@@ -163,6 +178,7 @@ def insert(batch: PlannedBatch) -> None:
     while index and planned[index - 1].order_ns > batch.order_ns:
         index -= 1
     planned.insert(index, batch)
+    note_change(batch.partition)
 
 
 def join(
@@ -177,7 +193,7 @@ def join(
     """Add the rows of a stage that is ready at `ready_ns` and has to end by `limit_ns`; `share` of them come to run.
 
     `from_ns` is the deadline of the stage, of which `limit_ns` keeps a part. `known` are the time that the batch then
-    takes and its tail, where they have been estimated.
+    takes, and what is kept before `limit_ns`, where they have been estimated.
     """
     batch.rows += rows
     batch.variance += rows * (1 - share)
@@ -305,6 +321,7 @@ def _remove(batch: PlannedBatch) -> None:
     _take(batch, 0)
     index = planned.index(batch)
     del planned[index]
+    note_change(batch.partition)
     if any(each.queue_key == batch.queue_key for each in planned[index:]):
         return
     for before in reversed(planned[:index]):
@@ -316,7 +333,9 @@ def _remove(batch: PlannedBatch) -> None:
 
 
 def _tail_of(batch: PlannedBatch, estimate: LatencyEstimate, rows: float) -> int:
-    return tail_ns(estimate, rows, batch.variance, max(batch.most, rows), batch.caution, batch.depth)
+    """What is kept before the limit of a batch: that it may take longer, and its way back."""
+    tail = tail_ns(estimate, rows, batch.variance, max(batch.most, rows), batch.caution, batch.depth)
+    return tail + return_ns(batch.partition, batch.model, rows)
 
 
 def measure(batch: PlannedBatch) -> None:
@@ -340,3 +359,4 @@ def measure_depth(batch: PlannedBatch) -> None:
 def _take(batch: PlannedBatch, ns: int) -> None:
     batch.partition.planned_ns += ns - batch.length_ns
     batch.length_ns = ns
+    note_change(batch.partition)

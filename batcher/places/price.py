@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from math import hypot
 from typing import NamedTuple
 
-from sluice.batcher.places.planned_batches import length_ns, slow_ns, spread_ns
+from sluice.batcher.places.planned_batches import length_on_ns, slow_ns, spread_ns
 from sluice.batcher.state import ModelState, PartitionGroup, PipelineState, StageState
 
 WORTHWHILE = 1.02
@@ -86,12 +86,13 @@ def _cost_ns(
 ) -> int:
     """The time that `rows` rows take of a partition, in batches of `full` rows at most."""
     batches = -(-rows // full)
-    cost_ns = batches * length_ns(model.estimates[group.kind], rows / batches)
+    cost_ns = batches * length_on_ns(group, model, rows / batches)
     for other, share, is_opened in beside:
         estimate = other.estimates[group.kind]
         most = other.config.max_batch
         if is_opened:
-            cost_ns += length_ns(estimate, min(rows * share, most)) + hand_off_ns
+            own = min(rows * share, most)
+            cost_ns += length_on_ns(group, other, own) + hand_off_ns + group.way_ns(other, own)
         else:
             cost_ns += int(rows * share * (estimate.expected_ns(most) - estimate.expected_ns(1)) / max(most - 1, 1))
     return cost_ns

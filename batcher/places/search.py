@@ -9,10 +9,21 @@ from math import sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
+from sluice.batcher.fleet.member_table import Found, Times, soonest
 from sluice.batcher.fleet.partition_group import planned_until_ns
 from sluice.batcher.interface.events import RequestArrived
 from sluice.batcher.places import planned_batches
-from sluice.batcher.places.planned_batches import Before, batch_ns, end_of_grown_ns, end_of_new_ns, length_ns, tail_ns
+from sluice.batcher.places.locality import Locality, kept_bytes, near_nodes
+from sluice.batcher.places.planned_batches import (
+    Before,
+    batch_ns,
+    end_of_grown_ns,
+    end_of_new_ns,
+    length_ns,
+    length_on_ns,
+    return_ns,
+    tail_ns,
+)
 from sluice.batcher.places.shares import FairShares, cost_ns
 from sluice.batcher.queues.progress import request_batch_key
 from sluice.batcher.queues.queue_table import bound_key
@@ -26,6 +37,7 @@ from sluice.batcher.state import (
     QueueKey,
     StageState,
 )
+from sluice.models.units import INFINITE_NS
 
 GATHERED = 3
 """Where only some rows go on to a stage, its batch gathers those of several batches before it.
@@ -69,7 +81,8 @@ class _Step(NamedTuple):
 class _Spot(NamedTuple):
     """A new batch: its partition, its order there, its end, and how long it takes.
 
-    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order.
+    It `merges` if its rows will run with those of the next batch of its queue, since entries run in order. What it
+    answers is there at `done_ns`, which is later than its end if it runs on another node.
     """
 
     partition: PartitionState
@@ -77,6 +90,99 @@ class _Spot(NamedTuple):
     end_ns: int
     took_ns: int
     merges: bool
+    done_ns: int
+
+
+class _New:
+    """A new batch of a stage that is ready at `ready_ns`, for any partition of a group.
+
+    It wants the order `wanted_ns`, and takes `alone_ns` by itself. If it may merge with one behind it, `full_ns` is the
+    time of a full batch, else 0. Its stage has to be back by `deadline_ns`, `back_ns` after its end; `level` is that of
+    its requests.
+    """
+
+    __slots__ = (
+        "_alone_ns",
+        "_back_ns",
+        "_deadline_ns",
+        "_full_ns",
+        "_full_rows",
+        "_key",
+        "_level",
+        "_model",
+        "_now_ns",
+        "_ready_ns",
+        "_rows",
+        "_wanted_ns",
+    )
+
+    def __init__(
+        self,
+        model: ModelState,
+        key: QueueKey,
+        rows: float,
+        ready_ns: int,
+        deadline_ns: int,
+        back_ns: int,
+        wanted_ns: int,
+        level: int,
+        alone_ns: int,
+        full_rows: int,
+        full_ns: int,
+        now_ns: int,
+    ) -> None:
+        self._model = model
+        self._key = key
+        self._rows = rows
+        self._ready_ns = ready_ns
+        self._deadline_ns = deadline_ns
+        self._back_ns = back_ns
+        self._wanted_ns = wanted_ns
+        self._level = level
+        self._alone_ns = alone_ns
+        self._full_rows = full_rows
+        self._full_ns = full_ns
+        self._now_ns = now_ns
+
+    def times_on(self, partition: PartitionState) -> Times:
+        """Its end on a partition, its order there, how long it takes, and whether it merges."""
+        now_ns, ready_ns, alone_ns = self._now_ns, self._ready_ns, self._alone_ns
+        planned = partition.planned
+        overtaken = self._model if self._level else None
+        order_ns, merges = self._wanted_ns, False
+        if planned:
+            if overtaken is not None or not self._model.by_deadline:
+                order_ns = self._order_on(partition)
+            if self._full_ns:
+                order_ns, merges = _behind_earlier(partition, self._key, order_ns, self._deadline_ns)
+        took_ns = added_ns = alone_ns
+        if merges:
+            took_ns = self._full_ns
+            added_ns = int(self._rows * took_ns / self._full_rows)
+        end_ns = end_of_new_ns(partition, order_ns, added_ns, now_ns, overtaken)
+        if end_ns is None:
+            order_ns, merges, took_ns = planned[-1].order_ns, False, alone_ns
+            end_ns = planned_until_ns(partition, now_ns) + took_ns
+        else:
+            end_ns += took_ns - added_ns
+        end_ns = max(end_ns, ready_ns + took_ns)
+        if merges and end_ns > self._deadline_ns - partition.hand_off_ns - self._back_ns:
+            # It would be late with the rows behind it, so it runs without them.
+            alone_end_ns = end_of_new_ns(partition, order_ns, alone_ns, now_ns, overtaken)
+            if alone_end_ns is not None:
+                merges, took_ns, end_ns = False, alone_ns, max(alone_end_ns, ready_ns + alone_ns)
+        return end_ns, order_ns, took_ns, merges
+
+    def _order_on(self, partition: PartitionState) -> int:
+        """The order on a partition of a new batch of that order, as the policy of its model has it."""
+        model, level, order_ns = self._model, self._level, self._wanted_ns
+        if not model.by_deadline:
+            # First come, first served: what waits for the model goes first, whatever its deadline is.
+            order_ns = max([order_ns, *(each.order_ns for each in _up_to_level(partition, model, level))])
+        if level:
+            # Less urgent levels of its queue wait for it, whatever their deadlines are.
+            order_ns = min([order_ns, *(each.order_ns - 1 for each in _behind_level(partition, model, level))])
+        return order_ns
 
 
 class Search:
@@ -89,6 +195,7 @@ class Search:
 
     __slots__ = (
         "_ends_ns",
+        "_locality",
         "_now_ns",
         "_open_batches",
         "_pipeline",
@@ -109,6 +216,7 @@ class Search:
         open_batches: dict[QueueKey, PlannedBatch],
         row_gap_ns: Callable[[QueueKey, StageState, int], float],
         shares: FairShares,
+        locality: Locality,
         now_ns: int,
     ) -> None:
         self.event = event
@@ -116,6 +224,7 @@ class Search:
         self._open_batches = open_batches
         self._row_gap_ns = row_gap_ns
         self._shares = shares
+        self._locality = locality
         self._now_ns = now_ns
         self._steps: list[_Step] = []
         self._ends_ns: list[int] = []
@@ -173,7 +282,7 @@ class Search:
                 starts_now = end_ns - step.batch.length_ns <= self._now_ns
                 self.waits_ns = 0 if starts_now else end_ns - self._now_ns
             self.places.append((step.batch, rows))
-            self._ends_ns.append(end_ns)
+            self._ends_ns.append(end_ns + return_ns(step.batch.partition, model, step.batch.room))
 
     def _follows(self, stage: StageState, model: ModelState, groups: Groups) -> bool:
         """True if the batches of a stage are to have the requests of those before it, as one partition runs them all.
@@ -252,11 +361,12 @@ class Search:
                 return 0
             end_ns = max(end_ns, ready_ns + took_ns)
             if batch.merges:
-                end_ns += length_ns(estimate, batch.full_rows) - took_ns
+                end_ns += length_on_ns(batch.partition, model, batch.full_rows) - took_ns
             limit_ns = self._limit_ns(stage, batch.partition, end_ns)
             variance = batch.variance + rows * (1 - share)
             most = max(batch.most + rows / share, kept)
             kept_ns = tail_ns(estimate, kept, variance, most, batch.caution, batch.depth)
+            kept_ns += return_ns(batch.partition, model, kept)
             others_ns = limit_ns if self._is_late(batch) else batch.limit_ns
             if end_ns <= min(others_ns, limit_ns) - kept_ns - self._left_ns(batch):
                 self._take(batch, stage, rows, limit_ns, ready_ns, (took_ns, kept_ns))
@@ -278,12 +388,12 @@ class Search:
     ) -> int:
         """Open a batch where it ends first; returns its end. Raises TooLateError if that is late."""
         deadline_ns = self.event.deadline_ns - stage.remaining_path_ns
-        host, order_ns, end_ns, took_ns, merges = self._soonest(stage, model, groups, key, rows, ready_ns)
+        host, order_ns, end_ns, took_ns, merges, _ = self._soonest(stage, model, groups, key, rows, ready_ns)
         full_rows = model.full_rows(model.estimates[host.kind])
         gap_ns = 0
         sources = (self.places[source] for source in stage.waits_for)
         if any(place is not None and place[0].partition is host for place in sources):
-            gap_ns = host.hand_off_ns
+            gap_ns = host.hand_off_ns + host.way_ns(model, rows)
             end_ns += gap_ns
         if self.event.max_cost is not None:
             key = bound_key(key, host.kind, host.price)
@@ -341,48 +451,63 @@ class Search:
         best: _Spot | None = None
         for group in groups:
             estimate = model.estimates[group.kind]
-            alone_ns, full = length_ns(estimate, rows), model.full_rows(estimate)
+            alone_ns, full = length_on_ns(group, model, rows), model.full_rows(estimate)
             wanted_ns = self._order_ns(stage, gathers=gathers)
             if gathers:
                 wanted_ns += max(self.event.deadline_ns - now_ns - GATHERED * length_ns(estimate, full), 0)
             may_merge = model.by_deadline and not stage.waits_for and rows < full
-            for partition in group.partitions.values():
-                if group.ready_count and not partition.ready:
-                    continue
-                order_ns, merges = self._order_on(partition, model, wanted_ns), False
-                if may_merge:
-                    order_ns, merges = _behind_earlier(partition, key, order_ns, deadline_ns)
-                took_ns = added_ns = alone_ns
-                if merges:
-                    took_ns = length_ns(estimate, full)
-                    added_ns = int(rows * took_ns / full)
-                end_ns = end_of_new_ns(partition, order_ns, added_ns, now_ns, model if level else None)
-                if end_ns is None:
-                    order_ns, merges, took_ns = partition.planned[-1].order_ns, False, alone_ns
-                    end_ns = planned_until_ns(partition, now_ns) + took_ns
-                else:
-                    end_ns += took_ns - added_ns
-                end_ns = max(end_ns, ready_ns + took_ns)
-                if merges and end_ns > deadline_ns - partition.hand_off_ns:
-                    # It would be late with the rows behind it, so it runs without them.
-                    alone_end_ns = end_of_new_ns(partition, order_ns, alone_ns, now_ns, model if level else None)
-                    if alone_end_ns is not None:
-                        merges, took_ns, end_ns = False, alone_ns, max(alone_end_ns, ready_ns + alone_ns)
-                if best is None or end_ns < best.end_ns:
-                    best = _Spot(partition, order_ns, end_ns, took_ns, merges)
+            full_ns = length_on_ns(group, model, full) if may_merge else 0
+            back_ns = _back_ns(group, model, rows, alone_ns)
+            new = _New(
+                model, key, rows, ready_ns, deadline_ns, back_ns, wanted_ns, level, alone_ns, full, full_ns, now_ns
+            )
+            least_ns = min(alone_ns, full_ns) if may_merge else alone_ns
+            found = soonest(
+                group,
+                new.times_on,
+                INFINITE_NS if best is None else best.done_ns - back_ns,
+                -1 if level else wanted_ns,
+                least_ns,
+                ready_ns + least_ns,
+                now_ns,
+            )
+            if found is not None:
+                if group.link.distance:
+                    found = self._nearest(stage, model, found, new.times_on, rows)
+                host, (end_ns, order_ns, took_ns, merges) = found
+                best = _Spot(host, order_ns, end_ns, took_ns, merges, end_ns + back_ns)
         assert best is not None, "a model without partitions is refused before"
         return best
 
-    def _order_on(self, partition: PartitionState, model: ModelState, order_ns: int) -> int:
-        """The order on a partition of a new batch of that order, as the policy of its model has it."""
-        level = self._level(model)
-        if not model.by_deadline:
-            # First come, first served: what waits for the model goes first, whatever its deadline is.
-            order_ns = max([order_ns, *(each.order_ns for each in _up_to_level(partition, model, level))])
-        if level:
-            # Less urgent levels of its queue wait for it, whatever their deadlines are.
-            order_ns = min([order_ns, *(each.order_ns - 1 for each in _behind_level(partition, model, level))])
-        return order_ns
+    def _nearest(
+        self,
+        stage: StageState,
+        model: ModelState,
+        found: Found,
+        times_on: Callable[[PartitionState], Times],
+        rows: float,
+    ) -> Found:
+        """An equal of the partition on which a stage ends first, on a node that is preferred and as soon.
+
+        What a node has already shortens the way there. O(partitions of the nodes that are looked at).
+        """
+        host, (end_ns, _, took_ns, _) = found
+        if not stage.waits_for:
+            if end_ns - took_ns > self._now_ns:
+                return found
+            nearest = self._locality.nearest_free(model, host, self._now_ns)
+            return found if nearest is host else (nearest, times_on(nearest))
+        near = near_nodes(stage, self.places)
+        if host.node in near:
+            return found
+        for node in near:
+            equals = [each for each in node.partitions.values() if each.group is host.group and each.ready]
+            for partition in equals:
+                times = times_on(partition)
+                saved_ns = int(kept_bytes(stage, self.places, partition) * rows * partition.ns_per_byte)
+                if times[0] - saved_ns <= end_ns:
+                    end_ns, found = times[0] - saved_ns, (partition, times)
+        return found
 
     def _order_ns(self, stage: StageState, *, gathers: bool) -> int:
         """The order of a new batch: by the deadline of its stage, or right behind the batches that it waits for.
@@ -401,6 +526,13 @@ class Search:
 
     def _level(self, model: ModelState) -> int:
         return model.config.policy.level_of(self.event.priority)
+
+
+def _back_ns(group: PartitionGroup, model: ModelState, rows: float, alone_ns: int) -> int:
+    """By how much later a batch by itself is complete than it occupies a partition of a group (`alone_ns`)."""
+    if not group.link.distance:
+        return 0
+    return length_ns(model.estimates[group.kind], rows) + group.way_ns(model, rows) - alone_ns
 
 
 def queue_key(event: RequestArrived, stage: StageState, model: ModelState) -> QueueKey:

@@ -10,15 +10,25 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from sluice.batcher.fleet.member_table import soonest_start_ns
 from sluice.batcher.interface.events import RequestArrived
-from sluice.batcher.places.planned_batches import length_ns
-from sluice.batcher.state import ClientState, ModelState, PartitionGroup, PipelineState, PlannedBatch
+from sluice.batcher.places.planned_batches import length_ns, length_on_ns
+from sluice.batcher.state import (
+    ClientState,
+    LinkClass,
+    ModelState,
+    PartitionGroup,
+    PipelineState,
+    PlannedBatch,
+)
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 RENEW_NS = 10 * NS_PER_MS
 """Shares are computed again after this time, when a request arrives."""
 PIPELINES_A_RENEWAL = 50
 """With requests for more pipelines than this, shares are renewed less often in proportion."""
+MOST_PAIRS = 150
+"""Shares of this many pipelines on groups are computed at a time, when a request arrives."""
 FORGET_NS = NS_PER_S
 """Who had no request for this long asks for nothing."""
 MOST_LEFT = 0.5
@@ -71,6 +81,9 @@ class FairShares:
         self._groups: dict[PartitionGroup, _GroupShares] = {}
         self.bound: dict[PipelineState, None] = {}
         self.renew_ns = 0
+        self._pending: dict[PartitionGroup, dict[PipelineState, float]] = {}  # rates, of the groups to renew
+        self._renewed: dict[PartitionGroup, _GroupShares] = {}
+        self._costs = _Costs()
         self._renewed_ns = 0
         self._clear_ns = 0
         self._of_clients: dict[tuple[PipelineState, PartitionGroup], dict[ClientState, float]] = {}
@@ -95,20 +108,22 @@ class FairShares:
         A pipeline that does not share its batches may always have a full one planned.
         """
         if now_ns >= self.renew_ns:
-            self._renew_all(now_ns)
+            self._renew(now_ns)
         if not (pipeline.clients or pipeline in self.bound):
             return now_ns
         start_ns = now_ns
         client = self.client(event, pipeline)
+        costs = _Costs()
         for group in dict.fromkeys(group for model in pipeline.expected_runs for group in model.groups):
             shares = self._shares(group)
-            row_ns = cost_ns(pipeline, group) / len(group.partitions)
-            begin_ns = min(partition.start_ns(now_ns) for partition in group.partitions.values())
-            own = _own_rows(pipeline, group)
             part = shares.bound.get(pipeline)
+            if part is None and not client:
+                continue
+            row_ns = costs.full_ns(pipeline, group) / len(group.partitions)
+            begin_ns = soonest_start_ns(group, now_ns)
             if part is not None:
                 ahead = pipeline.planned_rows + event.rows
-                if ahead > own:
+                if ahead > _own_rows(pipeline, group):
                     start_ns = max(start_ns, begin_ns + int(ahead * row_ns / (FILLED * part)))
             if client and row_ns:
                 whole = shares.part.get(pipeline, 1.0)
@@ -169,9 +184,11 @@ class FairShares:
         """Forget a pipeline that is gone."""
         self.bound.pop(pipeline, None)
         self._rates.pop(pipeline, None)
-        for shares in self._groups.values():
+        for shares in (*self._groups.values(), *self._renewed.values()):
             shares.part.pop(pipeline, None)
             shares.bound.pop(pipeline, None)
+        for rates in self._pending.values():
+            rates.pop(pipeline, None)
 
     @staticmethod
     def client(event: RequestArrived, pipeline: PipelineState) -> ClientState | None:
@@ -217,8 +234,16 @@ class FairShares:
             shares = self._groups[group] = _GroupShares({}, {}, 0.0, 0)
         return shares
 
-    def _renew_all(self, now_ns: int) -> None:
-        """Compute all shares again; the more pipelines there are, the less often."""
+    def _renew(self, now_ns: int) -> None:
+        """Compute shares again; the more pipelines there are, the less often.
+
+        Where many pipelines use many groups, each request that arrives computes some of them.
+        """
+        if not self._pending:
+            self._begin_renewal(now_ns)
+        self._renew_some(now_ns)
+
+    def _begin_renewal(self, now_ns: int) -> None:
         weight = min((now_ns - self._renewed_ns) / SMOOTHED_NS, 1.0)
         self._renewed_ns = now_ns
         rates: dict[PipelineState, float] = {}
@@ -235,39 +260,128 @@ class FairShares:
                         users.setdefault(group, {})[pipeline] = rate
             rates[pipeline] = rate
         self._rates = rates
+        self._pending = users
+        self._renewed = {}
+        self._costs = _Costs()
+
+    def _renew_some(self, now_ns: int) -> None:
+        """Go on with the renewal: some of the groups, and with the last of them the shares that bind.
+
+        What is computed in between goes by the shares that a group had before, until it has its new ones.
+        """
+        pending, renewed = self._pending, self._renewed
+        pairs = 0
+        while pending and pairs < MOST_PAIRS:
+            group = next(iter(pending))
+            rates = pending.pop(group)
+            if rates and group.partitions:  # neither has gone since the renewal began
+                pairs += len(rates)
+                shares = renewed[group] = _group_shares(group, rates, self._costs)
+                self._groups[group] = shares
+        if pending:
+            self.renew_ns = now_ns
+            return
+        self._groups, self._renewed = renewed, {}
+        self._costs = _Costs()
         self._of_clients.clear()
-        self._groups = {group: _group_shares(group, of_group) for group, of_group in users.items()}
-        self.bound = {pipeline: None for shares in self._groups.values() for pipeline in shares.bound}
-        self.renew_ns = now_ns + RENEW_NS * (1 + len(rates) // PIPELINES_A_RENEWAL)
+        self.bound = {pipeline: None for shares in renewed.values() for pipeline in shares.bound}
+        self.renew_ns = self._renewed_ns + RENEW_NS * (1 + len(self._rates) // PIPELINES_A_RENEWAL)
 
 
-def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float]) -> _GroupShares:
+class _StageCost(NamedTuple):
+    """What a row takes of partitions of a kind in a stage, by the part of the model's rows that each group has."""
+
+    parts: Mapping[PartitionGroup, float]
+    full_ns: float
+    usual_ns: float
+
+
+class _BatchCost(NamedTuple):
+    """The time of a usual batch of a model on a kind, and the groups that hold it."""
+
+    parts: Mapping[PartitionGroup, float]
+    usual_ns: int
+
+
+class _Costs:
+    """What rows and batches take of partitions, computed once for each pipeline, kind and link in a renewal."""
+
+    def __init__(self) -> None:
+        self._parts: dict[ModelState, dict[PartitionGroup, float]] = {}
+        self._known: dict[tuple[PipelineState, str, LinkClass], tuple[list[_StageCost], list[_BatchCost]]] = {}
+
+    def of(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[float, float, int]:
+        """As `cost_ns` in full batches and in usual ones, and the time of a usual batch of each of its models (ns)."""
+        key = pipeline, group.kind, group.link
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._costs_on(pipeline, group)
+        full_ns = usual_ns = 0.0
+        batch_ns = 0
+        stages, batches = known
+        for parts, stage_full_ns, stage_usual_ns in stages:
+            if (part := parts.get(group)) is not None:
+                full_ns += stage_full_ns * part
+                usual_ns += stage_usual_ns * part
+        for parts, model_ns in batches:
+            if group in parts:
+                batch_ns += model_ns
+        return full_ns, usual_ns, batch_ns
+
+    def full_ns(self, pipeline: PipelineState, group: PartitionGroup) -> float:
+        """As `cost_ns`."""
+        total = 0.0
+        for stage in pipeline.stages:
+            model = stage.model
+            if model is not None and (part := self._parts_of(model).get(group)) is not None:
+                rows = model.full_rows(model.estimates[group.kind])
+                total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
+        return total
+
+    def _costs_on(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[list[_StageCost], list[_BatchCost]]:
+        """The costs on all groups of a kind and class of links."""
+        stages: list[_StageCost] = []
+        for stage in pipeline.stages:
+            model = stage.model
+            if model is None or (estimate := model.estimates.get(group.kind)) is None:
+                continue
+            full, reach = model.full_rows(estimate), pipeline.reach[stage.index]
+            usual = min(full, model.usual_rows)
+            full_ns = reach * length_on_ns(group, model, full) / full
+            usual_ns = reach * length_on_ns(group, model, usual) / usual
+            stages.append(_StageCost(self._parts_of(model), full_ns, usual_ns))
+        batches: list[_BatchCost] = []
+        for model in pipeline.expected_runs:
+            if (estimate := model.estimates.get(group.kind)) is not None:
+                usual = min(model.full_rows(estimate), model.usual_rows)
+                batches.append(_BatchCost(self._parts_of(model), length_on_ns(group, model, usual)))
+        return stages, batches
+
+    def _parts_of(self, model: ModelState) -> dict[PartitionGroup, float]:
+        parts = self._parts.get(model)
+        if parts is None:
+            parts = self._parts[model] = parts_of_rows(model)
+        return parts
+
+
+def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float], costs: _Costs) -> _GroupShares:
     """The parts of a group's time, by the rows that come for each pipeline in a ns."""
     number = len(group.partitions)
-    demands = {pipeline: cost_ns(pipeline, group, usual=True) * rate / number for pipeline, rate in rates.items()}
+    its_costs = {pipeline: costs.of(pipeline, group) for pipeline in rates}
+    demands = {pipeline: its_costs[pipeline][1] * rate / number for pipeline, rate in rates.items()}
     weights = {pipeline: pipeline.config.weight for pipeline in demands}
     # Requests do not come evenly, so who asks for less than its share is left more than it asks for.
     parts, spare = fair_shares({pipeline: HEADROOM * demand for pipeline, demand in demands.items()}, weights)
     whole = sum(weights.values())
-    asked = sum([cost_ns(pipeline, group) * rate for pipeline, rate in rates.items()]) / number
+    asked = sum([its_costs[pipeline][0] * rate for pipeline, rate in rates.items()]) / number
     tolerance = TOLERANCE if asked >= FULL else AMPLE_TOLERANCE
     bound = {pipeline: part for pipeline, part in parts.items() if tolerance * part < demands[pipeline]}
     return _GroupShares(
         {pipeline: part + spare * weights[pipeline] / whole for pipeline, part in parts.items()},
         bound if len(parts) > 1 else {},
         asked,
-        sum([_batch_ns(pipeline, group) for pipeline in demands if pipeline not in bound]) // len(group.partitions),
+        sum([its_costs[pipeline][2] for pipeline in demands if pipeline not in bound]) // number,
     )
-
-
-def _batch_ns(pipeline: PipelineState, group: PartitionGroup) -> int:
-    """The time that the usual batches of a pipeline's models take of a group's partitions."""
-    total = 0
-    for model in pipeline.expected_runs:
-        if group in model.groups:
-            estimate = model.estimates[group.kind]
-            total += length_ns(estimate, min(model.full_rows(estimate), model.usual_rows))
-    return total
 
 
 def present_gap_ns(row_gap_ns: float, last_row_ns: int, now_ns: int) -> float:
@@ -294,18 +408,9 @@ def fair_shares(
     return shares, max(left, 0.0)
 
 
-def cost_ns(pipeline: PipelineState, group: PartitionGroup, *, usual: bool = False) -> float:
-    """The time that a row of a pipeline takes of a group's partitions, in full batches or in `usual` ones."""
-    total = 0.0
-    for stage in pipeline.stages:
-        model = stage.model
-        if model is not None and group in model.groups and pipeline.reach:
-            estimate = model.estimates[group.kind]
-            rows = model.full_rows(estimate)
-            if usual:
-                rows = min(rows, model.usual_rows)
-            total += pipeline.reach[stage.index] * length_ns(estimate, rows) / rows * part_of_rows(model, group)
-    return total
+def cost_ns(pipeline: PipelineState, group: PartitionGroup) -> float:
+    """The time that a row of a pipeline takes of a group's partitions, in full batches."""
+    return _Costs().full_ns(pipeline, group) if pipeline.reach else 0.0
 
 
 def _own_rows(pipeline: PipelineState, group: PartitionGroup) -> int:
@@ -319,7 +424,15 @@ def _own_rows(pipeline: PipelineState, group: PartitionGroup) -> int:
 
 def part_of_rows(model: ModelState, group: PartitionGroup) -> float:
     """The part of a model's rows that a group runs, if all partitions are equally busy."""
+    return 1.0 if len(model.groups) == 1 else parts_of_rows(model)[group]
+
+
+def parts_of_rows(model: ModelState) -> dict[PartitionGroup, float]:
+    """As `part_of_rows`, for each group of a model."""
     if len(model.groups) == 1:
-        return 1.0
-    rates = [len(each.partitions) / max(model.row_ns(each.kind), 1) for each in model.groups]
-    return rates[model.groups.index(group)] / sum(rates)
+        return {model.groups[0]: 1.0}
+    alike = {(group.kind, group.link): group for group in model.groups}
+    row_ns = {key: max(model.row_on_ns(group), 1) for key, group in alike.items()}
+    rates = [len(each.partitions) / row_ns[each.kind, each.link] for each in model.groups]
+    whole = sum(rates)
+    return {group: rate / whole for group, rate in zip(model.groups, rates, strict=True)}

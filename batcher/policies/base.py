@@ -120,6 +120,14 @@ class BatchContext(NamedTuple):
     """Rows that are expected to come together, at least 1: the decayed peak of the rows that were queued or running."""
     typical_rows: float
     """Smoothed rows of a batch."""
+    round_trip_ns: int = 0
+    """Time that a message takes to the partition's node and back; 0 on the gateway's own machine."""
+    row_way_ns: float = 0.0
+    """Time that a row and its answers take in addition to that."""
+
+    def way_ns(self, rows: int) -> int:
+        """Time that a batch and its answers are on their way."""
+        return self.round_trip_ns + int(self.row_way_ns * rows)
 
 
 class BatchPolicy(Protocol):

@@ -95,35 +95,40 @@ class DeadlinePolicy:
         gather_ns = int(self._gather_fraction * service_ns)
         if pending >= expected or gather_ns < self._gather_floor_ns:
             reason = FULL if pending >= worthwhile else IDLE
-            return Choice(self._size(queue, estimate, min(pending, worthwhile), start_ns), reason)
+            return Choice(self._size(queue, context, min(pending, worthwhile)), reason)
+        away_ns = self._hand_off_ns + context.way_ns(expected)
         if context.has_more_planned or head.follows:
-            return Choice(self._size(queue, estimate, pending, start_ns), IDLE)
+            return Choice(self._size(queue, context, pending), IDLE)
         if context.is_busy:
             # Other models may keep the partition busy forever, so an urgent head does not wait until it is idle.
-            urgent_ns = head.stage_deadline_ns - self._hand_off_ns - URGENT * service_ns
+            urgent_ns = head.stage_deadline_ns - away_ns - URGENT * service_ns
             if start_ns < urgent_ns:
                 return Choice(0, DEADLINE, now_ns + urgent_ns - start_ns, expected, gather_ns)
-            return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE)
+            return Choice(self._size(queue, context, pending), DEADLINE)
         gathered_ns = max(context.idle_since_ns, head.enqueued_ns) + gather_ns
-        latest_ns = head.stage_deadline_ns - self._hand_off_ns - service_ns
+        latest_ns = head.stage_deadline_ns - away_ns - service_ns
         if now_ns >= min(gathered_ns, latest_ns):
             reason = DELAY if now_ns >= gathered_ns else DEADLINE
-            return Choice(self._size(queue, estimate, pending, start_ns), reason)
+            return Choice(self._size(queue, context, pending), reason)
         return Choice(0, DELAY, min(gathered_ns, latest_ns), expected)
 
-    def _size(self, queue: QueueView, estimate: LatencyEstimate, limit: int, start_ns: int) -> int:
+    def _size(self, queue: QueueView, context: BatchContext, limit: int) -> int:
         """Rows to take: `limit`, or fewer if the first deadline that can be met needs that; late heads set no limit.
 
         With more than a full batch queued, the size keeps most of the best rate (`LatencyEstimate.enough_rows`).
         Otherwise every head would be as tight as the one before, and batches would stay small as long as the load
         lasts.
         """
-        ready_ns = start_ns + self._hand_off_ns
-        first = queue.first_not_before(ready_ns + estimate.service_ns(1))
+        estimate = context.estimate
+        ready_ns = context.start_ns + self._hand_off_ns
+        first = queue.first_not_before(ready_ns + estimate.service_ns(1) + context.way_ns(1))
         if first is None:
             return limit
         left_ns = first.stage_deadline_ns - ready_ns
-        rows = estimate.rows_within(left_ns, limit) or 1
+        rows = estimate.rows_within(left_ns - context.way_ns(1), limit) or 1
+        if context.row_way_ns:
+            while rows > 1 and estimate.service_ns(rows) + context.way_ns(rows) > left_ns:
+                rows -= 1
         if planned := min(first.planned_rows, limit):
             return max(rows, planned)
         return max(rows, estimate.enough_rows) if queue.rows > estimate.efficient_rows else rows
@@ -153,11 +158,11 @@ class DeferringPolicy(DeadlinePolicy):
         best_ns, batch_ns = estimate.service_ns(worthwhile), estimate.service_ns(size)
         if size * (best_ns + self._hand_off_ns) >= FULL_ENOUGH * worthwhile * (batch_ns + self._hand_off_ns):
             return super().choose(queue, context)
-        reserve_ns = estimate.service_ns(pending + 1) + batch_ns
+        reserve_ns = estimate.service_ns(pending + 1) + batch_ns + context.way_ns(size)
         latest_ns = self._stage_end_ns(queue.head(), context) - self._hand_off_ns - reserve_ns
         # It yields to nothing: it has left others their turn until now, and has no time left for them from then on.
         if start_ns >= latest_ns:
-            return Choice(self._size(queue, estimate, pending, start_ns), DEADLINE, yields=False)
+            return Choice(self._size(queue, context, pending), DEADLINE, yields=False)
         # Other models may keep the partition busy forever, so ask again when a start would just be in time.
         return Choice(0, DEADLINE, context.now_ns + latest_ns - start_ns, yields=False)
 
@@ -169,6 +174,7 @@ class DeferringPolicy(DeadlinePolicy):
             return deadline_ns
         estimate = context.estimate
         own_ns = estimate.service_ns(min(int(context.typical_rows + 0.5), estimate.max_rows) or 1) + self._hand_off_ns
+        own_ns += context.way_ns(max(int(context.typical_rows + 0.5), 1))
         allowed_ns = (deadline_ns - entry.enqueued_ns) * own_ns // (own_ns + rest_ns)
         return min(entry.enqueued_ns + allowed_ns, entry.stage_deadline_ns)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sluice.batcher.estimates.latency import QUANTILE, LatencyEstimate
+from sluice.batcher.estimates.latency import QUANTILE
 from sluice.batcher.prediction.unloaded_run import Span, unloaded_run
 from sluice.batcher.state import ModelState, PartitionGroup, PipelineState, StageState, WaitingStage
 
@@ -29,9 +29,12 @@ def predict(pipeline: PipelineState, hand_off_ns: int) -> None:
     spans: list[Span] = []
     if pipeline.has_parallel_stages:
         counts = [probability > 1 - QUANTILE for probability in probabilities]
-        spans = unloaded_run(
-            pipeline.stages, counts, lambda model, estimate: estimate.service_ns(model.usual_rows) + hand_off_ns
-        )
+
+        def usual_ns(model: ModelState, group: PartitionGroup) -> int:
+            rows = model.usual_rows
+            return model.estimates[group.kind].service_ns(rows) + hand_off_ns + group.way_ns(model, rows)
+
+        spans = unloaded_run(pipeline.stages, counts, usual_ns)
         pipeline.critical_path_ns = max(pipeline.critical_path_ns, *(end_ns for _, end_ns in spans))
     pipeline.steps = _waiting_stages(pipeline.stages, probabilities, spans, hand_off_ns)
     pipeline.predicted_changes = pipeline.changes
@@ -40,8 +43,8 @@ def predict(pipeline: PipelineState, hand_off_ns: int) -> None:
 def unloaded_latency_ns(pipeline: PipelineState, hand_off_ns: int) -> int:
     """Time of a request by itself on an idle machine by the measured tables alone."""
 
-    def took_ns(model: ModelState, estimate: LatencyEstimate) -> int:
-        return estimate.profile_ns(1) + hand_off_ns
+    def took_ns(model: ModelState, group: PartitionGroup) -> int:
+        return model.estimates[group.kind].profile_ns(1) + hand_off_ns + group.way_ns(model, 1)
 
     return max(end_ns for _, end_ns in unloaded_run(pipeline.stages, [True] * pipeline.stage_count, took_ns))
 

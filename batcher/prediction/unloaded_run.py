@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.state import ModelState, PartitionGroup, StageState
 
 Span = tuple[int, int]
@@ -10,7 +9,7 @@ Span = tuple[int, int]
 
 
 def unloaded_run(
-    stages: Sequence[StageState], in_the_way: Sequence[bool], took_ns: Callable[[ModelState, LatencyEstimate], int]
+    stages: Sequence[StageState], in_the_way: Sequence[bool], took_ns: Callable[[ModelState, PartitionGroup], int]
 ) -> list[Span]:
     """The span of each stage: it starts as early as possible, where it ends first, in the order of the list.
 
@@ -31,7 +30,7 @@ def unloaded_run(
         if span is None:
             span, hosts, host = min(
                 (
-                    _soonest(free_ns, group, len(stages), ready_ns, took_ns(model, model.estimates[group.kind]))
+                    _soonest(free_ns, group, len(stages), ready_ns, took_ns(model, group))
                     for group in [group for group in model.groups if group.ready_count] or model.groups
                 ),
                 key=lambda found: found[0][1],

@@ -66,6 +66,10 @@ class QueueTable:
         self._hosts[host_key(host)] = host
         return self.get((model, host_key(host)))
 
+    def has_sequences(self, host: PartitionState) -> bool:
+        """True if a partition has had slots of sequences."""
+        return host_key(host) in self._hosts
+
     def only(self, key: QueueKey) -> tuple[str, float] | None:
         """The (kind, price) of the partitions that entries of a key may run on; None for all."""
         return self._bounds.get(key[1].rpartition("@")[2]) if "@" in key[1] else None

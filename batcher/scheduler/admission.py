@@ -2,6 +2,7 @@
 
 from sluice.batcher.estimates.latency import CORRECTION_BOUNDS
 from sluice.batcher.fleet.fleet import Fleet
+from sluice.batcher.fleet.member_table import most_planned_ns
 from sluice.batcher.fleet.partition_group import start_after_backlog_ns
 from sluice.batcher.fleet.speed import decay_corrections
 from sluice.batcher.interface.config import Limits
@@ -187,25 +188,28 @@ class Admission:
     def _has_idle(pipeline: PipelineState) -> bool:
         """True if each stage has an idle partition, so that a probe delays no other request."""
         models = (stage.model for stage in pipeline.stages if stage.model is not None)
-        return all(any(not host.batches and not host.planned for host in model.partitions) for model in models)
+        return all(
+            any(not host.batches and not host.planned for group in model.groups for host in group.partitions.values())
+            for model in models
+        )
 
     @staticmethod
     def _unavailable(pipeline: PipelineState, now_ns: int) -> str | None:
         """The first model without a partition, or whose partitions have been lost for too long."""
         for stage in pipeline.stages:
             model = stage.model
-            if model is not None and not any(
-                host.ready or (host.lost_ns is not None and now_ns - host.lost_ns < UNAVAILABLE_NS)
-                for host in model.partitions
-            ):
+            if model is None or model.served:
+                continue
+            hosts = (host for group in model.groups for host in group.partitions.values())
+            if not any(host.lost_ns is not None and now_ns - host.lost_ns < UNAVAILABLE_NS for host in hosts):
                 return model.config.key
         return None
 
     @staticmethod
     def backlog_ns(pipeline: PipelineState) -> int:
         """The planned work on the busiest of the partitions that the pipeline may use."""
-        partitions = (host for stage in pipeline.stages if stage.model is not None for host in stage.model.partitions)
-        return max((partition.planned_ns for partition in partitions), default=0)
+        models = (stage.model for stage in pipeline.stages if stage.model is not None)
+        return max((most_planned_ns(group) for model in models for group in model.groups), default=0)
 
     @staticmethod
     def _reject(event: RequestArrived, outcome: Outcome, reason: str, retry_after_ns: int) -> RejectRequest:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, UnloadModel
 from sluice.batcher.interface.events import (
+    LinkMeasured,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -68,7 +71,7 @@ class PartitionEvents:
         if forgotten := sorted(event.tables.keys() - models.keys()):
             decisions.extend(UnloadModel(event.partition, key) for key in forgotten)
             tables = {key: table for key, table in event.tables.items() if key in models}
-            event = PartitionReady(event.partition, tables, event.memory)
+            event = msgspec.structs.replace(event, tables=tables)
         self.scaler.ready(event.partition, now_ns)
         self._dispatcher.ready(event, now_ns)
         grown = self._record_memory(event.partition, event.memory)
@@ -82,9 +85,14 @@ class PartitionEvents:
         self.scaler.lost(event.partition, now_ns)
         self.residency.lost(event.partition, now_ns)
         self.loader.lost(event.partition, now_ns)
-        self._dispatcher.lost(event.partition, now_ns)
+        self._dispatcher.lost(event.partition, now_ns, is_node_lost=event.is_node_lost)
         self.loader.check_pinned(now_ns)
         self._replanner.changed()
+
+    def link_measured(self, event: LinkMeasured, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Record how long the way to a node takes."""
+        if self._dispatcher.link_measured(event, now_ns):
+            self._replanner.changed()
 
     def model_loaded(self, event: ModelLoaded, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a worker holds one more model."""

@@ -10,6 +10,7 @@ from sluice.batcher.dispatch.dispatcher import Dispatcher
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.decisions import AcceptChange, AnyDecision, RejectChange
 from sluice.batcher.interface.events import (
+    LinkMeasured,
     ModelLoaded,
     ModelLoadFailed,
     ModelUnloaded,
@@ -73,6 +74,7 @@ class PipelineRegistry:
         self.handlers: Handlers = {
             PartitionReady: partition_events.partition_ready,
             PartitionLost: partition_events.partition_lost,
+            LinkMeasured: partition_events.link_measured,
             PartitionResized: self._resized,
             ModelLoaded: partition_events.model_loaded,
             ModelLoadFailed: partition_events.model_load_failed,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import outdate
 from sluice.batcher.interface.decisions import BuildPlan
-from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.plan_data import Observed, Plan, Way
 from sluice.batcher.state import UNAVAILABLE_NS, ModelState, PipelineState, StageState
 from sluice.models.units import INFINITE_NS, NS_PER_S
 
@@ -150,6 +150,19 @@ class Replanner:
             if not partition.ready and (partition.is_scaled or partition.lost_ns is not None)
         }
 
+    def _ways(self) -> dict[str, Way]:
+        """The ways to the partitions on other nodes; those to equal partitions are taken to be as slow."""
+        ways = {
+            group: Way(group.link.text, group.round_trip_ns, group.ns_per_byte)
+            for group in self._fleet.groups
+            if group.link.distance
+        }
+        return {
+            name: ways[partition.group]
+            for name, partition in self._fleet.partitions.items()
+            if ways and partition.group in ways
+        }
+
     def observe(self, now_ns: int, elapsed_ns: int | None = None) -> Observed:
         """The input of a plan, with the rates over `elapsed_ns`, or without it the rates of the last plan."""
         rates = {} if self._planned is None else dict(self._planned.rates)
@@ -175,6 +188,7 @@ class Replanner:
                 name for name, partition in self._fleet.partitions.items() if partition.ready and not partition.closed
             ),
             tuple(name for name, gone_ns in self._gone_ns().items() if gone_ns <= now_ns),
+            self._ways(),
         )
 
 

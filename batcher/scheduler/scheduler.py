@@ -364,7 +364,7 @@ class Scheduler:
         batch = self.dispatcher.end(event.batch, now_ns)
         partition = batch.partition
         if not batch.is_suspended:
-            observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns)
+            observe_hand_off(partition, batch.dispatched_ns, event.started_ns, event.ended_ns, now_ns, batch.way_ns)
         model = self.dispatcher.models[batch.queue_key[0]]
         observe_batch(model, batch.kind, batch.rows, event.ended_ns - event.started_ns)
         if model.config.sequences is not None:
@@ -427,6 +427,7 @@ class Scheduler:
                 if event.confidences:
                     run.confidences = tuple(values[last - entry.rows : last] for values in event.confidences)
                 run.batch_key = event.batch_key
+                run.kept_on = partition.node if partition.keeps_outputs else None
                 leave_batch(entry)
                 request.ran_on = partition
                 try:

@@ -62,6 +62,8 @@ def build_spec(
                 spec.replicas,
                 decoupled=spec.decoupled,
                 sequences=_sequences(spec),
+                input_bytes=sum(tensor.item_bytes for tensor in spec.inputs),
+                output_bytes=sum(tensor.item_bytes for tensor in spec.outputs),
             )
             for key, spec in specs.items()
         ),
@@ -142,6 +144,7 @@ def _pipeline_config(
                 stage.variants,
                 _renamed(stage, variable, index),
                 stage.name in cached,
+                _source_bytes(stage, specs),
             )
         )
     slo_ns = 0 if pipeline.slo_ms is None else max(ms_to_ns(min(pipeline.slo_ms, MAX_SLO_MS)), 1)
@@ -178,6 +181,16 @@ def _renamed(stage: Stage, variable: Sequence[str], index: Mapping[str, int]) ->
         return ""
     parts = sorted(dict.fromkeys(source.stage for source in sources.values()), key=lambda name: index.get(name, -1))
     return ",".join(f"{name}={parts.index(source.stage)}.{source.tensor}" for name, source in sorted(sources.items()))
+
+
+def _source_bytes(stage: Stage, specs: Mapping[str, ModelSpec]) -> int:
+    """Bytes of a row of the inputs of a model stage that come from other stages, as far as their sizes are fixed."""
+    if stage.model is None:
+        return 0
+    inputs = specs[stage.model].inputs
+    return sum(
+        each.item_bytes for each in inputs if each.name in stage.inputs and stage.inputs[each.name].stage != REQUEST
+    )
 
 
 def _variable_inputs(stage: Stage, specs: Mapping[str, ModelSpec]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sluice.models.pipelines.combiners import combined
 from sluice.models.pipelines.pipeline import REQUEST, Pipeline
 from sluice.models.spec import ModelSpec
-from sluice.models.tensors.spec import TensorSpec, element_count
+from sluice.models.tensors.spec import TensorSpec
 
 
 class OutputMemory(NamedTuple):
@@ -25,9 +25,7 @@ def output_memory(pipeline: Pipeline, models: Mapping[str, ModelSpec]) -> Output
     made = _stage_outputs(pipeline, models)
     outputs = [tensor for stage in pipeline.stages for tensor in made[stage.name]]
     sized = [tensor for tensor in outputs if tensor.fixed and tensor.datatype.itemsize > 0]
-    return OutputMemory(
-        sum(element_count(tensor.shape) * tensor.datatype.itemsize for tensor in sized), len(outputs) - len(sized)
-    )
+    return OutputMemory(sum(tensor.item_bytes for tensor in sized), len(outputs) - len(sized))
 
 
 def _stage_outputs(pipeline: Pipeline, models: Mapping[str, ModelSpec]) -> dict[str, tuple[TensorSpec, ...]]:

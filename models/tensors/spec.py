@@ -77,6 +77,11 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return whether every dimension of an item is known."""
         return VARIABLE not in self.shape
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an item, 0 where they are not fixed: BYTES, or a variable dimension."""
+        return element_count(self.shape) * self.datatype.itemsize if self.fixed else 0
+
     def accepts(self, item_shape: tuple[int, ...]) -> bool:
         """Return whether an item may have that shape."""
         return len(item_shape) == len(self.shape) and all(

@@ -52,6 +52,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
 from tests.support.scheduling.builders import MS, S, spec_of
 from tests.support.scheduling.draining_machine import DrainingMachine
 from tests.support.scheduling.machine_world import KINDS, LIMITS, MAX_BATCH, MODELS, PARTITIONS, PIPELINES, TABLES
@@ -181,7 +182,7 @@ class SchedulerMachine(DrainingMachine):
             if isinstance(decision, DispatchBatch):
                 batch = self.scheduler.dispatcher.batches[decision.batch]
                 free_ns[decision.partition] -= batch.expected_ns
-                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + batch.expected_ns
+                ended_ns = free_ns[decision.partition] + LIMITS.hand_off_ns + batch.expected_ns + batch.way_ns
                 if decision.reason is not ReleaseReason.RETRY:
                     for entry in batch.entries:
                         late_ns = ended_ns - entry.stage_deadline_ns
@@ -397,13 +398,17 @@ class SchedulerMachine(DrainingMachine):
         self.holds[name].clear()
         self.orders[name].clear()
         self.tell(PartitionLost(name, "killed"))
+        self.fail_what_it_held(name)
+
+    def fail_what_it_held(self, name: str, reason: str = "killed") -> None:
+        """Report the batches of a worker that was lost."""
         while self.running[name]:
             batch = self.running[name].pop(0)
             self.started_ns.pop(batch.batch, None)
-            self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, "killed"))
+            self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, reason))
         while self.suspended[name]:
             batch, _ = self.suspended[name].pop(0)
-            self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, "killed"))
+            self.tell(BatchFailed(batch.batch, FailureCause.WORKER_LOST, reason))
 
     @precondition(lambda self: len(self.up) < len(PARTITIONS))
     @rule(data=st.data())
@@ -415,7 +420,11 @@ class SchedulerMachine(DrainingMachine):
         """A worker comes back; some models may fail to load this time."""
         self.up.add(name)
         self.holds[name] = set(loaded)
-        self.tell(PartitionReady(name, {key: TABLES[KINDS[name]][key] for key in loaded}))
+        self.tell(self.ready(name, {key: TABLES[KINDS[name]][key] for key in loaded}))
+
+    def ready(self, name: str, tables: dict[str, LatencyTable]) -> PartitionReady:
+        """The event of a worker that comes up."""
+        return PartitionReady(name, tables)
 
     @precondition(lambda self: self.building)
     @rule(

@@ -1,17 +1,16 @@
 """The stages of a request by itself run in parallel as far as there are partitions for them."""
 
-from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.interface.config import PipelineConfig
 from sluice.batcher.prediction.unloaded_run import Span, unloaded_run
-from sluice.batcher.state import ModelState
+from sluice.batcher.state import ModelState, PartitionGroup
 from tests.support.scheduling.builders import MS, chain, ensemble
 from tests.unit.batcher.prediction.pipelines import Pipelines
 
 LATENCY_MS = {"a": 1.0, "b": 2.0}
 
 
-def took_ns(model: ModelState, estimate: LatencyEstimate) -> int:
-    return estimate.profile_ns(1)
+def took_ns(model: ModelState, group: PartitionGroup) -> int:
+    return model.estimates[group.kind].profile_ns(1)
 
 
 def spans(

@@ -38,6 +38,11 @@ def pipeline(name: str, *stages: Stage, late: Late | None = Late.SERVE) -> Pipel
     return Pipeline(name, 3, (X,), (PROBS,), stages, {"probs": (TensorSource(stages[-1].name, "probs"),)}, 8, late=late)
 
 
+def scheduled(key: str, max_batch: int, *confidences: ConfidenceSpec) -> ScheduledModel:
+    """A model that takes X and gives PROBS."""
+    return ScheduledModel(key, max_batch, BY_DEADLINE, confidences, input_bytes=16, output_bytes=40)
+
+
 def stage(name: str, model: str, *, when: When | None = None, **inputs: str) -> Stage:
     sources = {tensor: TensorSource(*source.split(".")) for tensor, source in inputs.items()}
     return Stage(name, sources, model=model, when=when)
@@ -46,7 +51,10 @@ def stage(name: str, model: str, *, when: When | None = None, **inputs: str) -> 
 def test_models_alone() -> None:
     spec = build_spec([SMALL, FIXED], [single_model(SMALL), single_model(FIXED)], [CPU0])
     assert spec == SchedulerSpec(
-        (ScheduledModel("small:1", 64, BY_DEADLINE), ScheduledModel("fixed:1", 1, BY_DEADLINE)),
+        (
+            scheduled("small:1", 64),
+            scheduled("fixed:1", 1),
+        ),
         (
             PipelineConfig("small:1", (StageConfig("small", "small:1"),)),
             PipelineConfig("fixed:1", (StageConfig("fixed", "fixed:1"),)),
@@ -103,8 +111,8 @@ def test_a_cascade_names_the_verdict_that_it_asks_for() -> None:
     )
     spec = build_spec([SMALL, LARGE], [served, other], [CPU0])
     assert spec.models == (
-        ScheduledModel("small:1", 64, BY_DEADLINE, (MARGIN, MAX)),
-        ScheduledModel("large:2", 16, BY_DEADLINE),
+        scheduled("small:1", 64, MARGIN, MAX),
+        scheduled("large:2", 16),
     )
     assert spec.pipelines == (
         PipelineConfig(
@@ -134,14 +142,28 @@ def test_an_ensemble_whose_combiner_is_asked() -> None:
     )
     spec = build_spec([SMALL, LARGE], [served], [CPU0])
     assert spec.models == (
-        ScheduledModel("small:1", 64, BY_DEADLINE),
-        ScheduledModel("large:2", 16, BY_DEADLINE),
+        scheduled("small:1", 64),
+        scheduled("large:2", 16),
     )
     assert spec.pipelines[0].stages[2:] == (
         StageConfig("mean", None, (0, 1), None, (MAX, MARGIN)),
         StageConfig("c", "large:2", (), WhenConfig(2, 0, 0.5)),
         StageConfig("d", "large:2", (), WhenConfig(2, 1, 0.1)),
     )
+
+
+def test_a_row_has_the_bytes_of_the_tensors_whose_sizes_are_fixed() -> None:
+    image = TensorSpec("image", DataType.UINT8, (224, 224, 3))
+    words = TensorSpec("words", DataType.BYTES, (1,))
+    fusing = ModelSpec("fusing", 1, (image, PROBS, words, ANY), (FEATURES, X), 8)
+    served = pipeline(
+        "fused",
+        stage("probs", "small:1", x="request.x"),
+        stage("fusing", "fusing:1", image="request.image", probs="probs.probs", words="request.words", x="request.x"),
+    )
+    spec = build_spec([SMALL, fusing], [served], [CPU0])
+    assert [(model.input_bytes, model.output_bytes) for model in spec.models] == [(16, 40), (150_528 + 40, 16)]
+    assert [made.source_bytes for made in spec.pipelines[0].stages] == [0, 40]
 
 
 def test_batches_are_keyed_where_a_dimension_is_variable() -> None:

@@ -1,0 +1,305 @@
+"""A fleet in virtual time: the time of each decision and the goodput of a partition, from 10 to 1 000 partitions.
+
+    python -m benchmarks.support.fleet [--rows 10x1,100x10,1000x100] [--placements pools,everywhere,scattered]
+
+Partitions are of four kinds, ten of which are a cell: each count of partitions has the same mix. Pipelines are single
+models, cascades, ensembles and chains with objectives from 240 ms to 960 ms. Every pipeline asks for the same share of
+the time of all partitions. The models are placed in one of three ways:
+
+- pools: a hundred partitions hold the models of ten pipelines, so there are as many pools as there is work;
+- everywhere: all partitions hold all models;
+- scattered: each partition holds the models of a tenth of the pipelines (of three at least), and no two hold the same.
+
+A run goes through the simulator once, which gives the goodput. Then its events are handled again by fresh schedulers,
+and each is timed: an event counts with the least of its times over the rounds. That a decision counts for an event and
+for the wake-up after it is what a live driver does with one event.
+"""
+
+import argparse
+import gc
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, PlanBuilt, RequestArrived
+from sluice.batcher.interface.outcome import Outcome
+from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from tests.support.scheduling.builders import CERTAINTY, cascade, chain, ensemble, single
+
+CELL = ("whole", "half", "half", "quarter", "quarter", "quarter", "eighth", "eighth", "eighth", "eighth")
+"""The kinds of ten partitions."""
+KINDS = {"whole": (1.0, 4.0), "half": (1.7, 2.0), "quarter": (3.0, 1.0), "eighth": (5.5, 0.5)}
+"""By kind of partition: slowdown of batches, and price of a second."""
+POOL = 100
+"""Partitions that hold the same models, where models are placed in pools."""
+A_NODE = 8
+"""Partitions of a node: 125 nodes have 1 000."""
+MEASURED_MS = {1: 20.0, 2: 24.0, 4: 32.0, 8: 48.0}
+"""The time of a batch of a model of factor 1 on a whole device."""
+FULL = 8
+ESCALATED = 0.3
+"""The share of rows that go on to the next stage of a cascade."""
+OBJECTIVES = (12, 20, 30, 48)
+"""Objectives of pipelines, in times of a batch of one row in each of its stages on a whole device."""
+PLACEMENTS = ("pools", "everywhere", "scattered")
+WARM_NS = NS_PER_S
+"""Requests that arrive before this time do not count."""
+
+
+class _Stage(NamedTuple):
+    """A stage of a pipeline: its model, how much slower it is than `MEASURED_MS`, and the share of rows that it has."""
+
+    model: str
+    factor: float
+    reach: float
+
+
+class FleetPipeline(NamedTuple):
+    """A pipeline of the fleet, and its stages that run models."""
+
+    config: PipelineConfig
+    stages: tuple[_Stage, ...]
+    objective_ns: int
+
+    @property
+    def row_ms(self) -> float:
+        """The time that a row takes of a whole device in full batches."""
+        return sum(each.reach * each.factor for each in self.stages) * MEASURED_MS[FULL] / FULL
+
+
+def table_of(factor: float, kind: str) -> LatencyTable:
+    """The latency table of a model on a kind of partition."""
+    slowdown = KINDS[kind][0]
+    return LatencyTable.from_ms({rows: factor * slowdown * ms for rows, ms in MEASURED_MS.items()})
+
+
+def pipeline_of(number: int) -> FleetPipeline:
+    """One of four forms of pipelines in turns: single model, cascade of two, ensemble of three, chain of two."""
+    form = number % 4
+    name = f"p{number}:1"
+    keys = [f"m{number}-{stage}:1" for stage in range(3)]
+    if form == 0:
+        config, factors, reach = single(keys[0], name=name), (1.0,), (1.0,)
+    elif form == 1:
+        config, factors, reach = cascade(*keys[:2], name=name, below=ESCALATED), (0.5, 1.5), (1.0, ESCALATED)
+    elif form == 2:
+        config, factors, reach = ensemble(*keys, name=name), (0.3, 0.4, 0.5), (1.0, 1.0, 1.0)
+    else:
+        config, factors, reach = chain(*keys[:2], name=name), (0.4, 0.6), (1.0, 1.0)
+    stages = tuple(_Stage(*each) for each in zip(keys, factors, reach, strict=False))
+    objective_ms = OBJECTIVES[number // 4 % len(OBJECTIVES)] * MEASURED_MS[1]
+    objective_ns = int(objective_ms * NS_PER_MS)
+    fields = {field: getattr(config, field) for field in config.__struct_fields__}
+    return FleetPipeline(PipelineConfig(**{**fields, "slo_ns": objective_ns}), stages, objective_ns)
+
+
+def placed(placement: str, partitions: int, pipelines: int) -> list[list[int]]:
+    """The pipelines whose models each partition holds, by number."""
+    if placement == "everywhere" or partitions <= POOL and placement == "pools":
+        return [list(range(pipelines))] * partitions
+    if placement == "pools":
+        pools = partitions // POOL
+        return [[each for each in range(pipelines) if each % pools == number // POOL] for number in range(partitions)]
+    draw = random.Random(1)
+    held = [sorted(draw.sample(range(pipelines), max(pipelines // 10, min(pipelines, 3)))) for _ in range(partitions)]
+    # A cell is alike in its kinds only, so each pipeline is on all kinds where there are partitions enough.
+    return held
+
+
+class Fleet:
+    """A spec, the first events, and seeded arrivals at `load` times what all partitions can serve in full batches."""
+
+    def __init__(self, partitions: int, pipelines: int, placement: str, load: float) -> None:
+        self.pipelines = [pipeline_of(number) for number in range(pipelines)]
+        self.factors = {each.model: each.factor for pipeline in self.pipelines for each in pipeline.stages}
+        self.kinds = {f"p{number}": CELL[number % len(CELL)] for number in range(partitions)}
+        self.spec = SchedulerSpec(
+            tuple(ScheduledModel(key, FULL, DeadlineSettings(), (CERTAINTY,)) for key in self.factors),
+            tuple(pipeline.config for pipeline in self.pipelines),
+            tuple(PartitionConfig(name, kind, KINDS[kind][1]) for name, kind in self.kinds.items()),
+            Limits(queue_requests=1 << 20, memory_bytes=1 << 40, hand_off_ns=100 * NS_PER_US),
+        )
+        self.ready = []
+        tables = {(key, kind): table_of(factor, kind) for key, factor in self.factors.items() for kind in KINDS}
+        for (name, kind), held in zip(self.kinds.items(), placed(placement, partitions, pipelines), strict=True):
+            keys = [each.model for number in held for each in self.pipelines[number].stages]
+            self.ready.append(PartitionReady(name, {key: tables[key, kind] for key in keys}))
+        whole = sum(1 / KINDS[kind][0] for kind in self.kinds.values())
+        share = load * whole / pipelines
+        self.rates = [share * 1000 / pipeline.row_ms for pipeline in self.pipelines]
+
+    def scheduler(self) -> Scheduler:
+        """A new scheduler of the fleet."""
+        return Scheduler(self.spec, LivePlanner())
+
+    def arrivals(self, until_ns: int) -> Iterator[tuple[int, RequestArrived]]:
+        """Poisson arrivals of all pipelines, seeded."""
+        draw = random.Random(2)
+        total = sum(self.rates)
+        bounds = [sum(self.rates[: number + 1]) / total for number in range(len(self.rates))]
+        numbers = range(len(bounds))
+        now_ns, request = 1_000, 0
+        while True:
+            now_ns += int(draw.expovariate(total) * NS_PER_S)
+            if now_ns >= until_ns:
+                return
+            (number,) = draw.choices(numbers, cum_weights=bounds)
+            pipeline = self.pipelines[number]
+            yield now_ns, RequestArrived(request, pipeline.config.name, 1, now_ns + pipeline.objective_ns)
+            request += 1
+
+
+class _Service:
+    """Batches take what the tables say."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._draw = random.Random(3)
+        self._tables = {(key, kind): table_of(factor, kind) for key, factor in fleet.factors.items() for kind in KINDS}
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return self._tables[batch.model, self._fleet.kinds[batch.partition]].latency_ns(batch.rows)
+
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
+        return (tuple(self._draw.random() for _ in range(batch.rows)),)
+
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
+        return ()
+
+
+Step = tuple[int, AnyEvent | None]
+
+
+class Run(NamedTuple):
+    """A simulated run: its steps, its requests by outcome, those in time per second of virtual time, and its plans."""
+
+    steps: list[Step]
+    outcomes: dict[str, int]
+    goodput: float
+    batches: int
+    plan_s: list[float]
+
+
+def simulate(fleet: Fleet, seconds: float) -> Run:
+    """Run the fleet for `seconds` of virtual time after the warm-up."""
+    steps: list[Step] = []
+    outcomes: dict[str, int] = defaultdict(int)
+    counts = [0, 0]
+    plan_s: list[float] = []
+    until_ns = WARM_NS + int(seconds * NS_PER_S)
+
+    def observe(now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        steps.append((now_ns, event))
+        for decision in decisions:
+            counts[1] += isinstance(decision, DispatchBatch)
+            if (outcome := getattr(decision, "outcome", None)) is not None:
+                outcomes[outcome.value] += 1
+                is_counted = WARM_NS <= now_ns < until_ns and isinstance(decision, CompleteRequest)
+                counts[0] += is_counted and outcome is Outcome.COMPLETED
+
+    def build(spec: SchedulerSpec, observed: Observed) -> Plan:
+        began = time.perf_counter()
+        plan = build_plan(spec, observed)
+        plan_s.append(time.perf_counter() - began)
+        return plan
+
+    simulator = Simulator(fleet.scheduler(), _Service(fleet), observe, build_plan=build)
+    for event in fleet.ready:
+        simulator.at(0, event)
+    simulator.run(fleet.arrivals(until_ns))
+    return Run(steps, dict(outcomes), counts[0] / seconds, counts[1], plan_s)
+
+
+class Times(NamedTuple):
+    """The times of the steps of one type, in microseconds."""
+
+    count: int
+    mean: float
+    p99: float
+    most: float
+
+
+def replay(fleet: Fleet, steps: Sequence[Step]) -> list[int]:
+    """The time of each step in a fresh scheduler (ns)."""
+    scheduler = fleet.scheduler()
+    took: list[int] = []
+    clock = time.thread_time_ns  # others on the machine do not count
+    gc.collect()
+    gc.freeze()  # as the gateway does after its start
+    for now_ns, event in steps:
+        began = clock()
+        if event is None:
+            scheduler.handle_wakeup(now_ns)
+        else:
+            scheduler.handle(event, now_ns)
+        scheduler.next_wakeup_ns()
+        took.append(clock() - began)
+    gc.unfreeze()
+    return took
+
+
+def by_type(steps: Sequence[Step], took: Sequence[int], batches: int) -> dict[str, Times]:
+    """The times of steps by type of event; `decision` is all the time of a run in the batches that it dispatched."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for (_, event), ns in zip(steps, took, strict=True):
+        times["wake-up" if event is None else type(event).__name__].append(ns / 1000)
+    served = [ns / 1000 for (now_ns, _), ns in zip(steps, took, strict=True) if now_ns]
+    found = {name: _times(values) for name, values in sorted(times.items())}
+    found["all"] = _times(served)
+    found["a batch"] = Times(batches, sum(served) / max(batches, 1), 0.0, 0.0)
+    return found
+
+
+def _times(values: list[float]) -> Times:
+    ordered = sorted(values)
+    return Times(len(ordered), statistics.fmean(ordered), ordered[int(0.99 * (len(ordered) - 1))], ordered[-1])
+
+
+def least(rounds: Sequence[Sequence[int]]) -> list[int]:
+    """The least time of each step over the rounds: what others do on the machine only adds to it."""
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="10x1,100x10,1000x100")
+    parser.add_argument("--placements", default=",".join(PLACEMENTS))
+    parser.add_argument("--loads", default="0.7,0.9")
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="print the times of all types of events")
+    options = parser.parse_args()
+    for placement in options.placements.split(","):
+        for load in map(float, options.loads.split(",")):
+            for row in options.rows.split(","):
+                partitions, pipelines = map(int, row.split("x"))
+                fleet = Fleet(partitions, pipelines, placement, load)
+                run = simulate(fleet, options.seconds)
+                times = by_type(run.steps, least([replay(fleet, run.steps) for _ in range(options.rounds)]), run.batches)
+                goodput = run.goodput / sum(1 / KINDS[kind][0] for kind in fleet.kinds.values())
+                shown = list(times) if options.all else ["RequestArrived", "BatchCompleted", "wake-up", "all", "a batch"]
+                print(
+                    f"{placement:<11} load {load:.2f}  {partitions:>5} partitions {pipelines:>4} pipelines: goodput of "
+                    f"a whole device {goodput:6.1f}/s; {sum(run.outcomes.values())} requests {run.outcomes}, "
+                    f"{run.batches} batches; plans {max(run.plan_s, default=0) * 1000:.0f} ms"
+                )
+                for name in shown:
+                    each = times[name]
+                    print(f"    {name:<16} {each.count:>7} {each.mean:8.1f} {each.p99:8.1f} {each.most:9.1f} us", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The four applications of ESG on its 16 nodes of seven GPU slices, with links between the gateway and the nodes.
+
+ESG (HPDC 2024) runs chains of DNNs on 16 nodes whose GPUs are cut into seven slices, sends the first stage to the home
+node of its function and later ones to the node of the stage before, and finds that the transfers of early stages delay
+the others. Neither its code nor its profiles are public. Assumed here are the times and inputs of its functions as
+recalled from the paper, that a batch of b rows takes 0.4 + 0.6 b times as long as one row, the sizes of outputs (those
+of the next function's inputs), links of 10 and of 1 Gbit/s with 0.1 ms there and back, and arrivals with the gaps of
+its heavy load for the four applications in turn. So only the rows of this table can be compared.
+"""
+
+import random
+from collections.abc import Iterator
+from statistics import fmean
+
+import msgspec
+
+from sluice.batcher.drivers.simulated_nodes import SimulatedNode
+from sluice.batcher.drivers.simulator import Simulator
+from sluice.batcher.interface.config import (
+    PartitionConfig,
+    PipelineConfig,
+    ScheduledModel,
+    SchedulerSpec,
+    StageConfig,
+)
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived
+from sluice.batcher.planner.build import build_plan
+from sluice.batcher.planner.live import LivePlanner
+from sluice.batcher.policies.deadline import DeadlineSettings
+from sluice.batcher.scheduler.scheduler import Scheduler
+from sluice.loadgen.papers.experiment import PaperExperiment
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+NODES, SLICES = 16, 7
+KIND = "1g"
+SECONDS = 30
+SEED = 16
+WITHIN = 1.3
+"""The objective of an application, as a multiple of the time that its functions take by themselves."""
+GAPS_MS = (10.0, 16.8)
+"""The time between two requests under heavy load."""
+SIZES = (1, 2, 4, 8)
+LATENCY_NS = 50 * NS_PER_US
+GBIT = 125_000_000
+AT_ONCE = 1 << 60
+"""Bytes a second of a link that takes no time."""
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A DNN: the time of a row on one slice, and the sizes of its input and output."""
+
+    row_ms: float
+    input_bytes: int
+    output_bytes: int
+
+
+FUNCTIONS = {
+    "deblur": Function(319, 1_100_000, 2_700_000),
+    "super-resolution": Function(86, 2_700_000, 2_500_000),
+    "segmentation": Function(293, 2_500_000, 147_000),
+    "classification": Function(147, 147_000, 4_000),
+    "background-removal": Function(1047, 2_500_000, 2_500_000),
+    "depth": Function(828, 648_000, 648_000),
+}
+APPLICATIONS = {
+    "image-classification": ("super-resolution", "segmentation", "classification"),
+    "depth-recognition": ("deblur", "super-resolution", "depth"),
+    "background-elimination": ("super-resolution", "deblur", "background-removal"),
+    "expanded-classification": (
+        "deblur",
+        "super-resolution",
+        "background-removal",
+        "segmentation",
+        "classification",
+    ),
+}
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One run: the links (0: no time), whether the scheduler predicts transfers, and whether nodes keep outputs."""
+
+    name: str
+    gbit_per_s: int
+    predicts: bool = True
+    keeps_outputs: bool = False
+
+
+SETTINGS = (
+    Setting("take no time", 0),
+    Setting("10 Gbit/s, transfers unknown", 10, predicts=False),
+    Setting("10 Gbit/s, transfers predicted", 10),
+    Setting("10 Gbit/s, predicted, outputs kept", 10, keeps_outputs=True),
+    Setting("1 Gbit/s, transfers unknown", 1, predicts=False),
+    Setting("1 Gbit/s, transfers predicted", 1),
+    Setting("1 Gbit/s, predicted, outputs kept", 1, keeps_outputs=True),
+)
+
+
+class ClusterResult(msgspec.Struct, frozen=True):
+    """What became of the requests of a run.
+
+    `in_time` and `late` are parts of all requests; the rest was refused. `mean_ms` and `p99_ms` are of those that were
+    answered. `hits` is the part of later stages that ran on the node of the stage before; `sent_mb` is what
+    a request sent to nodes on average.
+    """
+
+    in_time: float
+    late: float
+    mean_ms: float
+    p99_ms: float
+    hits: float
+    sent_mb: float
+
+
+class _Times:
+    """Batches take what their tables say."""
+
+    def __init__(self, tables: dict[str, LatencyTable]) -> None:
+        self._tables = tables
+
+    def batch_ns(self, batch: DispatchBatch) -> int:
+        return self._tables[batch.model].latency_ns(batch.rows)
+
+    def batch_confidences(self, batch: DispatchBatch) -> Confidences:
+        return ()
+
+    def combined_confidences(self, combination: CombineOutputs) -> Confidences:
+        return ()
+
+
+class _Observer:
+    """Notes when requests come and when they are complete."""
+
+    def __init__(self) -> None:
+        self.came_ns: dict[int, RequestArrived] = {}
+        self.took_ns: list[tuple[int, bool]] = []
+
+    def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
+        if isinstance(event, RequestArrived):
+            self.came_ns[event.request] = event
+        for decision in decisions:
+            if isinstance(decision, CompleteRequest):
+                arrival = self.came_ns[decision.request]
+                objective_ns = _objective_ns(arrival.pipeline)
+                self.took_ns.append((now_ns - arrival.deadline_ns + objective_ns, now_ns <= arrival.deadline_ns))
+
+
+def run(setting: Setting, seconds: int = SECONDS) -> ClusterResult:
+    """One run in virtual time; the same every time."""
+    tables = {name: _table(function) for name, function in FUNCTIONS.items()}
+    names = [[f"node{node}-{part}" for part in range(SLICES)] for node in range(NODES)]
+    spec = SchedulerSpec(
+        tuple(
+            ScheduledModel(
+                name,
+                SIZES[-1],
+                DeadlineSettings(),
+                input_bytes=function.input_bytes,
+                output_bytes=function.output_bytes,
+            )
+            for name, function in FUNCTIONS.items()
+        ),
+        tuple(PipelineConfig(name, _stages(chain), slo_ns=_objective_ns(name)) for name, chain in APPLICATIONS.items()),
+        tuple(PartitionConfig(name, KIND) for node in names for name in node),
+    )
+    nodes = [
+        SimulatedNode(
+            f"node{number}",
+            tuple(parts),
+            setting.gbit_per_s * GBIT or AT_ONCE,
+            LATENCY_NS if setting.gbit_per_s else 0,
+            setting.keeps_outputs,
+        )
+        for number, parts in enumerate(names)
+    ]
+    observer = _Observer()
+    scheduler = Scheduler(spec, LivePlanner())
+    simulator = Simulator(
+        scheduler, _Times(tables), observer.observe, build_plan=build_plan, nodes=nodes, measures=setting.predicts
+    )
+    for each in spec.partitions:
+        simulator.at(0, PartitionReady(each.name, tables))
+    simulator.run(_arrivals(seconds))
+    asked, done = len(observer.came_ns), sorted(took_ns for took_ns, _ in observer.took_ns)
+    in_time = sum(is_in_time for _, is_in_time in observer.took_ns)
+    later = simulator.nodes.near + simulator.nodes.far
+    return ClusterResult(
+        in_time / asked,
+        (len(done) - in_time) / asked,
+        fmean(done) / NS_PER_MS,
+        done[int(0.99 * len(done))] / NS_PER_MS,
+        simulator.nodes.near / later if later else 0.0,
+        simulator.nodes.sent_bytes / 1e6 / asked,
+    )
+
+
+def _table(function: Function) -> LatencyTable:
+    return LatencyTable.from_ms({size: function.row_ms * (0.4 + 0.6 * size) for size in SIZES})
+
+
+def _stages(chain: tuple[str, ...]) -> tuple[StageConfig, ...]:
+    return tuple(
+        StageConfig(
+            name,
+            name,
+            (index - 1,) if index else (),
+            source_bytes=FUNCTIONS[name].input_bytes if index else 0,
+        )
+        for index, name in enumerate(chain)
+    )
+
+
+def _objective_ns(application: str) -> int:
+    return int(WITHIN * sum(FUNCTIONS[name].row_ms for name in APPLICATIONS[application]) * NS_PER_MS)
+
+
+def _arrivals(seconds: int) -> Iterator[tuple[int, RequestArrived]]:
+    source = random.Random(SEED)
+    now_ns, applications = NS_PER_S // 10, list(APPLICATIONS)
+    for request in range(1 << 30):
+        now_ns += int(source.uniform(*GAPS_MS) * NS_PER_MS)
+        if now_ns > seconds * NS_PER_S:
+            return
+        name = applications[request % len(applications)]
+        yield now_ns, RequestArrived(request, name, 1, now_ns + _objective_ns(name))
+
+
+def table() -> str:
+    """A Markdown table with a line for each setting."""
+    lines = [
+        "| links | in time | late | mean ms | p99 ms | same node | MB sent a request |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for setting in SETTINGS:
+        result = run(setting)
+        lines.append(
+            f"| {setting.name} | {result.in_time:.1%} | {result.late:.1%} | {result.mean_ms:.0f} | "
+            f"{result.p99_ms:.0f} | {result.hits:.1%} | {result.sent_mb:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+EXPERIMENT = PaperExperiment(
+    "nodes", "chains of DNNs on 16 nodes of 7 slices, by the links between them (ESG, 2024)", table
+)
