@@ -10,6 +10,8 @@ from sluice.models.errors import ConfigError
 
 MAX_LINKS = 40
 """The links of a chain that are followed, as many as Linux follows."""
+MAX_NAME_BYTES = 255
+"""The longest name of a file, as in Linux."""
 MAX_TEXT_BYTES = 16 << 20
 """The largest file of text that is read: configurations, pipelines, labels and programs."""
 
@@ -99,6 +101,14 @@ def beside(path: Path, name: str) -> Path:
             break
         at = at.parent / os.readlink(at)
     return path.parent / name
+
+
+def is_safe_path(path: str) -> bool:
+    """True for a relative path, with `/` between parts, that names a file below a directory on any machine."""
+    parts = path.split("/")
+    return all(part not in {"", ".", ".."} and len(os.fsencode(part)) <= MAX_NAME_BYTES for part in parts) and (
+        printable(path) == path and "\\" not in path
+    )
 
 
 def printable(text: str) -> str:

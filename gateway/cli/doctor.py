@@ -8,6 +8,7 @@ import msgspec
 
 from sluice.batcher.planner.registry import path_planners
 from sluice.batcher.policies.registry import batch_policies
+from sluice.gateway.cli import cluster_checks
 from sluice.gateway.cli.checks import run_checks
 from sluice.gateway.cli.http_client import ServerAddress, decode, request
 from sluice.gateway.config.server_config import ServerConfig, read_config
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings of the server, for its partitions")
     parser.add_argument("--url", help="URL of a running server; its partitions are reported and none is tried out")
     add_connection_options(parser)
+    cluster_checks.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print all findings as JSON")
 
 
@@ -49,7 +51,10 @@ def _doctor(options: argparse.Namespace) -> int:
     batch_policies()
     path_planners()
     config = ServerConfig() if options.config is None else read_config(options.config)
-    findings = list(run_checks(config, _model_bytes(config), with_layout=options.url is None))
+    if options.cluster or options.workers is not None:
+        findings = list(cluster_checks.cluster_findings(options, config))
+    else:
+        findings = list(run_checks(config, _model_bytes(config), with_layout=options.url is None))
     if options.url is not None:
         findings += partition_findings(ServerAddress.of(options))
     wrong = any(each.severity is Severity.WRONG for each in findings)

@@ -20,6 +20,7 @@ OUTPUT_CLOSED = 141
 COMMANDS = {
     "init": "write a model repository from one or two model files, of two as a cascade",
     "serve": "serve a model repository, or single model files",
+    "worker": "serve the worker of one partition to a gateway on this machine or another one",
     "infer": "send one inference request to a running server, and print the outputs",
     "replay": "check that a journal leads to the same decisions again",
     "health": "exit with 0 if a running server is ready, else with 1",
@@ -31,6 +32,7 @@ COMMANDS = {
     "plan": "find the cheapest batch sizes and partitions that meet a latency objective",
     "partitions": "list, plan, change and watch the partitions of this machine",
     "deploy": "measure, plan and serve what a file names, within an objective and at a rate",
+    "ray": "start and end a Ray cluster on this machine with a gateway; show and replace the workers of any",
     "doctor": "check this machine for everything a server needs",
     "config": "check and show the settings of a server; print the schemas of its files",
     "completion": "print a script that completes commands and options in a shell",

@@ -105,6 +105,7 @@ class PartitionNow(msgspec.Struct):
 
     name: str = ""
     kind: str = ""
+    node: str = ""
     state: str = ""
     reason: str = ""
     busy: float | None = None

@@ -211,6 +211,7 @@ def _metrics_setting(text: str) -> tuple[str, bool | str]:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from sluice.gateway.cluster.ray.settle import with_ray_settled
     from sluice.gateway.config.configured_partitions import configured_partitions
     from sluice.gateway.config.contradictions import contradictions
     from sluice.gateway.config.server_config import ModelControlMode
@@ -231,6 +232,7 @@ def _serve(options: argparse.Namespace) -> int:
             "for models that clients register"
         )
     configure(LogFormat(options.log_format), options.log_level, options.log_file)
+    config = with_ray_settled(config)
     partitions = configured_partitions(config)
     check_partitions(partitions)
     for warning in contradictions(config):
@@ -258,6 +260,7 @@ def _serve_with(
     from contextlib import ExitStack
     from functools import partial
 
+    import msgspec
     import uvloop
 
     from sluice.gateway.cli.progress import sampled
@@ -276,8 +279,12 @@ def _serve_with(
             reasons = f": nothing is in {', '.join(map(str, (*config.directories, *config.sources)))}"
         raise ConfigError(f"no model can be served{reasons}")
 
+    given = effective_config(options).config.partitions
+
     def read_again() -> "ServerConfig":
-        return effective_config(options).config
+        again = effective_config(options).config
+        # What the settings leave to a Ray cluster stays as it was at the start.
+        return msgspec.structs.replace(again, partitions=config.partitions) if again.partitions == given else again
 
     async def serve() -> int:
         with ExitStack() as stack:

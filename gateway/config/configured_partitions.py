@@ -1,6 +1,7 @@
 """The partitions of a configuration, for workers and for the scheduler."""
 
 from sluice.batcher.interface.config import DeviceShare, PartitionConfig
+from sluice.gateway.config.remote_settings import RemoteClass
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.config.triton_settings import TritonSettings
 from sluice.mps.nvidia.given_devices import given_partitions, on_given_device
@@ -12,15 +13,16 @@ _SECONDS_PER_HOUR = 3600
 
 
 def configured_partitions(config: ServerConfig) -> tuple[Partition, ...]:
-    """The partitions of the configuration; raises PartitionError for what is impossible here.
+    """The partitions of this machine; raises PartitionError for what is impossible here.
 
     `auto` are the GPUs and MIG instances that this process was given or, if it has none, its cores.
     """
-    if isinstance(config.partitions, str):
+    local = config.local_partitions
+    if isinstance(local, str):
         return given_partitions() or default_partitions()
-    if config.partitions is None or isinstance(config.partitions, int):
-        return default_partitions(config.partitions)
-    return tuple(on_given_device(each) if isinstance(each, MpsPartition) else each for each in config.partitions)
+    if local is None or isinstance(local, int):
+        return default_partitions(local)
+    return tuple(on_given_device(each) if isinstance(each, MpsPartition) else each for each in local)
 
 
 def partition_config(
@@ -48,3 +50,11 @@ def triton_config(config: ServerConfig, server: TritonSettings, models: tuple[st
     """A Triton server as a partition for the scheduler."""
     hour = config.prices.gpu_hour if server.price is None else server.price
     return PartitionConfig(server.name, server.profile_kind, hour / _SECONDS_PER_HOUR, models=models, fixed=True)
+
+
+def remote_config(
+    config: ServerConfig, given: RemoteClass, slot: str, models: tuple[str, ...] | None = None
+) -> PartitionConfig:
+    """A slot of a class of remote partitions for the scheduler; `models` are those that it may hold (None: any)."""
+    price = given.price_per_second(config.prices)
+    return PartitionConfig(slot, given.profile_kind, price, memory_bytes=given.memory_bytes, models=models)

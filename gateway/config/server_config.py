@@ -14,6 +14,7 @@ from sluice.gateway.config.access import MANAGEMENT, CorsSettings, check_hosts, 
 from sluice.gateway.config.front_door import FrontDoorSettings, GrpcServerKind
 from sluice.gateway.config.json_rules import JsonNan, JsonRules
 from sluice.gateway.config.metrics_settings import MetricsSettings
+from sluice.gateway.config.remote_settings import PartitionSettings, RemoteClass, check_slot_names
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings, Restrictions
 from sluice.gateway.config.status_settings import TRITON_STATUSES, StatusSettings
 from sluice.gateway.config.tls import TlsSettings
@@ -89,7 +90,7 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
     metrics_interval_ms: float = 2000
     metrics_config: MetricsSettings = MetricsSettings()
     front_ends: int | Literal["auto"] = 0
-    partitions: int | Literal["auto"] | tuple[Partition, ...] | None = None
+    partitions: int | Literal["auto"] | tuple[Partition, ...] | PartitionSettings | None = None
     strict: bool = False
     strict_readiness: bool = False
     resize: ResizeMode | BalanceSettings = ResizeMode.MANUAL
@@ -136,10 +137,11 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             check_url(url)
         if self.cache_bytes < 0:
             raise ValueError(f"cache_bytes: expected at least 0, got {self.cache_bytes}")
-        if isinstance(self.partitions, tuple):
-            if not self.partitions and not self.triton:
+        if isinstance(self.local_partitions, tuple):
+            if not self.local_partitions and not self.triton and not self.remote_classes:
                 raise ValueError("partitions: expected at least one, or a triton server")
-            _check_devices(self.partitions)
+            _check_devices(self.local_partitions)
+        _check_slots(self)
         _check_access(self)
         if not 0 <= self.trace_requests <= MAX_TRACE_REQUESTS:
             raise ValueError(f"trace_requests: expected 0 to {MAX_TRACE_REQUESTS}, got {self.trace_requests}")
@@ -149,6 +151,18 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
                 check_client_key(self.client_key)
             except ValueError as error:
                 raise ValueError(f"client_key: {error}") from error
+
+    @property
+    def local_partitions(self) -> int | Literal["auto"] | tuple[Partition, ...] | None:
+        """The partitions of this machine; None: one for each core."""
+        if isinstance(self.partitions, PartitionSettings):
+            return () if self.partitions.local is None else self.partitions.local
+        return self.partitions
+
+    @property
+    def remote_classes(self) -> tuple[RemoteClass, ...]:
+        """The classes of partitions whose workers are elsewhere."""
+        return self.partitions.classes if isinstance(self.partitions, PartitionSettings) else ()
 
     @property
     def balance(self) -> BalanceSettings | None:
@@ -183,6 +197,11 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
             source_directory(place, self.source_cache) / REPOSITORY if is_url(place) else Path(place)
             for place in self._places
         )
+
+    @property
+    def copies(self) -> dict[Path, str]:
+        """The copies of sources by URL, with their URLs."""
+        return {source_directory(url, self.source_cache) / REPOSITORY: url for url in self.sources}
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -242,14 +261,35 @@ def read_document(path: Path) -> YamlDocument:
 
 def convert_config(document: object, path: str, lines: Lines = NO_LINES) -> ServerConfig:
     """Convert the contents of a YAML file to a configuration; raises as `read_config`."""
-    if isinstance(document, dict) and isinstance(partitions := document.get("partitions"), list):
-        converted = [_partition(each, path, f"partitions[{index}]", lines) for index, each in enumerate(partitions)]
-        document = document | {"partitions": converted}
+    if isinstance(document, dict) and isinstance(partitions := document.get("partitions"), list | dict):
+        document = document | {"partitions": _partitions(partitions, path, lines)}
     return convert_settings(document, ServerConfig, path, lines=lines)
 
 
-def _partition(document: Any, path: str, at: str, lines: Lines) -> Any:
-    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind."""
+def _partitions(partitions: Any, path: str, lines: Lines) -> Any:
+    """Convert a list of partitions, or a mapping for those of this machine and of others, so that errors name keys."""
+    if isinstance(partitions, list):
+        return _listed(partitions, path, "partitions", lines)
+    if isinstance(local := partitions.get("local"), list):
+        partitions = partitions | {"local": _listed(local, path, "partitions.local", lines)}
+    if isinstance(remote := partitions.get("remote"), list):
+        classes = [
+            convert_settings(each, RemoteClass, path, at=f"partitions.remote[{index}]", lines=lines)
+            for index, each in enumerate(remote)
+        ]
+        partitions = partitions | {"remote": classes}
+    return convert_settings(partitions, PartitionSettings, path, at="partitions", lines=lines)
+
+
+def _listed(partitions: list[Any], path: str, at: str, lines: Lines) -> list[Any]:
+    return [convert_partition(each, path, f"{at}[{index}]", lines) for index, each in enumerate(partitions)]
+
+
+def convert_partition(document: Any, path: str, at: str, lines: Lines) -> Any:
+    """Convert a partition of the given kind, `cpu` by default, so that errors name the keys of that kind.
+
+    Raises ConfigError.
+    """
     if not isinstance(document, dict):
         place = lines.place(path, at)
         raise ConfigError(f"{place} expected an object, got {type(document).__name__}")
@@ -298,6 +338,14 @@ def _check_seconds(config: ServerConfig) -> None:
             f"drain_delay_s: expected less than drain_timeout_s, {config.drain_timeout_s:g}, which it is a part of, "
             f"got {config.drain_delay_s:g}"
         )
+
+
+def _check_slots(config: ServerConfig) -> None:
+    """Raise ValueError for a slot of a remote partition that has the name of another partition."""
+    others = {server.name: "a triton server" for server in config.triton}
+    if isinstance(config.local_partitions, tuple):
+        others |= {each.name: "a local partition" for each in config.local_partitions}
+    check_slot_names(config.remote_classes, others)
 
 
 def _check_devices(partitions: tuple[Partition, ...]) -> None:

@@ -83,9 +83,10 @@ class Rollout:
         entries = {entry.spec.key: entry for each in after.values() for entry in each.models}
         before = {entry.spec.key for each in deployed.values() for entry in each.models}
         new = {key: entry for key, entry in entries.items() if key not in before}
-        partitions = self._inventory.partitions
-        kinds = [partition.profile_kind for partition in partitions]
-        stored = await asyncio.to_thread(lambda: {key: stored_entries(entry, kinds) for key, entry in new.items()})
+        kinds = self._inventory.kinds
+        stored = await asyncio.to_thread(
+            lambda: {key: stored_entries(entry, list(kinds.values())) for key, entry in new.items()}
+        )
         specs = {key: entry.spec for key, entry in {**self._remote, **entries}.items()}
         pipelines = [
             *(single_model(entry.spec) for entry in self._remote.values()),
@@ -102,8 +103,8 @@ class Rollout:
             for pipeline, config in zip(pipelines, spec.pipelines, strict=True)
             if config.name not in served
         ]
-        files = await asyncio.to_thread(worker_files, models, new, stored, partitions)
-        if partitions != self._inventory.partitions:  # one was resized meanwhile, so other profiles count
+        files = await asyncio.to_thread(worker_files, models, new, stored, kinds)
+        if kinds != self._inventory.kinds:  # one was resized meanwhile, so other profiles count
             return await self.prepare(revision, deployed)
         is_reload = any(new[model.key].spec.name in deployed for model in models)
         return PreparedRevision(
@@ -161,11 +162,11 @@ class Rollout:
         return sum(model.most_bytes for model in self._scheduler.spec.models if model.key in held)
 
     async def recycle(self, partitions: Sequence[str]) -> None:
-        """Replace the workers of partitions, one after the other."""
+        """Replace the workers of partitions of this machine, one after the other."""
         async with self._recycling:
             for partition in partitions:
-                self._executor.recycle(partition)
-                await self._load_waiter.wait_ready(partition)
+                if self._executor.recycle(partition):
+                    await self._load_waiter.wait_ready(partition)
 
     def _build(
         self,

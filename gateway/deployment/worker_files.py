@@ -12,7 +12,6 @@ from sluice.gateway.deployment.stored_profiles import stored_tables
 from sluice.models.profiles.file import ProfileEntry
 from sluice.models.repository.scan import ModelEntry
 from sluice.mps.ipc.messages import ModelFile
-from sluice.mps.partitions.partition import Partition
 
 
 def file_to_measure(entry: ModelEntry, menu: tuple[int, ...]) -> ModelFile:
@@ -26,12 +25,12 @@ def worker_files(
     models: Iterable[ScheduledModel],
     entries: Mapping[str, ModelEntry],
     stored: Mapping[str, Mapping[str, ProfileEntry]],
-    partitions: Iterable[Partition],
+    kinds: Mapping[str, str],
 ) -> dict[str, dict[str, ModelFile]]:
     """The files of models, by partition and key, each with the stored latencies of its partition.
 
     `entries` and `stored` have the models' entries and profiles by key; models without an entry in `stored` are left
-    out.
+    out. `kinds` has the kinds of the partitions by name.
     """
     files = [
         ModelFile(
@@ -50,9 +49,6 @@ def worker_files(
     ]
     tables = {file.key: stored_tables(entries[file.key], stored[file.key]) for file in files}
     return {
-        partition.name: {
-            file.key: msgspec.structs.replace(file, table=tables[file.key].get(partition.profile_kind))
-            for file in files
-        }
-        for partition in partitions
+        partition: {file.key: msgspec.structs.replace(file, table=tables[file.key].get(kind)) for file in files}
+        for partition, kind in kinds.items()
     }

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
 
-from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
@@ -13,6 +13,25 @@ CHECK_S = 1.0
 """The longest time between two checks; a late check shows that the loop stood still."""
 STILL_S = 0.5
 """A check that is at least this late shows that the loop stood still: timers are never that late otherwise."""
+
+
+class RunningBatch(Protocol):
+    """A batch that a worker has."""
+
+    @property
+    def batch(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The key of its model."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Its size."""
+        ...
 
 
 class HangDetector:
@@ -29,7 +48,7 @@ class HangDetector:
 
     def __init__(
         self,
-        batches: Mapping[int, DispatchBatch],
+        batches: Mapping[int, RunningBatch],
         tables: Mapping[str, LatencyTable],
         loading: Collection[str],
         timeout_s: float,

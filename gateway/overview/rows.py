@@ -105,6 +105,8 @@ class Rows:
         elif not ready:
             lost = "" if status is None else status.lost
             state, reason = ("lost", lost) if lost else ("starting", "")
+            if sources.inventory.is_vacant(name):
+                state = "vacant"
         resident = self._resident(partition)
         limit = self._memory_limit(name)
         held = self._held_bytes(partition)
@@ -115,6 +117,8 @@ class Rows:
             "ready": ready,
             "state": state,
             "reason": reason[:MAX_TEXT],
+            "node": "" if status is None else status.node,
+            "url": "" if status is None else status.url,
             "proof": _proof(status),
             "busy": rounded(self._sampled.recorder.busy(name)),
             "running": None if running is None else {"model": public_key(running.queue_key[0]), "rows": running.rows},
@@ -193,7 +197,7 @@ class Rows:
             return "draining", ["the server is stopping: it finishes the open requests"]
         if registry.leaving:
             return "draining", ["the server is about to stop: it serves on, but is not ready"]
-        down = [name for name in inventory.names if not inventory.is_up(name)]
+        down = [name for name in inventory.names if not inventory.is_up(name) and not inventory.is_vacant(name)]
         reasons = [self._why_down(name) for name in down]
         if not inventory.in_service.is_set():
             return "starting", reasons

@@ -35,15 +35,29 @@ class Enforcement(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class RemoteSlot(msgspec.Struct, frozen=True, tag="remote", tag_field="kind"):
+    """A partition on another machine whose worker is not known yet; its kind is that of the class."""
+
+    name: str
+
+
+class LinkReport(msgspec.Struct, frozen=True):
+    """The way to a node: its quickest round trip of late, and its bandwidth in MB/s, if that is known."""
+
+    round_trip_ms: float
+    mb_per_s: float | None = None
+
+
 class PartitionStatus(msgspec.Struct, frozen=True):
     """A partition of our workers, as `/v2/sluice/partitions` shows it.
 
     `worker` is the process id of its worker, None without one. `reasons` say why the partition is unenforced.
-    `evidence` is from the latest worker, and `lost` says how that worker ended. `models` maps each loaded model to its
-    bytes; only `Inventory.report` fills it in.
+    `evidence` is from the latest worker, and `lost` says how that worker ended. `node` is the machine of a remote
+    worker, "" for one of this machine, and `url` its address. `models` maps each loaded model to its bytes, and `link`
+    is the way to the node; only `Inventory.report` fills them in.
     """
 
-    partition: Partition
+    partition: Partition | RemoteSlot
     profile_kind: str
     worker: int | None = None
     enforcement: Enforcement = Enforcement.UNKNOWN
@@ -51,14 +65,18 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     evidence: Evidence | None = None
     lost: str = ""
     models: dict[str, int] = {}
+    node: str = ""
+    url: str = ""
+    link: LinkReport | None = None
 
 
 class ProcessDetails(msgspec.Struct, frozen=True):
     """Facts about a partition's process that complete an event of the core.
 
     `worker` and `cores` are the process id and the affinity of a new worker, `evidence` is its report on its own
-    limits, and `resized` is the partition if its share has changed. `url` is the address of a Triton server. `failed`
-    maps models that did not load to the reasons. A `planned` loss is no fault.
+    limits, and `resized` is the partition if its share has changed, or if the worker is remote. `url` is the address of
+    a Triton server or of a remote worker, which is on the `node`. `failed` maps models that did not load to the
+    reasons. A `planned` loss is no fault, nor is that of a worker that never `was_up`.
     """
 
     worker: int | None = None
@@ -68,6 +86,8 @@ class ProcessDetails(msgspec.Struct, frozen=True):
     url: str = ""
     failed: Mapping[str, str] = {}
     planned: bool = False
+    node: str = ""
+    was_up: bool = True
 
 
 NO_DETAILS = ProcessDetails()
@@ -101,8 +121,10 @@ class InventoryChange(NamedTuple):
 class Inventory:
     """Holds all partitions: those of our workers, and the Triton `servers` by name, which Sluice does not start.
 
-    With `strict`, a worker is not used unless its evidence proves the limits: `refused` is set, and `refusal` is the
-    reason. `memory_of` gives the bytes of each model on a partition.
+    `remote` has the kinds of the partitions whose workers are on other machines, by name. With `strict`, a worker is
+    not used unless its evidence proves the limits: `refused` is set, and `refusal` is the reason. (Such a remote worker
+    is never reported.) `memory_of` gives the bytes of each model on a partition, and `link_of`
+    the way to a node.
     """
 
     def __init__(
@@ -110,16 +132,20 @@ class Inventory:
         partitions: Iterable[Partition],
         servers: Iterable[str] = (),
         *,
+        remote: Mapping[str, str] = {},
         strict: bool = False,
         memory_of: Callable[[str], dict[str, int]] = lambda partition: {},
     ) -> None:
         self._statuses = {each.name: PartitionStatus(each, each.profile_kind) for each in partitions}
+        self._remote = frozenset(remote)
+        self._statuses |= {name: PartitionStatus(RemoteSlot(name), kind) for name, kind in remote.items()}
         self.names: tuple[str, ...] = (*self._statuses, *servers)
         self._strict = strict
         self._memory_of = memory_of
+        self.link_of: Callable[[str], LinkReport | None] = lambda node: None
         self._subscribers: list[Callable[[InventoryChange], None]] = []
         self._held: dict[str, set[str]] = {}  # models by partition, for partitions that are up
-        self._unreachable: set[str] = set()  # Triton servers that were lost or could not be reached yet
+        self._unreachable: set[str] = set()  # what is elsewhere and was lost, or could not be reached yet
         self._were_all_up = False
         self._loaded_ever: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -141,13 +167,48 @@ class Inventory:
 
     @property
     def partitions(self) -> list[Partition]:
-        """The partitions of our workers, at their present shares."""
-        return [status.partition for status in self._statuses.values()]
+        """The partitions of this machine, at their present shares."""
+        return [
+            status.partition
+            for name, status in self._statuses.items()
+            if name not in self._remote and not isinstance(status.partition, RemoteSlot)
+        ]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The present kinds of the partitions of our workers, by name."""
+        return {name: status.profile_kind for name, status in self._statuses.items()}
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The process ids of the workers of this machine, by partition."""
+        return {
+            name: status.worker
+            for name, status in self._statuses.items()
+            if status.worker is not None and name not in self._remote
+        }
+
+    @property
+    def has_remote(self) -> bool:
+        """True if some partitions have their workers on other machines."""
+        return bool(self._remote)
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """The nodes of the remote workers that are up, by partition."""
+        return {name: self._statuses[name].node for name in self._held if name in self._remote}
+
+    def is_remote(self, partition: str) -> bool:
+        """True for a partition whose workers are on other machines."""
+        return partition in self._remote
 
     def report(self) -> list[PartitionStatus]:
         """The partitions of our workers with the models that they hold."""
         return [
-            msgspec.structs.replace(status, models=self._memory_of(name)) for name, status in self._statuses.items()
+            msgspec.structs.replace(
+                status, models=self._memory_of(name), link=self.link_of(status.node) if status.node else None
+            )
+            for name, status in self._statuses.items()
         ]
 
     def memory_usage(self) -> dict[str, list[dict[str, Any]]]:
@@ -160,7 +221,7 @@ class Inventory:
         for name, status in self._statuses.items():
             partition = status.partition
             device = "CPU", 0
-            if not isinstance(partition, CpuPartition):
+            if not isinstance(partition, CpuPartition | RemoteSlot):
                 if partition.uuid not in devices:
                     devices.append(partition.uuid)
                 device = "GPU", devices.index(partition.uuid)
@@ -184,6 +245,10 @@ class Inventory:
         """True if a partition takes batches."""
         return partition in self._held
 
+    def is_vacant(self, partition: str) -> bool:
+        """True for a partition of another machine where no worker is placed, which is no fault."""
+        return partition in self._remote and not self._statuses[partition].url
+
     def losses(self, partition: str) -> int:
         """The number of times that the process of a partition was lost unexpectedly."""
         return self._losses[partition]
@@ -197,7 +262,7 @@ class Inventory:
     def is_serving(self) -> bool:
         """True once all partitions have been up together, and while at least one is up.
 
-        A Triton server that could not be reached counts as up for the first condition.
+        What is on another machine and could not be reached counts as up for the first condition.
         """
         return self._were_all_up and self.any_up
 
@@ -235,15 +300,15 @@ class Inventory:
         loaded: Sequence[str] = ()
         failed = details.failed
         match event:
-            case PartitionReady() if found and self._strict:
+            case PartitionReady() if found and self._strict and name not in self._remote:
                 change, failed = WorkerRefused(name), {}
             case PartitionReady():
                 loaded = tuple(event.tables)
                 self._held[name] = set(loaded)
             case PartitionLost():
                 self._held.pop(name, None)
-                self._losses[name] += not details.planned
-                self._lost(name, event.reason)
+                self._losses[name] += not details.planned and details.was_up
+                self._lost(name, event.reason, details)
             case ModelLoaded():
                 loaded = (event.model,)
                 if name in self._held:
@@ -268,24 +333,32 @@ class Inventory:
             return []
         status = self._statuses[name]
         if details.resized is not None:
-            status = PartitionStatus(details.resized, details.resized.profile_kind)
+            status = PartitionStatus(details.resized, details.resized.profile_kind, node=details.node, url=details.url)
         if details.worker is not None:
             status = msgspec.structs.replace(status, worker=details.worker, reasons=(), lost="")
+        assert not isinstance(status.partition, RemoteSlot), "evidence comes from a worker that is known"
         reasons = tuple(isolation_violations(status.partition, details.evidence))
         enforcement = Enforcement.UNENFORCED if reasons else Enforcement.ENFORCED
         self._statuses[name] = msgspec.structs.replace(
             status, enforcement=enforcement, reasons=reasons, evidence=details.evidence
         )
-        if reasons and self._strict:
+        if reasons and self._strict and name not in self._remote:
             self.refusal = f"partition {name} is unenforced: {'; '.join(reasons)}"
             self.refused.set()
         return [reason for reason in reasons if reason not in status.reasons]
 
-    def _lost(self, name: str, reason: str) -> None:
+    def _lost(self, name: str, reason: str, details: ProcessDetails) -> None:
         """Record the loss of a partition's process; the limits of the next process are not known yet."""
-        if name not in self._statuses:
+        status = self._statuses.get(name)
+        if status is None or name in self._remote:
             self._unreachable.add(name)
-            return
-        self._statuses[name] = msgspec.structs.replace(
-            self._statuses[name], worker=None, enforcement=Enforcement.UNKNOWN, reasons=(), lost=reason
-        )
+        if status is not None:
+            self._statuses[name] = msgspec.structs.replace(
+                status,
+                worker=None,
+                enforcement=Enforcement.UNKNOWN,
+                reasons=(),
+                lost=reason,
+                node=details.node,
+                url=details.url,
+            )

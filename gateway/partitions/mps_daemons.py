@@ -23,11 +23,11 @@ def mps_daemons(
 
     A daemon that ends early is restarted. Raises ControlFailed if a daemon cannot be started, since workers would
     silently run without MPS. With `adopted`, the daemon of another process is used if there is one, and `adopted` gets
-    the reason.
+    the reason. Shares that name their daemon need none of ours.
     """
     shares: dict[str, list[MpsPartition]] = {}
     for each in partitions:
-        if isinstance(each, MpsPartition):
+        if isinstance(each, MpsPartition) and not each.pipes:
             shares.setdefault(each.uuid, []).append(each)
     # NVIDIA's servers of protocol 3 read the same variable.
     protocol = 3 if os.environ.get("CUDA_MPS_PROTOCOL_VERSION") == "3" else 2

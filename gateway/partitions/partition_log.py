@@ -13,6 +13,7 @@ def log_change(change: InventoryChange) -> None:
     """Log a change of the inventory."""
     event, details, status = change.event, change.details, change.status
     partition = event.partition
+    where = {"node": details.node, "url": details.url} if details.node else {}
     for reason in change.shortfalls:
         log(logger, logging.ERROR, "partition unenforced", partition=partition, worker=_worker(change), reason=reason)
     for model, reason in change.failed.items():
@@ -28,16 +29,20 @@ def log_change(change: InventoryChange) -> None:
                 cores=list(details.cores),
                 isolation=status.enforcement.value,
                 models=list(change.loaded),
+                **where,
             )
         case PartitionReady():
             models = list(change.loaded)
             log(logger, logging.INFO, "triton ready", partition=partition, url=details.url, models=models)
         case PartitionLost() if status is None:
             log(logger, logging.ERROR, "triton lost", partition=partition, url=details.url, reason=event.reason)
+        case PartitionLost() if not details.was_up:
+            where = {"url": details.url} if details.url else {}
+            log(logger, logging.WARNING, "no worker", partition=partition, reason=event.reason, **where)
         case PartitionLost() if details.planned:
-            log(logger, logging.INFO, "worker retired", partition=partition, reason=event.reason)
+            log(logger, logging.INFO, "worker retired", partition=partition, reason=event.reason, **where)
         case PartitionLost():
-            log(logger, logging.ERROR, "worker lost", partition=partition, reason=event.reason)
+            log(logger, logging.ERROR, "worker lost", partition=partition, reason=event.reason, **where)
         case PartitionResized() if status is not None:
             log(
                 logger,

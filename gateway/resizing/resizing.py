@@ -89,7 +89,8 @@ class Resizing:
         name, held = order.partition, order.held
         async with self._one_at_a_time:
             cores, share_percent = (held, None) if isinstance(held, tuple) else (None, held)
-            wanted, present = self._wanted(name, cores, share_percent), self._inventory.statuses[name].partition
+            wanted = self._wanted(name, cores, share_percent)
+            present = next(each for each in self._inventory.partitions if each.name == name)
             before = present.share_percent if isinstance(present, MpsPartition) else present.cores
             if before != order.before:
                 raise PartitionError(f"partition {name} was resized meanwhile")
@@ -121,6 +122,10 @@ class Resizing:
         if status is None:
             known = ", ".join(self._inventory.statuses)
             raise NotFoundError(f"there is no partition '{name:.80}' of our workers; expected one of {known}")
+        if self._inventory.is_remote(name):
+            raise RequestError(
+                f"partition {name} is on another machine; it has the size that its worker was started with"
+            )
         match status.partition, cores, share_percent:
             case CpuPartition(), [*numbers], None:
                 return msgspec.structs.replace(status.partition, cores=tuple(sorted(set(numbers))))

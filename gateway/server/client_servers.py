@@ -186,8 +186,7 @@ def _add_metrics(
 
 def _process_ids(inventory: Inventory, ends: FrontEnds | None) -> dict[str, int]:
     """The processes of the server beside its main one, by what they are called in metrics."""
-    statuses = inventory.statuses.items()
-    workers = {f"worker {name}": status.worker for name, status in statuses if status.worker is not None}
+    workers = {f"worker {name}": process for name, process in inventory.processes.items()}
     return workers if ends is None else workers | ends.process_ids
 
 

@@ -142,7 +142,7 @@ class Server:
             None if ends.metrics is None else ends.metrics.port,
             served,
             sum(not is_foreign(name) and registry.broken(name) is not None for name in registry.names()),
-            len(self.inventory.partitions),
+            len(self.inventory.kinds),
             tls=self.reload.config.tls is not None,
         )
 

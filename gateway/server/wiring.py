@@ -16,7 +16,12 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.initial_residency import InitialResidency, initial_residency
 from sluice.batcher.settings.spec_builder import build_spec
-from sluice.gateway.config.configured_partitions import configured_partitions, partition_config, triton_config
+from sluice.gateway.config.configured_partitions import (
+    configured_partitions,
+    partition_config,
+    remote_config,
+    triton_config,
+)
 from sluice.gateway.config.server_config import ModelControlMode, ServerConfig, check_arenas
 from sluice.gateway.config.tracing import TraceMode
 from sluice.gateway.deployment.dependencies import DependencyGraph
@@ -35,6 +40,7 @@ from sluice.gateway.deployment.rollout import Rollout
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
 from sluice.gateway.deployment.worker_files import worker_files
 from sluice.gateway.executors.mixed import MixedExecutor
+from sluice.gateway.executors.remote.executor import SharedParts
 from sluice.gateway.executors.triton.discovery import NOTHING, Discovery
 from sluice.gateway.executors.triton.process import TritonProcess
 from sluice.gateway.executors.worker.executor import WorkerExecutor
@@ -68,6 +74,7 @@ from sluice.gateway.runtime.driver import Runtime, Timer
 from sluice.gateway.server.client_servers import client_servers
 from sluice.gateway.server.limits import Severity, check_limits, check_memory, host_memory
 from sluice.gateway.server.reload import Reload
+from sluice.gateway.server.remote_wiring import link_reports, remote_executor
 from sluice.gateway.server.server import Server
 from sluice.gateway.tensors.pipeline_wiring import PipelineWiring, wire_pipeline
 from sluice.gateway.tensors.response_cache import ResponseCache
@@ -83,6 +90,7 @@ from sluice.models.spec import ModelSpec
 from sluice.models.units import ms_to_ns
 from sluice.mps.alarm import Alarm
 from sluice.mps.daemon.control import MpsControl
+from sluice.mps.ipc.messages import ModelFile
 from sluice.mps.nvidia.free_memory import free_capacity
 from sluice.mps.partitions.capacity_check import check_capacity
 from sluice.mps.partitions.cpu import available_cores
@@ -255,13 +263,15 @@ def build_gateway(
 class _Core:
     """The scheduler, and the models and partitions that it was built from.
 
-    `specs` and `stored` are the specs and the profiles of models by key; models of Triton servers have no profiles.
+    `partitions` are those of this machine, and `kinds` has the kinds of these and of the remote ones, by name. `specs`
+    and `stored` are the specs and the profiles of models by key; models of Triton servers have no profiles.
     `server_models` are the models that each Triton server may hold.
     """
 
     repository: Repository
     source: RevisionSource
     partitions: Sequence[Partition]
+    kinds: Mapping[str, str]
     pipelines: Sequence[Pipeline]
     specs: Mapping[str, ModelSpec]
     stored: Mapping[str, Mapping[str, ProfileEntry]]
@@ -286,7 +296,7 @@ def _initial_model_bytes(core: _Core) -> int:
 
 def _log_limits(config: ServerConfig, core: _Core) -> None:
     """Log which limits of this machine a server will meet. Raises ConfigError if it cannot start within them."""
-    if config.partitions in (None, GIVEN):
+    if config.local_partitions in (None, GIVEN):
         cores = [core for each in core.partitions for core in each.cores]
         about = {"partitions": len(core.partitions), "cores": cores, "available": len(available_cores())}
         if (quota := cpu_quota()) is not None:
@@ -305,13 +315,24 @@ def _build_core(config: ServerConfig, repository: Repository, triton: Discovery)
     partitions = configured_partitions(config)
     check_capacity(partitions, free_capacity(partitions))
     pipelines = [*(single_model(entry.spec) for entry in repository.models.values()), *repository.pipelines.values()]
-    kinds = [partition.profile_kind for partition in partitions]
-    stored = {key: stored_entries(entry, kinds) for key, entry in repository.models.items() if entry.backend != REMOTE}
+    kinds = {partition.name: partition.profile_kind for partition in partitions}
+    kinds |= {slot: each.profile_kind for each in config.remote_classes for slot in each.slots}
+    stored = {
+        key: stored_entries(entry, kinds.values())
+        for key, entry in repository.models.items()
+        if entry.backend != REMOTE
+    }
     specs = {key: entry.spec for key, entry in repository.models.items()}
     local = tuple(stored) if len(stored) < len(specs) else None
+    elsewhere = tuple(key for key in stored if not specs[key].decoupled)
     server_models = {server.name: triton.may_hold(server, specs) for server in config.triton}
     configs = [
         *(partition_config(config, partition, local) for partition in partitions),
+        *(
+            remote_config(config, each, slot, None if len(elsewhere) == len(specs) else elsewhere)
+            for each in config.remote_classes
+            for slot in each.slots
+        ),
         *(triton_config(config, server, tuple(server_models[server.name])) for server in config.triton),
     ]
     begin = initial_residency(_scheduler_spec(config, repository, pipelines, configs, stored), config.residency)
@@ -319,6 +340,7 @@ def _build_core(config: ServerConfig, repository: Repository, triton: Discovery)
         repository,
         model_source(config.repositories, config, triton),
         partitions,
+        kinds,
         pipelines,
         specs,
         stored,
@@ -342,6 +364,7 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
     inventory = Inventory(
         core.partitions,
         [server.name for server in config.triton],
+        remote={slot: each.profile_kind for each in config.remote_classes for slot in each.slots},
         strict=config.strict,
         memory_of=lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()},
     )
@@ -380,8 +403,9 @@ def _build_execution(
     statistics = Statistics()
     clock = surroundings.clock
     cache = _response_cache(config, state.registry, statistics, clock)
+    files = worker_files(spec.models, core.repository.models, core.stored, core.kinds)
     workers = WorkerExecutor(
-        _worker_specs(config, core),
+        _worker_specs(config, core, files),
         _pipeline_wirings(core.pipelines, spec, core.specs),
         core.specs,
         config.limits.input_arena_mb * _MIB,
@@ -393,7 +417,12 @@ def _build_execution(
         launch=surroundings.launch,
     )
     confidence_specs = {model.key: model.confidences for model in spec.models}
-    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, clock, processes)
+    remote = None
+    if config.remote_classes:
+        shared = SharedParts(workers.assembly, workers.metrics, workers.note_loaded, workers.note_readiness)
+        remote = remote_executor(config, shared, core.specs, files, core.begin.residency, clock)
+        inventory.link_of = link_reports(remote)
+    executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, clock, processes, remote)
     metrics = ServerMetrics(
         {scheduled.name: [stage.name for stage in scheduled.stages] for scheduled in spec.pipelines},
         inventory.names,
@@ -595,9 +624,8 @@ def _pipeline_wirings(
     }
 
 
-def _worker_specs(config: ServerConfig, core: _Core) -> list[WorkerSpec]:
+def _worker_specs(config: ServerConfig, core: _Core, files: Mapping[str, Mapping[str, ModelFile]]) -> list[WorkerSpec]:
     """Every partition may hold every model, begins with some, and knows the stored profiles."""
-    files = worker_files(core.begin.spec.models, core.repository.models, core.stored, core.partitions)
     output_bytes = config.limits.output_arena_mb * _MIB
     return [
         WorkerSpec(

@@ -149,17 +149,20 @@ class Assembly:
         return tuple(inputs)
 
     def collect(self, batch: DispatchBatch) -> list[BatchInput]:
-        """The inputs of a batch for an executor that copies them at once, without shared memory.
+        """The inputs of a batch for an executor without shared memory; they stay until `complete` or `abandon`.
 
-        `complete` or `abandon` must follow, as after `begin`.
+        One of these must follow, as after `begin`.
         """
         spec = self._models[batch.model]
         inputs = []
+        reads: list[BatchOutputs] = []
         for tensor in self._given(batch, spec) if batch.model in self._partial else spec.inputs:
-            pieces, sample = self._arrays(batch.members, tensor.name)
+            pieces, sample = self._arrays(batch.members, tensor.name, reads)
             shape = item_shape(sample, tensor, batch.rows if spec.batchable else None)
             inputs.append(BatchInput(tensor, shape, pieces))
-        self._running[batch.batch] = _Running(batch, None, [])
+        for outputs in reads:
+            outputs.references += 1
+        self._running[batch.batch] = _Running(batch, None, reads)
         return inputs
 
     def complete(self, batch: int, outputs: BatchOutputs) -> None:
@@ -375,8 +378,10 @@ class Assembly:
                 reads.append(shared)
         return pieces, shape
 
-    def _arrays(self, members: Sequence[Member], name: str) -> tuple[list[Array], tuple[int, ...]]:
-        """The rows of an input as arrays, and the shape of one member's tensor."""
+    def _arrays(
+        self, members: Sequence[Member], name: str, reads: list[BatchOutputs]
+    ) -> tuple[list[Array], tuple[int, ...]]:
+        """The rows of an input as arrays, and the shape of one member's tensor; `reads` gets what they are part of."""
         pieces: list[Array] = []
         for member in members:
             request_tensors = self._requests[member.request]
@@ -387,6 +392,10 @@ class Assembly:
             else:
                 tensor, _, spans = locate_rows(request_tensors, ref, member.row_index)
                 pieces += [content(row_slice(tensor, first, end)) for first, end in spans]
+            source = None if ref.stage == REQUEST_STAGE else request_tensors.stage_outputs[ref.stage]
+            outputs = request_tensors.shared if source is None else source.outputs
+            if outputs is not None and outputs not in reads:
+                reads.append(outputs)
         return pieces, tensor.shape
 
 

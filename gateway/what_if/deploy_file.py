@@ -47,7 +47,7 @@ class DeployFile(msgspec.Struct, frozen=True):
     @property
     def chooses_partitions(self) -> bool:
         """True if the file leaves the partitions to the plan."""
-        return self.config.partitions is None
+        return self.config.local_partitions is None
 
 
 def read_deploy_file(path: Path) -> DeployFile:

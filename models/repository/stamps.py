@@ -31,7 +31,7 @@ def file_stamps(entry: Path) -> FileStamps:
     """
     found: dict[str, frozenset[Stamp]] = {}
     for child in sorted(os.listdir(entry)):
-        if not _is_passed_over(child):
+        if not is_passed_over(child):
             found[child] = frozenset(islice(_stamps(entry / child, frozenset()), MAX_FILES))
     return found
 
@@ -52,9 +52,10 @@ def _stamps(path: Path, above: frozenset[tuple[int, int]]) -> Iterator[Stamp]:
         return
     yield (str(path),)
     for name in names:
-        if not _is_passed_over(name):
+        if not is_passed_over(name):
             yield from _stamps(path / name, above | {place})
 
 
-def _is_passed_over(name: str) -> bool:
+def is_passed_over(name: str) -> bool:
+    """True for the names of files and folders that do not count."""
     return name[0] == "." or name in _PASSED_OVER or name.endswith(_PROFILE)

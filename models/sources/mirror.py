@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from sluice.models.regular_file import printable
+from sluice.models.regular_file import is_safe_path
 from sluice.models.sources.source import RemoteFile, Source, SourceError
 
 REPOSITORY = "repository"
@@ -140,7 +140,7 @@ class Mirror:
             raise SourceError(f"{self.source.url}: expected at most {MAX_FILES} files, got {len(listed)}")
         for path, file in listed.items():
             name, *rest = PurePosixPath(path).parts or ("",)
-            if rest and name[0] != "." and _is_safe(path):
+            if rest and name[0] != "." and is_safe_path(path):
                 found.setdefault(name, {})["/".join(rest)] = file
         return found
 
@@ -340,14 +340,6 @@ def mirror_directory(url: str, cache: Path) -> Path:
     url = url.rstrip("/")
     readable = re.sub(r"[^A-Za-z0-9]+", "_", url)[-40:].strip("_")
     return cache / f"{readable}.{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-
-
-def _is_safe(path: str) -> bool:
-    """True for a path that names a file below a folder on this machine as well."""
-    parts = path.split("/")
-    return all(part not in {"", ".", ".."} and len(os.fsencode(part)) <= 255 for part in parts) and (
-        printable(path) == path and "\\" not in path
-    )
 
 
 def _has_hash(path: Path, sha256: str) -> bool:

@@ -73,6 +73,11 @@ def await_daemon(partition: MpsPartition, timeout_s: float = JOIN_S) -> None:
         time.sleep(_LOOK_S)
 
 
+def pipes_of(partition: MpsPartition) -> Path:
+    """The directory in which the daemon of a share meets its clients."""
+    return Path(partition.pipes) if partition.pipes else pipe_directory(partition.uuid)
+
+
 def device_directory(device: str, root: Path | None = None) -> Path:
     """The directory of the MPS daemon of a GPU or MIG device, under `root`; the default root belongs to this user."""
     return (root or default_root()) / device

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from sluice.models.errors import PartitionError
 from sluice.models.processes import threads_of
-from sluice.mps.isolation.mps_environment import NO_DAEMON, mps_environment, pipe_directory
+from sluice.mps.isolation.mps_environment import NO_DAEMON, mps_environment, pipes_of
 from sluice.mps.partitions.partition import CpuPartition, MigPartition, Partition
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -28,7 +28,7 @@ def worker_environment(partition: Partition) -> dict[str, str]:
 
             return threads | {"CUDA_VISIBLE_DEVICES": partition.uuid, "CUDA_MPS_PIPE_DIRECTORY": NO_DAEMON}
         case _:
-            return threads | mps_environment(partition, pipe_directory(partition.uuid))
+            return threads | mps_environment(partition, pipes_of(partition))
 
 
 def array_library_environment() -> dict[str, str]:

@@ -16,6 +16,8 @@ _NAMING = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 """The variables that name devices: those of a container, and those of programs."""
 _NONE = {"NVIDIA_VISIBLE_DEVICES": ("none",), "CUDA_VISIBLE_DEVICES": ("", "-1", "NoDevFiles")}
 """Their values for no device at all."""
+_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+"""The variable by which NVIDIA's device plugin names the directory of its MPS daemon."""
 _UUIDS = ("GPU-", "MIG-")
 
 
@@ -73,7 +75,16 @@ def given_partitions() -> tuple[Partition, ...]:
 
 
 def on_given_device(partition: MpsPartition) -> MpsPartition:
-    """The share on the only device of this process, if it names none. Raises PartitionError unless there is one."""
+    """The share on the only device of this process, if it names none, and of the daemon of its environment.
+
+    Raises PartitionError unless there are such.
+    """
+    if partition.pipes == GIVEN:
+        pipes = os.environ.get(_PIPES, "")
+        if not pipes.startswith("/"):
+            expected = f"expects a daemon's directory in the environment variable {_PIPES}"
+            raise PartitionError(f"partition {partition.name}: pipes: {GIVEN} {expected}, got '{pipes}'")
+        partition = msgspec.structs.replace(partition, pipes=pipes)
     if partition.uuid != GIVEN:
         return partition
     devices = given_devices()

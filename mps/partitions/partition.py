@@ -12,7 +12,7 @@ LEAST_HARD_MEMORY_MB = 96
 """Memory of a worker without models, with some margin; with less its libraries do not even load."""
 
 GIVEN = "auto"
-"""Stands for the UUID of the only device that the process was given."""
+"""Stands for the only device that the process was given, or for the MPS daemon that it was given."""
 
 _MIB = 1 << 20
 _PROFILE = re.compile(r"[1-7]g([.+].+)?")
@@ -116,7 +116,9 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
     `memory_mb` is all device memory that its worker may take (None: no limit), and limits the models that it holds.
     A `uuid` of `auto` is that of the only device that the server was given; the profile follows from it.
     Only a `hard` share is a cap, and a `static` one, whose multiprocessors no other process uses; an `uncapped` share
-    is not guaranteed either, but counts in full for its price. `price` and `cores` are as for a MIG instance.
+    is not guaranteed either, but counts in full for its price. `price` and `cores` are as for a MIG instance. `pipes`
+    is the pipe directory of a daemon that belongs to another program (`auto`: that of the environment, "": the server
+    has a daemon of its own).
     """
 
     name: str
@@ -127,10 +129,18 @@ class MpsPartition(msgspec.Struct, frozen=True, tag="mps", tag_field="kind", for
     price: float | None = None
     cores: tuple[int, ...] = ()
     profile: str = ""
+    pipes: str = ""
 
     def __post_init__(self) -> None:
         if self.profile:
             _check_profile(self.name, self.profile)
+        if self.pipes and self.mode is not ShareMode.HARD:
+            raise ValueError(
+                f"partition {self.name}: expected the mode hard beside pipes, since the daemon sets the limits, "
+                f"got {self.mode}"
+            )
+        if self.pipes and self.pipes != GIVEN and not self.pipes.startswith("/"):
+            raise ValueError(f"partition {self.name}: expected an absolute path in pipes, or auto, got '{self.pipes}'")
         if not 1 <= self.share_percent <= 100:
             raise ValueError(f"partition {self.name}: expected a share_percent from 1 to 100, got {self.share_percent}")
         _check(self.name, self.price, memory_mb=self.memory_mb)

@@ -14,7 +14,7 @@ from sluice.mps.daemon.channel import MpsChannel
 from sluice.mps.daemon.client_contexts import destroy_contexts
 from sluice.mps.daemon.inventory import connect_control
 from sluice.mps.ipc.messages import FromWorker, MeasureModel, ModelFile, ModelMeasured, StartWorker, WorkerReady
-from sluice.mps.isolation.mps_environment import pipe_directory
+from sluice.mps.isolation.mps_environment import pipes_of
 from sluice.mps.partitions.cpu import check_partitions
 from sluice.mps.partitions.isolation_report import isolation_violations
 from sluice.mps.partitions.partition import MpsPartition, Partition, ShareMode
@@ -117,7 +117,7 @@ class _Worker:
             return
         if isinstance(self._partition, MpsPartition):
             with suppress(ControlFailed):
-                channel = MpsChannel(pipe_directory(self._partition.uuid))
+                channel = MpsChannel(pipes_of(self._partition))
                 control = await asyncio.to_thread(connect_control, channel)
                 await destroy_contexts(control, worker=self.process.pid)
         self.process.kill("it did not exit in time")

@@ -168,6 +168,8 @@ PARTITION_KEYS = {
     "for a share of an instance; without it, the share counts and costs as one of a whole GPU.",
     "share_percent": "Its share of the multiprocessors, from 1 to 100.",
     "mode": "`hard` (the default), `elastic`, `uncapped` or `static`. See [shares](../gpu/shares.md).",
+    "pipes": "Pipe directory of an MPS daemon that another program runs, such as NVIDIA's device plugin; `auto` stands "
+    "for that of `CUDA_MPS_PIPE_DIRECTORY`. Without it the server has [a daemon](../gpu/mps-daemon.md) of its own.",
 }
 """The keys of all kinds of partitions; `kind` is their tag."""
 

@@ -1,15 +1,12 @@
 """The manifests are valid, agree with each other, and with a real server of their configuration."""
 
 import argparse
-import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -21,34 +18,15 @@ from sluice.gateway.config.server_config import ServerConfig, convert_config
 from sluice.gateway.server.limits import host_memory
 from sluice.mps.partitions.partition import MpsPartition
 from tests.support.gateway.server import gateway_server
+from tests.support.manifests import PLACE, check, found, rendered
 from tests.support.models.onnx_models import save_mlp
 from tests.support.packaging import ROOT
 from tests.support.tools import require_tool
 
-PLACE = ROOT / "deploy" / "k8s"
 OVERLAYS = sorted(path.name for path in (PLACE / "overlays").iterdir())
-VERSION = "1.34"
-"""The oldest version of Kubernetes with all kinds of objects."""
-CUSTOM: Mapping[str, Any] = json.loads(Path(__file__).with_name("custom_schemas.json").read_text())
-"""Schemas of custom resources: only the fields that are used here, and no others."""
 UNITS = {"Mi": 1, "Gi": 1 << 10}
 END_S = 10
 """The time of a server for its last responses and its workers, after a drain."""
-
-
-@cache
-def rendered(place: str) -> list[dict[str, Any]]:
-    """The objects of a folder, as kubectl would apply them."""
-    done = subprocess.run(
-        [require_tool("kubectl"), "kustomize", str(PLACE / place)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
-
-
-def found(objects: list[dict[str, Any]], kind: str, name: str = "sluice") -> dict[str, Any]:
-    (one,) = (each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name)
-    return one
 
 
 def pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -82,23 +60,18 @@ def probes(each: dict[str, Any]) -> Iterator[tuple[str, str, int | str]]:
 @pytest.mark.parametrize("place", [*(f"overlays/{name}" for name in OVERLAYS), "kserve"])
 def test_all_objects_are_valid(place: str) -> None:
     for each in rendered(place):
-        kind = f"{each['apiVersion']} {each['kind']}"
-        if kind in CUSTOM:
-            assert set(each) == {"apiVersion", "kind", "metadata", "spec"}
-            jsonschema.validate(each["spec"], CUSTOM[kind])
-        else:
-            kubernetes_validate.validate(each, VERSION, strict=True)
+        check(each)
 
 
 def test_a_misspelt_field_is_found() -> None:
     service = yaml.safe_load("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {portz: []}}")
     with pytest.raises(kubernetes_validate.ValidationError, match="portz"):
-        kubernetes_validate.validate(service, VERSION, strict=True)
+        check(service)
 
 
 def test_the_pod_for_copies_is_valid() -> None:
     loader = yaml.safe_load((PLACE / "loader.yaml").read_text())
-    kubernetes_validate.validate(loader, VERSION, strict=True)
+    check(loader)
     (volume,) = loader["spec"]["volumes"]
     found(rendered("overlays/cpu"), "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
 

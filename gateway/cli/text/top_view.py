@@ -29,6 +29,7 @@ _CHART_MARGIN = 34
 _STATES = {
     "ready": "bold green",
     "starting": "bold yellow",
+    "vacant": "bold yellow",
     "resizing": "bold yellow",
     "draining": "bold yellow",
 }
@@ -306,7 +307,7 @@ def _partitions(partitions: Sequence[PartitionNow], more: int) -> _Section:
     rows = [
         (
             each.name,
-            each.kind,
+            f"{each.kind} on {each.node}" if each.node else each.kind,
             each.state,
             each.reason,
             "" if each.running is None else f"{each.running.model} x {each.running.rows}",

@@ -25,14 +25,20 @@ from sluice.batcher.interface.events import (
 )
 from sluice.gateway.config.triton_settings import BATCH_TIMEOUT_S
 from sluice.gateway.executors.base import EventSink
+from sluice.gateway.executors.request_parts import (
+    SHOWS_REQUESTS,
+    FindSubmission,
+    member_failures,
+    no_submission,
+    request_parts,
+)
 from sluice.gateway.executors.worker.answer_check import check_answer, check_response, missing_output
-from sluice.gateway.executors.worker.readiness import Readiness
+from sluice.gateway.executors.worker.readiness import Readiness, Send
 from sluice.gateway.executors.worker.record import WorkerRecord
 from sluice.gateway.executors.worker.waiting import (
     MOST_CALLS,
     MOST_WAITING,
     CallHandler,
-    CallingSubmission,
     NoCalls,
     WaitingBatch,
 )
@@ -48,14 +54,13 @@ from sluice.gateway.tensors.pipeline_wiring import PipelineWiring
 from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
 from sluice.gateway.tensors.responses import ModelResponse, ResponseRouter
 from sluice.gateway.tensors.stage_cache import StageCache
-from sluice.models.backends.requests import CallResult, FailureCode, RequestPart
+from sluice.models.backends.requests import CallResult, FailureCode
 from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.arrays import WireBytes, numpy_dtype
-from sluice.models.units import NS_PER_US
 from sluice.mps.daemon.control import MpsControl
 from sluice.mps.ipc.messages import (
     RESPONSE_WINDOW,
@@ -86,8 +91,6 @@ from sluice.mps.supervisor.quarantine import DEFAULT_QUARANTINE, QuarantineSetti
 from sluice.mps.supervisor.supervisor import Supervisor
 from sluice.mps.supervisor.worker_spec import WorkerSpec
 
-_SHOWS_REQUESTS = "python"
-"""The backend whose models see the requests of a batch."""
 _CAUSES = {BatchFault.MEMORY: FailureCause.OUT_OF_MEMORY, BatchFault.STATES: FailureCause.STATES_LOST}
 _RECYCLED = "the worker is being recycled to free memory"
 
@@ -142,7 +145,9 @@ class WorkerExecutor:
         """The metrics that models define."""
         self.calls: CallHandler = NoCalls()
         """Runs the calls that models make of other models."""
-        self.submission: Callable[[int], CallingSubmission | None] = _no_submission
+        self.ask_elsewhere: Send = _ask_nobody
+        """Asks models on other machines whether they are ready."""
+        self.submission: FindSubmission = no_submission
         """The submission of a request without an outcome, for models that see requests."""
         # Only the assembly handles tensors.
         self.admit = self._assembly.admit
@@ -253,7 +258,7 @@ class WorkerExecutor:
         if worker is None:
             raise PartitionError(f"partition {batch.partition} has no worker")
         file = self._files[batch.partition][batch.model]
-        requests = self._requests(batch) if file.backend == _SHOWS_REQUESTS else ()
+        requests = request_parts(batch, self.submission) if file.backend == SHOWS_REQUESTS else ()
         # Confidences and requests come by row, as sequences do, and the core knows the rows in their order.
         keeps_order = bool(file.confidences or requests or batch.sequences)
         inputs = self._assembly.begin(batch, keeps_order=keeps_order)
@@ -269,37 +274,6 @@ class WorkerExecutor:
             self._streaming[batch.members[0].request] = worker, batch.batch
         if len(worker.batches) == 1:
             worker.hang_detector.restart()
-
-    def _requests(self, batch: DispatchBatch) -> tuple[RequestPart, ...]:
-        """The requests of a batch as its model sees them."""
-        parts: list[RequestPart] = []
-        for position, member in enumerate(batch.members):
-            submission = self.submission(member.request)
-            step = batch.sequences[position].step if batch.sequences else None  # each has one row
-            if submission is None:
-                parts.append(RequestPart(member.rows, sequence=step))
-            else:
-                arrival = submission.trace.arrival
-                timeout_us = (arrival.expires_ns - arrival.received_ns) // NS_PER_US if arrival.expires_ns else 0
-                client_id, parameters = submission.trace.client_id, submission.parameters
-                trace = submission.trace.context_in(batch.batch, member.stage)
-                traceparent = trace.traceparent if trace.trace_id else ""
-                parts.append(
-                    RequestPart(member.rows, client_id, parameters, step, timeout_us, traceparent, trace.state)
-                )
-        return tuple(parts)
-
-    def _failures(self, batch: DispatchBatch, message: BatchFinished) -> tuple[tuple[int, str], ...]:
-        """The errors that a model gave members of a batch; raises PartitionError for others."""
-        for failure in message.errors:
-            if not 0 <= failure.position < len(batch.members):
-                raise PartitionError(
-                    f"batch {batch.batch} has an error of request {failure.position}, expected one of "
-                    f"{len(batch.members)} requests"
-                )
-            if (submission := self.submission(batch.members[failure.position].request)) is not None:
-                submission.failure = failure.code
-        return tuple([(failure.position, f"{batch.model}: {failure.message}") for failure in message.errors])
 
     def revoke(self, batch: int) -> None:
         """Ask the worker to take a batch back; too late is no error."""
@@ -333,7 +307,7 @@ class WorkerExecutor:
     def worker_ready(self, partition: str, worker: WorkerProcess, ready: WorkerReady, output_region: int) -> None:
         """Take a new worker into service."""
         tables = {model.key: model.table for model in ready.models if model.table is not None}
-        self._note_loaded(ready.models)
+        self.note_loaded(ready.models)
         self._workers[partition] = self._record(partition, worker, output_region, tables)
         details = ProcessDetails(
             ready.pid,
@@ -406,7 +380,7 @@ class WorkerExecutor:
         """Report that a worker loaded a model, or could not; not for a retired worker."""
         worker = self._workers[partition]
         worker.loading.pop(model.key, None)
-        self._note_loaded((model,))
+        self.note_loaded((model,))
         if worker.on_drained is not None:
             return
         if worker.batches:
@@ -481,13 +455,18 @@ class WorkerExecutor:
         asked = [name for name, each in self._workers.items() if model in each.tables and not each.lost]
         for name in asked:
             self._workers[name].process.send(AskReady(number, model))
-        return frozenset(asked)
+        return self.ask_elsewhere(number, model).union(asked)
 
     def readiness_reported(self, partition: str, report: ReadinessReport) -> None:
-        """Record that a model has said whether it is ready; an answer that is no longer expected counts for nothing."""
-        self._readiness.reported(partition, report.number, is_ready=report.is_ready)
+        """Record that a model has said whether it is ready."""
+        self.note_readiness(partition, report.number, report.is_ready)
 
-    def _note_loaded(self, models: Iterable[LoadResult]) -> None:
+    def note_readiness(self, partition: str, number: int, is_ready: bool) -> None:
+        """Record the answer of a partition, here or elsewhere; one that is no longer expected counts for nothing."""
+        self._readiness.reported(partition, number, is_ready=is_ready)
+
+    def note_loaded(self, models: Iterable[LoadResult]) -> None:
+        """Record what models that were loaded, here or elsewhere, say of themselves."""
         for model in models:
             if model.tells_ready:
                 self._judged_models.add(model.key)
@@ -568,7 +547,7 @@ class WorkerExecutor:
                 tensors = {output.name: self._view(output) for output in message.outputs}
                 self._assembly.complete(batch.batch, BatchOutputs(tensors, located, self._free(worker, message)))
                 key = self._output_key(batch.model, message.outputs)
-                failures = self._failures(batch, message)
+                failures = member_failures(batch, message.errors, self.submission)
                 self._report(
                     BatchCompleted(
                         batch.batch, message.started_ns, message.ended_ns, message.confidences, key, failures
@@ -677,9 +656,9 @@ class WorkerExecutor:
         return batch_key((output.name, output.shape[first:]) for output in outputs if output.name in variable)
 
 
-def _no_submission(request: int) -> CallingSubmission | None:
-    del request
-    return None
+def _ask_nobody(number: int, model: str) -> frozenset[str]:
+    del number, model
+    return frozenset()
 
 
 def _memory(ready: WorkerReady) -> dict[str, ModelMemory]:

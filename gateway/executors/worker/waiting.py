@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sluice.batcher.interface.decisions import DispatchBatch
-from sluice.batcher.interface.events import RequestArrived
-from sluice.gateway.observability.trace_context import TraceContext
 from sluice.models.backends.requests import CallRequest, CallResult, FailureCode
 
 MOST_WAITING = 256
@@ -16,29 +14,6 @@ MOST_CALLS = 1024
 
 AnswerCall = Callable[[CallResult, Sequence[int]], None]
 """Gives a model the answer to its call; the descriptors stay the caller's."""
-
-
-class RequestRecord(Protocol):
-    """The record of a request (see `Trace`)."""
-
-    client_id: str
-    arrival: RequestArrived
-
-    def context_in(self, batch: int, stage: int) -> TraceContext:
-        """The context of its trace for what is called while a stage of it is in a batch."""
-        ...
-
-
-class CallingSubmission(Protocol):
-    """A request as models see it (see `Submission`)."""
-
-    @property
-    def trace(self) -> RequestRecord:
-        """Its record."""
-        ...
-
-    parameters: str
-    failure: FailureCode | None
 
 
 class CallHandler(Protocol):

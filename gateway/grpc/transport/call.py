@@ -38,6 +38,28 @@ class Aborted(Exception):
     """Raised by a handler to end its call with a status, details and trailing metadata."""
 
 
+class OwnConnection(NamedTuple):
+    """The connection of a call that is alone on it, and all that has been agreed upon there.
+
+    `rest` are bytes of the client that no one has looked at. The windows are those for what is sent to the client,
+    whose frames have at most `frame_bytes`. `lost` is to be called when the transport is gone.
+    """
+
+    transport: Any
+    metadata: Any
+    stream_id: int
+    rest: bytes
+    initial_window: int
+    send_window: int
+    stream_window: int
+    frame_bytes: int
+    lost: Callable[[Exception | None], None]
+
+
+HandOver: TypeAlias = Callable[[OwnConnection], None]
+"""Takes a connection: it sends and reads from now on, and sets the protocol of the transport."""
+
+
 class ServerCall(Protocol):
     """The context of a call.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from sluice.gateway.grpc.transport.call import Aborted, MessageMemory, ServerCall, parsed
+from sluice.gateway.grpc.transport.call import Aborted, HandOver, MessageMemory, ServerCall, parsed
 from sluice.models.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,14 @@ Refusal = Callable[[str, Iterable[tuple[str, str]]], str]
 class Method(NamedTuple):
     """A method of a service. `begin` starts its calls if they need no task: it gets the message and the call.
 
-    Large messages are received into `memory`, if there is one and the server can do that.
+    Large messages are received into `memory`, if there is one and the server can do that. A call of a method with
+    `take_over` is alone on its connection, which that function gets.
     """
 
     handler: Any
     begin: Callable[[Any, Any], None] | None
     memory: MessageMemory | None = None
+    take_over: HandOver | None = None
 
 
 class GrpcServer(ABC):
@@ -68,6 +70,10 @@ class GrpcServer(ABC):
     def receive_into(self, method: str, memory: MessageMemory) -> None:
         """Receive the large messages of a unary method, whose path this is, into memory that it provides."""
         self.methods[method] = self.methods[method]._replace(memory=memory)
+
+    def give_connections(self, method: str, take_over: HandOver) -> None:
+        """Pass on the connections on which this method is called."""
+        self.methods[method] = Method(None, None, None, take_over)
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:  # noqa: B027
         """Does nothing: generated code calls it for methods that are registered already."""

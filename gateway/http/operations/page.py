@@ -108,6 +108,8 @@ _NOW: dict[str, Any] = {
             "ready": True,
             "state": "ready",
             "reason": "",
+            "node": "",
+            "url": "",
             "proof": "enforced",
             "busy": 0.62,
             "running": {"model": "logreg:1", "rows": 8},

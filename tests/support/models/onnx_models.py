@@ -79,6 +79,19 @@ def save_identity(path: Path, datatype: DataType, item_shape: Sequence[Dimension
     return save_model(path, [helper.make_node("Identity", ["x"], ["y"])], ends[:1], ends[1:])
 
 
+def save_external(path: Path, location: str = "model.onnx_data", rows: tuple[str, str] = ("n", "n")) -> None:
+    """A model y = x @ w, whose weights are in a file of their own; `rows` are the names of the rows of x and y."""
+    data = np.eye(4, dtype=np.float32).tobytes()
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], data, raw=True)
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [row, 4]) for name, row in zip("xy", rows, strict=True)
+    )
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(model, str(path), save_as_external_data=True, location=location, size_threshold=0)
+
+
 def save_fixed_batch(path: Path) -> Path:
     """`x` FP32 [1, 4] -> `y` = 2x: every dimension is a number, so the model cannot be batched."""
     ends = [value(name, DataType.FP32, [1, 4]) for name in ("x", "y")]

@@ -12,7 +12,7 @@ import grpc
 from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.decompression import DecompressedTooLarge, decompress
 from sluice.gateway.front_door.front_door import FrontDoor
-from sluice.gateway.grpc.transport.call import Aborted, Message, Metadata, parsed
+from sluice.gateway.grpc.transport.call import Aborted, Message, Metadata, OwnConnection, parsed
 from sluice.gateway.grpc.transport.http2.call_head import CallHead, http_block, metadata_block, status_block
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, Http2Connection
 from sluice.gateway.grpc.transport.http2.messages import MessageFault, MessageReader, too_large
@@ -187,6 +187,24 @@ class Http2Call(Stream):
         self.connection.kept += size
 
     # -- for the server
+
+    def hand_over(self, transport: Any, rest: bytes, lost: Callable[[Exception | None], None]) -> None:
+        """Pass on the connection, on which this call is alone."""
+        self._release()
+        take_over, connection = self._method.take_over, self.connection
+        assert take_over is not None, "the method takes connections over"
+        own = OwnConnection(
+            transport,
+            self._head.metadata,
+            self.id,
+            rest,
+            connection.initial_window,
+            connection.send_window,
+            self.send_window,
+            connection.frame_bytes,
+            lost,
+        )
+        take_over(own)
 
     @property
     def awaits_message(self) -> bool:

@@ -9,8 +9,8 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import grpc
 
-from sluice.gateway.grpc.transport.http2.frames import ErrorCode, StreamFault
-from sluice.gateway.grpc.transport.http2.header_blocks import Fields, encode_fields, encode_string, literal_name
+from sluice.gateway.http2.frames import ErrorCode, StreamFault
+from sluice.gateway.http2.header_blocks import Fields, encode_fields, encode_string, literal_name
 
 ENCODINGS = ("identity", "deflate", "gzip")
 """Encodings of messages that are understood."""

@@ -6,7 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.grpc.transport.http2.outgoing import Outgoing
+from sluice.gateway.grpc.transport.http2.streams import Stream
+from sluice.gateway.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -45,9 +47,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     settings_frame,
     window_update,
 )
-from sluice.gateway.grpc.transport.http2.header_blocks import Fields, HeaderDecoder
-from sluice.gateway.grpc.transport.http2.outgoing import Outgoing
-from sluice.gateway.grpc.transport.http2.streams import Stream
+from sluice.gateway.http2.header_blocks import Fields, HeaderDecoder
 
 FRAME_BYTES = 256 << 10
 """The largest frame of the client."""
@@ -160,8 +160,21 @@ class Http2Connection(Outgoing, Generic[T]):
         self.is_behind = False
         """True if frames that have been received are to be taken by another call of `receive`."""
         self._greeted = False
+        self.given_stream: Stream | None = None
+        """The stream that somebody else goes on with, on this connection."""
 
     # -- for the owner
+
+    def give(self, stream: Stream) -> None:
+        """Take nothing more: what comes next is for the owner of this stream, the only one."""
+        self.given_stream = stream
+        stream.ended = True
+        self._frames_left = 0
+
+    def take_rest(self) -> bytes:
+        """What has been read and not been taken."""
+        rest, self._rest = self._rest, b""
+        return rest
 
     @property
     def waits_for(self) -> tuple[str, int] | None:

@@ -9,10 +9,10 @@ from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.http2.call import Http2Call
 from sluice.gateway.grpc.transport.http2.call_head import CallHead
 from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
-from sluice.gateway.grpc.transport.http2.frames import ErrorCode, go_away, settings_frame
 from sluice.gateway.grpc.transport.http2.large_frames import NEXT_BYTES, LargeFrames
 from sluice.gateway.grpc.transport.http2.streams import Stream
 from sluice.gateway.grpc.transport.server import NO_MEMORY, SLOW
+from sluice.gateway.http2.frames import ErrorCode, go_away, settings_frame
 
 KEEPALIVE_S = 120.0
 """A client of whom nothing was read for so long gets a ping."""
@@ -78,6 +78,8 @@ class GrpcConnection:
         self._write_paused = self._ending = self._lost = False
         self._reading = True
         self._lingering_bytes = 0
+        self._is_given = False
+        """True if somebody else goes on with the connection."""
         self._large: LargeFrames | None = None
         self._is_direct = False
         """True while `_large` reads."""
@@ -117,6 +119,8 @@ class GrpcConnection:
             return
         self._reads += 1
         self._take(data)
+        if self._is_given:
+            return
         if self.http2.direct_memory() is not None and not self._is_direct and self._server.tls is None:
             self._large = self._large or LargeFrames(self)
             self._is_direct = True
@@ -148,7 +152,24 @@ class GrpcConnection:
             self.http2.receive(data)
         except Exception:
             self._fail()
-        self._after()
+        if self.http2.given_stream is None:
+            self._after()
+        else:
+            self._give()
+
+    def _give(self) -> None:
+        """Pass the connection on to the method of its only call."""
+        call = self.http2.given_stream
+        self.flush()
+        if self._ending or self._lost or self._is_given:
+            return
+        assert isinstance(call, Http2Call), "calls are given"
+        self._is_given = True
+        try:
+            call.hand_over(self.transport, self.http2.take_rest(), self.connection_lost)
+        except Exception:
+            logger.exception("a gRPC connection could not be passed on")
+            self.transport.abort()
 
     def _fail(self) -> None:
         logger.exception("the data of a gRPC connection could not be handled")
@@ -203,7 +224,7 @@ class GrpcConnection:
 
     def flush(self) -> None:
         """Write what is to be written, and count what is kept."""
-        if self._lost:
+        if self._lost or self._is_given:
             return
         parts = self.http2.take()
         if parts and not self.transport.is_closing():
@@ -249,7 +270,7 @@ class GrpcConnection:
 
     def is_idle(self) -> bool:
         """True if no call is open."""
-        return not self.http2.streams
+        return not (self.http2.streams or self._is_given)
 
     def kept_bytes(self) -> int:
         """The bytes that are freed if messages that are read are refused, or the client that does not read is left."""
@@ -285,7 +306,7 @@ class GrpcConnection:
 
     def regulate_reading(self) -> None:
         """Read on, or stop reading while the client or other connections are to make room, or much has been read."""
-        if self._lost or self.transport.is_closing():
+        if self._lost or self._is_given or self.transport.is_closing():
             return
         reading = not (self._write_paused or self.http2.is_behind or self in self._front_door.paused)
         if reading != self._reading:
@@ -310,7 +331,7 @@ class GrpcConnection:
 
     def ask_to_go(self, *, last: bool) -> None:
         """Ask the client to send its next calls on another connection. This one closes after those that are open."""
-        if not self._ending:
+        if not (self._ending or self._is_given):
             self._ask_to_go(self._server.loop.time())
             self.flush()
 
@@ -324,6 +345,8 @@ class GrpcConnection:
 
     def sweep(self, now_s: float) -> None:
         """Enforce the time limits. Called about once a second."""
+        if self._is_given:
+            return
         http2 = self.http2
         http2.forgive()
         settings = self._front_door.settings

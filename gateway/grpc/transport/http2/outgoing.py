@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.grpc.transport.http2.streams import Stream
+from sluice.gateway.http2.frames import (
     CONTINUATION,
     DATA,
     DEFAULT_TABLE_BYTES,
@@ -17,8 +18,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     frame,
     reset,
 )
-from sluice.gateway.grpc.transport.http2.header_blocks import encode_fields, encode_string
-from sluice.gateway.grpc.transport.http2.streams import Stream
+from sluice.gateway.http2.header_blocks import encode_fields, encode_string
 
 PREFIX_BYTES = 5
 """A message is preceded by a flag and its length."""
@@ -83,6 +83,11 @@ class Outgoing:
         # An entry of the client's table has the same index only while nothing else is added, so these are all.
         self._headers_block, self._ok_block = _ADDING_HEADERS, b""
         self._table_change = b""
+
+    @property
+    def frame_bytes(self) -> int:
+        """The largest frame that the client takes."""
+        return self._frame_bytes
 
     @property
     def uncounted_bytes(self) -> int:

@@ -14,9 +14,9 @@ from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.grpc.transport.http2.call import Http2Call
 from sluice.gateway.grpc.transport.http2.call_head import CallHead
 from sluice.gateway.grpc.transport.http2.connection import ConnectionLimits, Http2Connection
-from sluice.gateway.grpc.transport.http2.frames import ErrorCode
 from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
 from sluice.gateway.grpc.transport.server import LAST_CALLS_S, GrpcServer, Method, Refusal, refuse
+from sluice.gateway.http2.frames import ErrorCode
 
 BACKLOG = 4096
 """Connections that the kernel keeps until they are accepted; it lowers the number to its own limit."""
@@ -45,6 +45,7 @@ class Http2Server(GrpcServer):
         refusal: Refusal | None = None,
         tls: ssl.SSLContext | None = None,
         health: Collection[str] = (),
+        refusal_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
     ) -> None:
         super().__init__()
         self.front_door = front_door
@@ -59,6 +60,7 @@ class Http2Server(GrpcServer):
         )
         self._listener = listener
         self._refusal = refusal
+        self._refusal_code = refusal_code
         self._health = health
         self._to_flush: list[GrpcConnection] = []
         self._acceptor: asyncio.Server | None = None
@@ -159,7 +161,13 @@ class Http2Server(GrpcServer):
             call.end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         elif self._refusal is not None and (reason := self._refusal(head.method, head.metadata)):
             call.remote_ended = ended
-            call.end(grpc.StatusCode.UNAVAILABLE, reason)
+            call.end(self._refusal_code, reason)
+        elif method.take_over is not None:
+            call.remote_ended = ended
+            if connection.streams:
+                call.end(grpc.StatusCode.FAILED_PRECONDITION, f"{head.method} needs a connection of its own")
+            else:
+                connection.give(call)
         else:
             call.begin()
         return call

@@ -71,3 +71,44 @@ def test_a_batch_is_taken_back_wherever_it_is(mixed: Mixed) -> None:
 def test_calls_to_servers_end_before_the_workers(mixed: Mixed) -> None:
     asyncio.run(mixed.executor.drain(2.0))
     assert mixed.calls == [("server", "drain"), ("workers", "drain", 2.0)]
+
+
+def test_batches_and_orders_of_remote_partitions_go_to_the_executor_over_remote_workers() -> None:
+    workers, remote = MagicMock(), MagicMock(names={"edge-0"})
+    executor = MixedExecutor(workers, [], {}, {}, lambda: 0, remote=remote)
+    there = dispatch(3, [3], partition="edge-0")
+    executor.run(there)
+    executor.run(ON_WORKER)
+    order = LoadModel("edge-0", "m:1")
+    executor.load(order)
+    executor.unload(UnloadModel("edge-0", "m:1"))
+    executor.revoke(3)
+    remote.run.assert_called_once_with(there)
+    workers.run.assert_called_once_with(ON_WORKER)
+    remote.load.assert_called_once_with(order)
+    remote.unload.assert_called_once_with(UnloadModel("edge-0", "m:1"))
+    remote.revoke.assert_called_once_with(3)
+    workers.load.assert_not_called()
+
+
+def test_files_of_models_go_to_the_partitions_that_they_are_for() -> None:
+    workers, remote = MagicMock(), MagicMock(names={"edge-0"})
+    executor = MixedExecutor(workers, [], {}, {}, lambda: 0, remote=remote)
+    executor.add({}, {}, {"cpu0": {}, "edge-0": {}})
+    workers.add.assert_called_once_with({}, {}, {"cpu0": {}})
+    remote.add.assert_called_once_with({}, {"edge-0": {}})
+    executor.remove(["p:1"], ["m:1"])
+    remote.remove.assert_called_once_with(["m:1"])
+
+
+def test_only_workers_of_this_machine_are_recycled() -> None:
+    workers, remote = MagicMock(), MagicMock(names={"edge-0"})
+    executor = MixedExecutor(workers, [], {}, {}, lambda: 0, remote=remote)
+    assert not executor.recycle("edge-0")
+    assert executor.recycle("cpu0")
+    workers.recycle.assert_called_once_with("cpu0")
+
+
+def test_without_partitions_elsewhere_batches_go_straight_to_the_workers() -> None:
+    workers = MagicMock()
+    assert MixedExecutor(workers, [], {}, {}, lambda: 0).run is workers.run

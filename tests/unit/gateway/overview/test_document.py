@@ -298,6 +298,8 @@ def test_partitions_show_their_state_memory_and_models() -> None:
         "ready": True,
         "state": "ready",
         "reason": "",
+        "node": "",
+        "url": "",
         "proof": "not known yet",
         "busy": 0.25,
         "running": None,

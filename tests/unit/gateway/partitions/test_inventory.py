@@ -8,6 +8,7 @@ from sluice.gateway.partitions.inventory import (
     Enforcement,
     Inventory,
     InventoryChange,
+    LinkReport,
     PartitionStatus,
     ProcessDetails,
     WorkerRefused,
@@ -166,3 +167,62 @@ def test_a_task_that_waits_for_service_continues_with_it() -> None:
         assert await waiting
 
     asyncio.run(main())
+
+
+# -- partitions of other machines
+
+THERE = ProcessDetails(77, (3,), Evidence(cores=(3,)), CpuPartition("edge-0", (3,)), url="10.0.0.5:9001", node="n1")
+
+
+def with_remote(*, strict: bool = False) -> Inventory:
+    return Inventory([CpuPartition("cpu0", (0,))], remote={"edge-0": "cpu1", "edge-1": "cpu1"}, strict=strict)
+
+
+def test_a_remote_worker_is_reported_with_its_node_and_the_way_there() -> None:
+    inventory = with_remote()
+    inventory.link_of = lambda node: LinkReport(0.2, 110.5) if node == "n1" else None
+    inventory.apply(PartitionReady("edge-0", {"m:1": TABLE}, node="n1"), THERE)
+    report = {each.partition.name: each for each in inventory.report()}
+    edge = report["edge-0"]
+    assert (edge.partition, edge.node, edge.url) == (CpuPartition("edge-0", (3,)), "n1", "10.0.0.5:9001")
+    assert (edge.worker, edge.enforcement, edge.link) == (77, Enforcement.ENFORCED, LinkReport(0.2, 110.5))
+    assert json.loads(msgspec.json.encode(report["edge-1"]))["partition"] == {"kind": "remote", "name": "edge-1"}
+    assert inventory.nodes == {"edge-0": "n1"}
+
+
+def test_what_belongs_to_this_machine_does_not_include_remote_workers() -> None:
+    inventory = with_remote()
+    inventory.apply(PartitionReady("edge-0", {}, node="n1"), THERE)
+    inventory.apply(PartitionReady("cpu0", {}), HELD)
+    assert inventory.partitions == [CpuPartition("cpu0", (0,))]
+    assert inventory.processes == {"cpu0": 8}
+    assert inventory.kinds == {"cpu0": "cpu1", "edge-0": "cpu1", "edge-1": "cpu1"}
+
+
+def test_a_server_serves_without_the_workers_that_are_not_there_yet() -> None:
+    inventory = with_remote()
+    inventory.apply(PartitionReady("cpu0", {}), HELD)
+    inventory.apply(PartitionLost("edge-0", "cannot be reached"), ProcessDetails(url="10.0.0.5:9001", was_up=False))
+    assert not inventory.is_serving, "nothing is known of edge-1"
+    inventory.apply(PartitionLost("edge-1", "no worker is placed there"), ProcessDetails(was_up=False))
+    assert inventory.is_serving
+    assert (inventory.is_vacant("edge-0"), inventory.is_vacant("edge-1")) == (False, True)
+    assert (inventory.losses("edge-0"), inventory.losses("edge-1")) == (0, 0)
+
+
+def test_a_lost_remote_worker_keeps_its_address_and_counts_once() -> None:
+    inventory = with_remote()
+    inventory.apply(PartitionReady("edge-0", {"m:1": TABLE}, node="n1"), THERE)
+    lost = ProcessDetails(url="10.0.0.5:9001", node="n1")
+    inventory.apply(PartitionLost("edge-0", "node n1: connection reset", is_node_lost=True), lost)
+    status = inventory.statuses["edge-0"]
+    assert (status.worker, status.lost, status.url) == (None, "node n1: connection reset", "10.0.0.5:9001")
+    assert (inventory.losses("edge-0"), inventory.nodes, inventory.is_vacant("edge-0")) == (1, {}, False)
+
+
+def test_a_remote_worker_without_proof_does_not_stop_a_strict_server() -> None:
+    inventory = with_remote(strict=True)
+    strayed = msgspec.structs.replace(THERE, evidence=Evidence(cores=(3, 4)))
+    inventory.apply(PartitionReady("edge-0", {"m:1": TABLE}, node="n1"), strayed)
+    assert inventory.statuses["edge-0"].enforcement is Enforcement.UNENFORCED
+    assert not inventory.refused.is_set()

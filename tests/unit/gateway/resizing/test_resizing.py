@@ -165,7 +165,7 @@ async def test_a_model_that_is_prepared_meanwhile_gets_the_profiles_of_the_new_s
     kinds: list[list[str]] = []
 
     def files(*arguments: Any) -> dict[str, dict[str, ModelFile]]:
-        kinds.append([partition.profile_kind for partition in arguments[-1]])
+        kinds.append(list(arguments[-1].values()))
         if len(kinds) == 1:
             resized(gateway.inventory, CpuPartition("cpu0", (0, 1)))
         return worker_files(*arguments)

@@ -2,28 +2,13 @@ import os
 import random
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from sluice.models.errors import ConfigError
 from sluice.models.triton_config.onnx_file import read_tensors
 from sluice.models.triton_config.onnx_outline import OnnxOutline, read_outline
-from tests.support.models.onnx_models import save_mlp
-
-
-def save_external(path: Path, location: str = "model.onnx_data", rows: tuple[str, str] = ("n", "n")) -> None:
-    """A model y = x @ w, whose weights are in a file of their own; `rows` are the names of the rows of x and y."""
-    data = np.eye(4, dtype=np.float32).tobytes()
-    weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], data, raw=True)
-    x, y = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [row, 4]) for name, row in zip("xy", rows, strict=True)
-    )
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save_model(model, str(path), save_as_external_data=True, location=location, size_threshold=0)
+from tests.support.models.onnx_models import save_external, save_mlp
 
 
 def refused(path: Path, message: str) -> None:

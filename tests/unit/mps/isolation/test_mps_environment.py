@@ -12,6 +12,7 @@ from sluice.mps.isolation.mps_environment import (
     format_memory_limit,
     mps_environment,
     pipe_directory,
+    pipes_of,
 )
 from sluice.mps.partitions.partition import MpsPartition, ShareMode
 
@@ -95,3 +96,22 @@ def test_a_daemon_is_found_whichever_kind_its_socket_has(
                 await_daemon(MpsPartition("p", "GPU-1", 50), timeout_s=0)
             listener.listen()
             await_daemon(MpsPartition("p", "GPU-1", 50), timeout_s=0)
+
+
+def test_a_share_may_name_the_directory_of_its_daemon() -> None:
+    assert pipes_of(MpsPartition("a", "GPU-5d1f", 25, pipes="/mps/pipe")) == Path("/mps/pipe")
+    assert pipes_of(MpsPartition("a", "GPU-5d1f", 25)) == pipe_directory("GPU-5d1f")
+
+
+@pytest.mark.parametrize(
+    ("pipes", "mode", "message"),
+    [
+        ("pipe", ShareMode.HARD, "expected an absolute path in pipes, or auto, got 'pipe'"),
+        ("auto", ShareMode.ELASTIC, "expected the mode hard beside pipes, since the daemon sets the limits, got elast"),
+    ],
+)
+def test_a_share_of_the_daemon_of_others_is_hard_and_names_it_in_full(
+    pipes: str, mode: ShareMode, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        MpsPartition("a", "GPU-5d1f", 25, pipes=pipes, mode=mode)

@@ -118,3 +118,28 @@ def test_shares_of_one_device_are_refused_where_there_are_several(fake: FakeNvml
     share = MpsPartition("left", "auto", 50)
     with pytest.raises(PartitionError, match="partition left: uuid: auto expects one GPU or MIG instance, got GPU-"):
         configured_partitions(ServerConfig(partitions=(share,)))
+
+
+def test_a_share_is_of_the_daemon_of_the_environment(
+    fake: FakeNvml, whole: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/mps/nvidia.com/gpu.shared/pipe")
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", whole.uuid)
+    share = MpsPartition("quarter", "auto", 25, pipes="auto")
+    (given,) = configured_partitions(ServerConfig(partitions=(share,)))
+    assert (given, given.profile_kind) == (
+        MpsPartition("quarter", whole.uuid, 25, pipes="/mps/nvidia.com/gpu.shared/pipe"),
+        "mps-25",
+    )
+
+
+@pytest.mark.parametrize("value", [None, "", "pipe"])
+def test_a_daemon_of_the_environment_is_missed(
+    value: str | None, fake: FakeNvml, whole: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", value)
+    share = MpsPartition("quarter", "auto", 25, pipes="auto")
+    with pytest.raises(PartitionError, match="partition quarter: pipes: auto expects a daemon's directory in the env"):
+        configured_partitions(ServerConfig(partitions=(share,)))

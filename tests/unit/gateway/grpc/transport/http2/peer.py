@@ -5,7 +5,8 @@ from typing import NamedTuple
 import hpack
 
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, ConnectionLimits, Http2Connection
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.grpc.transport.http2.streams import Stream
+from sluice.gateway.http2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
@@ -19,8 +20,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     frame,
     settings_frame,
 )
-from sluice.gateway.grpc.transport.http2.header_blocks import Fields
-from sluice.gateway.grpc.transport.http2.streams import Stream
+from sluice.gateway.http2.header_blocks import Fields
 
 LIMITS = ConnectionLimits()
 REQUEST = [

@@ -5,7 +5,7 @@ import hpack
 import pytest
 
 from sluice.gateway.grpc.transport.http2.call_head import CallHead, http_block, metadata_block, status_block
-from sluice.gateway.grpc.transport.http2.frames import StreamFault
+from sluice.gateway.http2.frames import StreamFault
 
 POST = [(b":method", b"POST"), (b":path", b"/s/M"), (b"content-type", b"application/grpc+proto")]
 

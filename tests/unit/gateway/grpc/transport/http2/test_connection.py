@@ -15,7 +15,7 @@ from sluice.gateway.grpc.transport.http2.connection import (
     TURN_HEADER_BYTES,
     ConnectionLimits,
 )
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -15,7 +15,8 @@ from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.grpc.transport.http2.server import Http2Server
+from sluice.gateway.http2.frames import (
     DATA,
     GOAWAY,
     HEADERS,
@@ -28,8 +29,7 @@ from sluice.gateway.grpc.transport.http2.frames import (
     settings_frame,
     window_update,
 )
-from sluice.gateway.grpc.transport.http2.header_blocks import HeaderDecoder, encode_fields
-from sluice.gateway.grpc.transport.http2.server import Http2Server
+from sluice.gateway.http2.header_blocks import HeaderDecoder, encode_fields
 from tests.unit.gateway.grpc.transport.http2.peer import REQUEST, frames
 from tests.unit.gateway.grpc.transport.http2.wire import Client, prefixed
 

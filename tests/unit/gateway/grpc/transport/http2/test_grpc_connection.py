@@ -17,7 +17,10 @@ from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.grpc.transport.call import SplitMessage
 from sluice.gateway.grpc.transport.http2.call import OPEN_BYTES, TURN_MESSAGES
 from sluice.gateway.grpc.transport.http2.connection import STREAM_WINDOW, TURN_FRAMES
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.grpc.transport.http2.grpc_connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, LINGER_BYTES
+from sluice.gateway.grpc.transport.http2.large_frames import NEXT_BYTES, LargeFrames
+from sluice.gateway.grpc.transport.http2.server import Http2Server
+from sluice.gateway.http2.frames import (
     ACK,
     DATA,
     END_STREAM,
@@ -35,9 +38,6 @@ from sluice.gateway.grpc.transport.http2.frames import (
     settings_frame,
     window_update,
 )
-from sluice.gateway.grpc.transport.http2.grpc_connection import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S, LINGER_BYTES
-from sluice.gateway.grpc.transport.http2.large_frames import NEXT_BYTES, LargeFrames
-from sluice.gateway.grpc.transport.http2.server import Http2Server
 from tests.unit.gateway.grpc.transport.http2.peer import Frame, connection_error
 from tests.unit.gateway.grpc.transport.http2.wire import Client, Handlers, prefixed, serve
 

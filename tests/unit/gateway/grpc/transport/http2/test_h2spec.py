@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -11,7 +11,10 @@ from sluice.gateway.front_door.budget import Budget
 from sluice.gateway.front_door.front_door import FrontDoor
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.grpc.transport.call import MessageMemory
-from sluice.gateway.grpc.transport.http2.frames import (
+from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
+from sluice.gateway.grpc.transport.http2.server import Http2Server
+from sluice.gateway.grpc.transport.server import Refusal
+from sluice.gateway.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -22,9 +25,6 @@ from sluice.gateway.grpc.transport.http2.frames import (
     frame,
     settings_frame,
 )
-from sluice.gateway.grpc.transport.http2.grpc_connection import GrpcConnection
-from sluice.gateway.grpc.transport.http2.server import Http2Server
-from sluice.gateway.grpc.transport.server import Refusal
 from tests.unit.gateway.grpc.transport.http2.peer import REQUEST, Frame, frames
 
 Handlers = dict[str, Any]

@@ -3,7 +3,7 @@
 import hpack
 import pytest
 
-from sluice.gateway.grpc.transport.http2.header_blocks import encode_fields
+from sluice.gateway.http2.header_blocks import encode_fields
 
 
 @pytest.mark.parametrize("size", [0, 1, 126, 127, 128, 254, 255, 300, 16_510, 100_000])

@@ -6,8 +6,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 import hpack
 
-from sluice.gateway.grpc.transport.http2.frames import ConnectionFault, ErrorCode, StreamFault
-from sluice.gateway.grpc.transport.http2.watched_table import WatchedTable
+from sluice.gateway.http2.frames import ConnectionFault, ErrorCode, StreamFault
+from sluice.gateway.http2.watched_table import WatchedTable
 
 Fields: TypeAlias = list[tuple[bytes, bytes]]
 """Names and values of a header block, in their order."""
@@ -69,6 +69,12 @@ class HeaderDecoder(Generic[T]):
             if name.startswith(b":"):
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "expected no pseudo-header fields in trailers")
             check_field(name, value)
+
+    def fields(self, block: bytes) -> Fields:
+        """The fields of the header block of an answer, or of its trailers. Raises ConnectionFault and StreamFault."""
+        fields, _ = self._decode(block)
+        self._check_size(fields)
+        return fields
 
     def _decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields of a block, and whether the dynamic table is the same as before."""

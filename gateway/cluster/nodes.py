@@ -1,0 +1,119 @@
+"""The nodes that workers are on: the ways there, and nodes that are lost with all their workers."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from sluice.gateway.cluster.links import Link
+
+HOLD_S = 0.05
+"""The loss of a worker is held back for this time, to see whether its whole node is lost."""
+SILENT_S = 1.5
+"""Workers that were silent for this time when another one of their node is lost are lost with it."""
+REPORT_S = 1.0
+"""The shortest time between two reports of a link."""
+
+
+class NodeWorker(Protocol):
+    """A worker of a node with which there is a session."""
+
+    heard_s: float
+    """The time of the event loop at which the last message came."""
+
+    def lost(self, reason: str, *, is_node_lost: bool) -> None:
+        """The worker is lost for that reason."""
+        ...
+
+    def abandoned(self, reason: str) -> None:
+        """The batches of the lost worker fail for that reason."""
+        ...
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.workers: set[NodeWorker] = set()
+        self.broken: dict[NodeWorker, str] = {}
+        self.timer: asyncio.TimerHandle | None = None
+        self.link = Link()
+        self.reported_s = -REPORT_S
+        self.reported = (0, 0)
+
+
+class Nodes:
+    """Knows the workers of each node. `measured` gets a node, its round trip in ns and its bytes a second.
+
+    A worker whose connection breaks is lost at once if it is the last one of its node, and else a moment later. If all
+    workers of a node are gone by then, or silent, they are lost for one reason. All reasons begin with the node.
+    """
+
+    def __init__(self, measured: Callable[[str, int, int], None]) -> None:
+        self._measured = measured
+        self._nodes: dict[str, _Node] = {}
+
+    @property
+    def links(self) -> Mapping[str, Link]:
+        """The ways to the nodes that had workers."""
+        return {name: node.link for name, node in self._nodes.items()}
+
+    def link(self, node: str) -> Link:
+        """The way to a node."""
+        return self._node(node).link
+
+    def joined(self, node: str, worker: NodeWorker) -> None:
+        """There is a session with a worker of a node."""
+        self._node(node).workers.add(worker)
+
+    def left(self, node: str, worker: NodeWorker) -> None:
+        """The session with a worker has ended as it was meant to."""
+        known = self._node(node)
+        known.workers.discard(worker)
+        known.broken.pop(worker, None)
+
+    def answered(self, node: str, round_trip_ns: int) -> None:
+        """A small message to a node was answered; the link is reported from time to time if it has changed."""
+        known = self._node(node)
+        known.link.answered(round_trip_ns)
+        now_s, now = asyncio.get_running_loop().time(), (known.link.round_trip_ns, known.link.bytes_per_s)
+        if now != known.reported and now_s - known.reported_s >= REPORT_S:
+            known.reported, known.reported_s = now, now_s
+            self._measured(node, *now)
+
+    def broke(self, node: str, worker: NodeWorker, reason: str) -> None:
+        """The session with a worker has ended unexpectedly."""
+        known = self._node(node)
+        known.broken[worker] = reason
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - SILENT_S
+        others = known.workers - known.broken.keys()
+        if all(each.heard_s <= silent_s for each in others):
+            for each in others:
+                known.broken[each] = reason
+            self._flush(node, known, is_node_lost=True)
+        elif known.timer is None:
+            known.timer = loop.call_later(HOLD_S, self._flush, node, known)
+
+    def close(self) -> None:
+        """Report nothing more."""
+        for known in self._nodes.values():
+            self._stop(known)
+
+    def _node(self, name: str) -> _Node:
+        return self._nodes.setdefault(name, _Node())
+
+    def _flush(self, name: str, node: _Node, *, is_node_lost: bool = False) -> None:
+        self._stop(node)
+        broken, node.broken = node.broken, {}
+        node.workers -= broken.keys()
+        first = next(iter(broken.values()), "")
+        whole = first if len(broken) == 1 else f"its {len(broken)} workers are gone: {first}"
+        reasons = {worker: f"node {name}: {whole if is_node_lost else own}" for worker, own in broken.items()}
+        for worker, reason in reasons.items():
+            worker.lost(reason, is_node_lost=is_node_lost)
+        for worker, reason in reasons.items():
+            worker.abandoned(reason)
+
+    @staticmethod
+    def _stop(node: _Node) -> None:
+        if node.timer is not None:
+            node.timer.cancel()
+            node.timer = None

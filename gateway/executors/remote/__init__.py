@@ -1,0 +1,1 @@
+"""The executor over worker servers, which run the batches of remote partitions."""

@@ -1,0 +1,1 @@
+"""What servers and clients of HTTP/2 share: frames and header blocks."""

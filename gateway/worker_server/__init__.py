@@ -1,0 +1,1 @@
+"""`sluice worker`: the worker of one partition as a server of its own."""

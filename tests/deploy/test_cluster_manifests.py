@@ -1,0 +1,290 @@
+"""The manifests of gateways with workers in other pods are valid, and agree with each other and with the product."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from sluice.gateway.config.contradictions import contradictions
+from sluice.gateway.config.remote_settings import PartitionSettings, RemoteClass
+from sluice.gateway.config.server_config import ServerConfig, convert_config
+from tests.support.manifests import PLACE, Objects, check, found, rendered
+from tests.support.packaging import ROOT
+
+OVERLAYS = sorted(path.name for path in (PLACE / "cluster" / "overlays").iterdir())
+CLASSES = sorted(path.name for path in (PLACE / "cluster" / "classes").iterdir())
+END_S = 10
+"""The time of a server for its last responses, and of a worker server for its worker, after a drain."""
+MOUNTED = {"sluice-gateway-tls", "sluice-worker-key", "sluice-worker-tls"}
+"""Secrets that are made outside, by hand or by cert-manager."""
+
+every_overlay = pytest.mark.parametrize("name", OVERLAYS)
+
+
+def objects_of(name: str) -> Objects:
+    return rendered(f"cluster/overlays/{name}")
+
+
+def workers(objects: Objects) -> dict[str, dict[str, Any]]:
+    """The StatefulSets, by class."""
+    return {
+        each["metadata"]["labels"]["sluice-class"]: each["spec"] for each in objects if each["kind"] == "StatefulSet"
+    }
+
+
+def pods(objects: Objects) -> list[dict[str, Any]]:
+    kinds = ("Deployment", "StatefulSet")
+    return [each["spec"]["template"] for each in objects if each["kind"] in kinds]
+
+
+def container(template: dict[str, Any]) -> dict[str, Any]:
+    only: dict[str, Any]
+    (only,) = template["spec"]["containers"]
+    return only
+
+
+def file_of(objects: Objects, template: dict[str, Any], path: Path) -> str:
+    """The contents of a file that a ConfigMap puts into a pod."""
+    mounts = {each["mountPath"]: each["name"] for each in container(template)["volumeMounts"]}
+    volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+    config_map = volumes[mounts[str(path.parent)]]["configMap"]["name"]
+    contents: str = found(objects, "ConfigMap", config_map)["data"][path.name]
+    return contents
+
+
+def configuration(objects: Objects) -> ServerConfig:
+    template = found(objects, "Deployment")["spec"]["template"]
+    args = container(template)["args"]
+    path = Path(args[args.index("--config") + 1])
+    return convert_config(yaml.safe_load(file_of(objects, template, path)), path.name)
+
+
+def remote_settings(objects: Objects) -> PartitionSettings:
+    settings = configuration(objects).partitions
+    assert isinstance(settings, PartitionSettings)
+    return settings
+
+
+def classes(objects: Objects) -> dict[str, RemoteClass]:
+    return {each.name: each for each in remote_settings(objects).classes}
+
+
+def worker_settings(objects: Objects, workers_of: dict[str, Any]) -> dict[str, Any]:
+    args = container(workers_of["template"])["args"]
+    path = Path(args[args.index("--config") + 1])
+    settings: dict[str, Any] = yaml.safe_load(file_of(objects, workers_of["template"], path))
+    return settings
+
+
+def labels_of(template: dict[str, Any]) -> set[tuple[str, str]]:
+    return set(template["metadata"]["labels"].items())
+
+
+@every_overlay
+def test_all_objects_are_valid(name: str) -> None:
+    for each in objects_of(name):
+        check(each)
+
+
+def test_a_misspelt_field_of_a_certificate_is_found() -> None:
+    certificate = found(objects_of("cpu-mtls"), "Certificate", "sluice-worker")
+    with pytest.raises(jsonschema.ValidationError, match="dnsName"):
+        check({**certificate, "spec": {**certificate["spec"], "dnsName": "a"}})
+
+
+def test_every_class_is_in_an_overlay() -> None:
+    assert sorted({name for overlay in OVERLAYS for name in workers(objects_of(overlay))}) == CLASSES
+
+
+@every_overlay
+def test_the_gateways_know_the_classes_of_workers_and_find_their_service(name: str) -> None:
+    objects = objects_of(name)
+    sets, settings = workers(objects), classes(objects)
+    assert sets.keys() == settings.keys()
+    for each, one in settings.items():
+        assert one.dns is not None
+        service = found(objects, "Service", one.dns.name)["spec"]
+        assert service["clusterIP"] == "None"
+        assert sets[each]["serviceName"] == one.dns.name
+        (port,) = service["ports"]
+        ports = {port["name"]: port["containerPort"] for port in container(sets[each]["template"])["ports"]}
+        assert (one.dns.port, port["port"]) == (ports[port["targetPort"]],) * 2
+        assert labels_of(sets[each]["template"]) >= set(service["selector"].items())
+        assert sets[each].get("replicas", 0) <= one.dns.max
+        assert worker_settings(objects, sets[each])["listen"].endswith(f":{one.dns.port}")
+
+
+@every_overlay
+def test_selectors_find_the_pods_of_one_kind_only(name: str) -> None:
+    objects = objects_of(name)
+    labels = {
+        each["metadata"]["name"]: labels_of(each["spec"]["template"])
+        for each in objects
+        if each["kind"] in ("Deployment", "StatefulSet")
+    }
+    for each in objects:
+        if each["kind"] not in ("Deployment", "StatefulSet", "PodDisruptionBudget"):
+            continue
+        selector = set(each["spec"]["selector"]["matchLabels"].items())
+        assert [name for name, value in labels.items() if value >= selector] == [each["metadata"]["name"]]
+
+
+@every_overlay
+def test_gateways_may_reach_workers_and_dns_and_nobody_else_reaches_workers(name: str) -> None:
+    objects = objects_of(name)
+    gateways = found(objects, "Deployment")["spec"]["template"]
+    to_workers = found(objects, "NetworkPolicy", "sluice-worker")["spec"]
+    of_gateways = found(objects, "NetworkPolicy")["spec"]
+    assert labels_of(gateways) >= set(of_gateways["podSelector"]["matchLabels"].items())
+    (rule,) = to_workers["ingress"]
+    allowed = [set(each["podSelector"]["matchLabels"].items()) for each in rule["from"]]
+    outside = {("app.kubernetes.io/name", "other")}
+    for each in workers(objects).values():
+        own = labels_of(each["template"])
+        assert own >= set(to_workers["podSelector"]["matchLabels"].items())
+        assert any(labels_of(gateways) >= selector for selector in allowed)
+        assert any(own >= selector for selector in allowed)
+        (out,) = [rule for rule in of_gateways["egress"] if rule["ports"] == [{"port": "worker"}]]
+        assert own >= set(out["to"][0]["podSelector"]["matchLabels"].items())
+    assert not any(outside >= selector for selector in allowed)
+    ports = {port["port"] for rule in of_gateways["egress"] for port in rule["ports"]}
+    assert ports == {"worker", 53}
+
+
+@every_overlay
+def test_names_lead_to_objects(name: str) -> None:
+    objects = objects_of(name)
+    for template in pods(objects):
+        for volume in template["spec"]["volumes"]:
+            if "persistentVolumeClaim" in volume:
+                found(objects, "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+            if "secret" in volume:
+                assert volume["secret"]["secretName"] in MOUNTED
+        for claim in template["spec"].get("resourceClaims", ()):
+            found(objects, "ResourceClaimTemplate", claim["resourceClaimTemplateName"])
+            assert {"name": claim["name"]} in container(template)["resources"]["claims"]
+    made = {each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"}
+    for template in pods(objects):
+        secrets = {each["secret"]["secretName"] for each in template["spec"]["volumes"] if "secret" in each}
+        assert secrets - {"sluice-worker-key"} <= made
+
+
+@every_overlay
+def test_files_that_the_settings_name_are_mounted(name: str) -> None:
+    objects = objects_of(name)
+    settings = remote_settings(objects)
+    gateways = found(objects, "Deployment")["spec"]["template"]
+    tls = settings.tls
+    named = [settings.key_file] + ([] if tls is None else [tls.ca, tls.certificate, tls.private_key])
+    assert_mounted(gateways, named)
+    for each in workers(objects).values():
+        own, args = worker_settings(objects, each), container(each["template"])["args"]
+        files = [arg.partition("=")[2] for arg in args if arg.startswith("--tls-")]
+        assert len(files) == (0 if tls is None else 3)
+        assert_mounted(each["template"], [own["key_file"], own["cache"] + "/a", own["ready_file"], *files])
+
+
+def assert_mounted(template: dict[str, Any], files: list[str | None]) -> None:
+    mounted = {each["mountPath"] for each in container(template)["volumeMounts"]}
+    assert {str(Path(str(each)).parent) for each in files} <= mounted
+
+
+@every_overlay
+def test_pods_are_left_alone_long_enough(name: str) -> None:
+    objects = objects_of(name)
+    config = configuration(objects)
+    gateways = found(objects, "Deployment")["spec"]["template"]
+    ready = container(gateways)["readinessProbe"]
+    noticed_s = ready["periodSeconds"] * ready["failureThreshold"] + ready["timeoutSeconds"]
+    assert noticed_s < config.drain_delay_s < config.drain_timeout_s
+    assert config.drain_timeout_s + END_S <= gateways["spec"]["terminationGracePeriodSeconds"]
+    for each in workers(objects).values():
+        drain_s = worker_settings(objects, each)["drain_s"]
+        assert drain_s + END_S <= each["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert each["minReadySeconds"] >= 10, "the gateways have to load models before the next worker goes"
+        assert each["podManagementPolicy"] == "Parallel"
+
+
+@every_overlay
+def test_the_probes_of_workers_need_neither_key_nor_certificate(name: str) -> None:
+    objects = objects_of(name)
+    for each in workers(objects).values():
+        own = container(each["template"])
+        ready_file = worker_settings(objects, each)["ready_file"]
+        assert own["readinessProbe"]["exec"]["command"] == ["test", "-e", ready_file]
+        assert own["startupProbe"]["exec"]["command"] == ["test", "-e", ready_file]
+        assert own["livenessProbe"]["tcpSocket"]["port"] in {port["name"] for port in own["ports"]}
+
+
+@every_overlay
+def test_the_pods_have_few_rights_and_are_the_user_of_the_image(name: str) -> None:
+    user = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "deploy" / "Containerfile").read_text(), re.MULTILINE)
+    for template in pods(objects_of(name)):
+        spec = template["spec"]
+        assert {(str(spec["securityContext"]["runAsUser"]), str(spec["securityContext"]["runAsGroup"]))} == set(user)
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert container(template)["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@every_overlay
+def test_the_configuration_of_the_gateways_is_sound(name: str) -> None:
+    assert list(contradictions(configuration(objects_of(name)))) == []
+
+
+def test_workers_ask_for_the_devices_of_their_class() -> None:
+    devices: dict[str, list[str]] = {}
+    kinds: dict[str, str] = {}
+    for overlay in OVERLAYS:
+        objects = objects_of(overlay)
+        for name, each in workers(objects).items():
+            limits = container(each["template"])["resources"]["limits"]
+            devices[name] = [key for key in limits if "nvidia" in key]
+            kinds[name] = classes(objects)[name].profile_kind
+    assert devices == {"cpu": [], "mig": ["nvidia.com/mig-1g.10gb"], "mig-dra": [], "mps": ["nvidia.com/gpu.shared"]}
+    assert kinds == {"cpu": "cpu2", "mig": "mig-1g.10gb", "mig-dra": "mig-1g.10gb", "mps": "mps-25"}
+    claim = found(objects_of("gpu-dra"), "ResourceClaimTemplate", "sluice-instance-mig-dra")["spec"]["spec"]["devices"]
+    assert '"1g.10gb"' in claim["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"]
+
+
+def test_the_workers_on_cores_have_as_many_as_their_pod() -> None:
+    objects = objects_of("cpu")
+    own = workers(objects)["cpu"]
+    cores = container(own["template"])["resources"]["limits"]["cpu"]
+    assert worker_settings(objects, own)["cores"] == f"auto:{cores}"
+    assert classes(objects)["cpu"].kind == f"cpu{cores}"
+
+
+def test_workers_on_shares_of_the_device_plugin_leave_its_shared_memory_alone() -> None:
+    own = workers(objects_of("gpu"))["mps"]["template"]
+    assert "/dev/shm" not in {each["mountPath"] for each in container(own)["volumeMounts"]}
+    assert "shared-memory" not in {each["name"] for each in own["spec"]["volumes"]}
+
+
+def test_the_autoscaler_and_the_monitor_find_what_they_name() -> None:
+    objects = objects_of("cpu-autoscaled")
+    scaled = found(objects, "ScaledObject", "sluice-worker-cpu")["spec"]
+    target = found(objects, scaled["scaleTargetRef"]["kind"], scaled["scaleTargetRef"]["name"])["spec"]
+    assert "replicas" not in target
+    (one,) = classes(objects).values()
+    assert one.dns is not None
+    assert scaled["maxReplicaCount"] == one.dns.max
+    (trigger,) = scaled["triggers"]
+    monitor = found(objects, "ServiceMonitor")["spec"]
+    services = [
+        each
+        for each in objects
+        if each["kind"] == "Service"
+        and each["metadata"]["labels"].items() >= monitor["selector"]["matchLabels"].items()
+        and monitor["endpoints"][0]["port"] in {port["name"] for port in each["spec"]["ports"]}
+    ]
+    assert len(services) == 1
+    assert f'service="{services[0]["metadata"]["name"]}", class="{one.name}"' in trigger["metadata"]["query"]

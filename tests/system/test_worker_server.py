@@ -1,0 +1,529 @@
+"""A real `sluice worker`: sessions of gateways, plain V2 clients, and clients that mean no good."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from sluice.gateway.cli.main import main
+from sluice.gateway.http2.frames import DATA, END_HEADERS, HEADERS, PREFACE, frame, settings_frame, window_update
+from sluice.gateway.http2.header_blocks import encode_fields
+from sluice.gateway.version import server_version
+from sluice.gateway.worker_protocol.client import Credentials, SessionRefused, open_session
+from sluice.gateway.worker_protocol.framing import head_of
+from sluice.gateway.worker_protocol.messages import (
+    KEY_METADATA,
+    SESSION,
+    Asked,
+    Draining,
+    Fault,
+    Hello,
+    Load,
+    Ping,
+    Refused,
+    RemoteModel,
+    Run,
+    Unload,
+    Unloaded,
+    WireTensor,
+    Withdraw,
+    Withdrawn,
+    WorkerBack,
+    WorkerLost,
+)
+from sluice.gateway.worker_server.server import MOST_OPENING
+from sluice.models.client_tls import ClientTls
+from sluice.models.errors import PartitionError
+from sluice.models.repository.scan import ModelEntry, Repository
+from sluice.models.tensors.spec import DataType
+from tests.support.certificates import certificate
+from tests.support.gateway.worker_server import WorkerProcess, gateway_session, worker_server
+from tests.support.models.onnx_models import save_identity
+from tests.support.models.timed_models import save_timed
+
+KEY = "open-sesame"
+KNOWN = Credentials(KEY)
+WIDTH = 600_000
+"""Items of a row whose batch is sent in several chunks."""
+ROW = np.ones((1, 1), np.float32)
+DYING = """
+import os, signal
+
+def infer(inputs):
+    if (inputs["x"] < 0).any():
+        os.kill(os.getppid(), signal.SIGKILL)
+    return {"y": inputs["x"]}
+"""
+DYING_CONFIG = """
+backend: "python" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 1 }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+"""
+
+
+def remote_model(entry: ModelEntry) -> RemoteModel:
+    """A model of a repository as its gateway orders it."""
+    spec = entry.spec
+    return RemoteModel(
+        spec.key, str(entry.path), entry.backend, (1, 8), spec.batchable, config=spec.config, declared=spec.declared
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RemoteModel]:
+    """Models that answer with their inputs: one of any width, one that takes 300 ms, and one that ends its worker."""
+    root = tmp_path_factory.mktemp("models")
+    (root / "same" / "1").mkdir(parents=True)
+    save_identity(root / "same" / "1" / "model.onnx", DataType.FP32, ("n",))
+    save_timed(root, "slow", {1: 300.0})
+    save_timed(root, "quick", {1: 1.0})
+    (root / "dying" / "1").mkdir(parents=True)
+    (root / "dying" / "config.pbtxt").write_text(DYING_CONFIG)
+    (root / "dying" / "1" / "model.py").write_text(DYING)
+    found = Repository.scan(root)
+    assert not found.broken
+    return {entry.spec.name: remote_model(entry) for entry in found.models.values()}
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker server with a key."""
+    directory = tmp_path_factory.mktemp("worker")
+    (directory / "key").write_text(f"{KEY}\n")
+    with worker_server(directory, ["--name", "w0", "--node", "n1", "--key-file", str(directory / "key")]) as server:
+        yield server
+
+
+def test_a_batch_of_several_chunks_comes_back_as_it_was(worker: WorkerProcess, models: dict[str, RemoteModel]) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            welcome = gateway.session.welcome
+            assert (welcome.name, welcome.node, welcome.kind) == ("w0", "n1", "cpu1")
+            assert welcome.worker.evidence.cores == welcome.partition.cores
+            loaded = await gateway.load(models["same"])
+            assert loaded.table is not None
+            rows = [np.random.default_rng(n).random((n, WIDTH), np.float32) for n in (1, 3, 2)]
+            numbers = [gateway.run("same:1", x=x) for x in rows]
+            for number, sent in zip(numbers, rows, strict=True):
+                finished, outputs = await gateway.outputs()
+                assert finished.batch == number
+                assert finished.ran_ns > 0
+                np.testing.assert_array_equal(outputs["y"], sent)
+
+    asyncio.run(go())
+
+
+def test_models_stay_loaded_for_the_next_session_unless_it_does_not_ask_for_them(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            for name in ("same", "quick"):
+                assert (await gateway.load(models[name])).table is not None
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            held = {each.key: each for each in gateway.session.welcome.worker.models}
+            assert {"same:1", "quick:1"} <= held.keys()
+            assert await gateway.load(models["quick"]) == held["quick:1"]  # not measured again
+            gateway.run("quick:1", x=ROW)
+            dropped = {(await gateway.next(Unloaded)).key for _ in held.keys() - {"quick:1"}}
+            assert dropped == held.keys() - {"quick:1"}
+            await gateway.outputs()
+            gateway.session.send(Unload("quick:1"))
+            await gateway.next(Unloaded)
+            gateway.run("quick:1", x=ROW)
+            refused = await gateway.next(Refused)
+            assert refused.fault is Fault.RESOURCES
+            assert refused.message == "the worker does not hold quick:1"
+
+    asyncio.run(go())
+
+
+def test_models_that_cannot_be_loaded_are_refused_with_the_reason(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    quick = models["quick"]
+    decoupled = '{"model_transaction_policy": {"decoupled": true}}'
+
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            for changes, reason in (
+                ({"path": "/nowhere/model.onnx"}, "/nowhere/model.onnx is not on this machine"),
+                ({"backend": "os"}, "expected a backend of onnxruntime, python, timed, got 'os'"),
+                ({"config": decoupled}, "decoupled models run on partitions of the gateway's own machine only"),
+                ({"path": __file__}, "Expected `object`"),  # it is no JSON
+            ):
+                result = await gateway.load(msgspec.structs.replace(quick, key="other:1", **changes))
+                assert result.table is None
+                assert reason in result.error
+
+    asyncio.run(go())
+
+
+def test_batches_begin_within_their_deadline_or_not_at_all_and_can_be_taken_back(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            await gateway.load(models["slow"])
+            running = gateway.run("slow:1", x=ROW)
+            next_one = gateway.run("slow:1", 50_000_000, x=ROW)  # the worker process has it already
+            late = gateway.run("slow:1", 60_000_000, x=ROW)
+            withdrawn = gateway.run("slow:1", x=ROW)
+            gateway.session.send(Withdraw(withdrawn))
+            assert (await gateway.next(Withdrawn)).batch == withdrawn
+            refused = {(each.batch, each.fault) for each in [await gateway.next(Refused) for _ in range(2)]}
+            assert refused == {(next_one, Fault.DEADLINE), (late, Fault.DEADLINE)}
+            assert (await gateway.outputs())[0].batch == running
+
+    asyncio.run(go())
+
+
+def test_a_worker_process_that_dies_comes_back_with_its_models(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            await gateway.load(models["quick"])
+            await gateway.load(models["dying"])
+            before = gateway.session.welcome.worker.pid
+            batch = gateway.run("dying:1", x=-ROW)
+            refused = await gateway.next(Refused)
+            assert (refused.batch, refused.fault) == (batch, Fault.LOST)
+            assert "killed by SIGKILL" in (await gateway.next(WorkerLost)).reason
+            back = (await gateway.next(WorkerBack)).worker
+            assert back.pid != before
+            assert {each.key for each in back.models if each.table is not None} == {"quick:1", "dying:1"}
+            gateway.run("quick:1", x=ROW)
+            await gateway.outputs()
+
+    asyncio.run(go())
+
+
+# -- who gets the worker
+
+
+def refusal(url: str, credentials: Credentials, version: str = "", gateway: str = "other") -> SessionRefused:
+    """The refusal of a session."""
+
+    async def go() -> SessionRefused:
+        hello = Hello(version or server_version(), gateway, 3.0)
+        with pytest.raises(SessionRefused) as refused:
+            await open_session(url, credentials, hello, lambda message, tensors: None, lambda reason: None)
+        return refused.value
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "reason"),
+    [
+        ("", "", f"the worker server wants a key, in the metadata {KEY_METADATA}"),
+        ("open-sesam", "", "the key is wrong"),
+        (KEY, "9.9.9", f"the gateway has the version 9.9.9, the worker server {server_version()}"),
+    ],
+)
+def test_strangers_are_refused_with_the_reason(worker: WorkerProcess, key: str, version: str, reason: str) -> None:
+    refused = refusal(worker.url, Credentials(key), version)
+    assert refused.reason == reason
+    assert str(refused) == f"the worker server at {worker.url} refused the session: {reason}"
+    assert not refused.retry
+
+
+def test_one_gateway_has_the_worker_at_a_time(worker: WorkerProcess) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "first") as first:
+            refused = await asyncio.to_thread(refusal, worker.url, KNOWN, "", "second")
+            assert refused.reason == "gateway first has the worker"
+            assert (refused.retry, refused.holder) == (True, "first")
+            assert (await first.next(Asked)).gateway == "second"
+            async with gateway_session(worker.url, KNOWN, "first") as again:  # it has lost the other connection
+                assert again.session.welcome.session > first.session.welcome.session
+                async with asyncio.timeout(5):
+                    assert "the other end closed" in await first.closed or True
+        async with gateway_session(worker.url, KNOWN, "second") as second:
+            assert second.session.welcome.name == "w0"
+
+    asyncio.run(go())
+
+
+def test_a_gateway_is_refused_again_and_again_with_the_reason(worker: WorkerProcess) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "first"):
+            for _ in range(MOST_OPENING + 1):
+                refused = await asyncio.to_thread(refusal, worker.url, KNOWN, "", "second")
+                assert refused.holder == "first"
+
+    asyncio.run(go())
+
+
+def test_a_silent_gateway_loses_its_lease_and_its_batches(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    """A client of grpcio, which sends no pings."""
+
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            await gateway.load(models["slow"])
+        tensor = WireTensor("x", DataType.FP32, ROW.shape, ROW.nbytes)
+        hello = Hello(server_version(), "silent", 0.3)
+        sent = [Load(models["slow"]), *(Run(n, "slow:1", (tensor,)) for n in (1, 2, 3))]
+        bodies = [head_of(each) + (ROW.tobytes() if isinstance(each, Run) else b"") for each in (hello, *sent)]
+        status, details, _ = await talk(worker.url, bodies)
+        assert status is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith("the lease is over: nothing has come for 0.")
+        began = time.monotonic()
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            await gateway.load(models["slow"])
+            gateway.run("slow:1", x=ROW)
+            finished, _ = await gateway.outputs()  # only the batch that had begun is before it
+            assert finished.batch == 1
+            assert time.monotonic() - began < 0.85
+
+    asyncio.run(go())
+
+
+# -- messages of nobody's gateway
+
+
+async def talk(url: str, messages: Sequence[bytes], ends: bool = False) -> tuple[grpc.StatusCode, str, list[bytes]]:
+    """Send messages in a session over grpcio; returns the status of the call, its details, and what came."""
+    came: list[bytes] = []
+    async with grpc.aio.insecure_channel(url) as channel:
+        call = channel.stream_stream(SESSION)(metadata=((KEY_METADATA, KEY),))
+        try:
+            for message in messages:
+                await call.write(message)
+            if ends:
+                await call.done_writing()
+            while (message := await call.read()) is not grpc.aio.EOF:
+                came.append(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass
+        return await call.code(), await call.details(), came
+
+
+HELLO = head_of(Hello(server_version(), "hostile", 3.0))
+RUN = Run(7, "same:1", (WireTensor("x", DataType.FP32, (1, 4), 16),))
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([b"\xff" * 100], "a message has 4294967295 bytes"),
+        ([b""], "a message has no size"),
+        ([b"\x10\0\0\0abc"], "a message of 16 bytes came as 3 bytes"),
+        ([b"\x03\0\0\0abc"], "a message cannot be read"),
+        ([head_of(Ping(1, 1))], "a Ping came before Hello"),
+        ([head_of(RUN) + bytes(16)], "a Run came before Hello"),
+        ([HELLO, HELLO], "a Hello came within a session"),
+        ([HELLO, bytes(4) + b"tensors"], "7 bytes of tensors came, expected 0"),
+        ([HELLO, head_of(RUN) + bytes(17)], "17 bytes of tensors came with a message, expected 16"),
+        ([HELLO, head_of(RUN) + bytes(8), head_of(RUN) + bytes(8)], "8 bytes of tensors came with a message"),
+        ([HELLO, head_of(RUN) + bytes(8), bytes(4) + bytes(9)], "9 bytes of tensors came, expected 8"),
+        (
+            [HELLO, head_of(Run(1, "m", (WireTensor("x", DataType.FP32, (3,), 8),)))],
+            "tensor x: it has 8 bytes, which do not make up FP32 of the shape [3]",
+        ),
+        ([HELLO, head_of(Run(1, "m", (WireTensor("x", DataType.INT8, (-3,), 8),)))], "expected no dimension below 0"),
+        (
+            [HELLO, head_of(Run(1, "m", (WireTensor("x", DataType.INT8, (1 << 40,), 1 << 40),)))],
+            "the tensors of a batch have 1099511627776 bytes, expected at most 134217728",
+        ),
+        ([head_of(Hello(server_version(), "hostile", 1e9))], ""),
+    ],
+)
+def test_a_bad_message_ends_its_session_and_nothing_else(
+    worker: WorkerProcess, messages: list[bytes], reason: str
+) -> None:
+    status, details, came = asyncio.run(talk(worker.url, messages))
+    if reason:
+        assert status is grpc.StatusCode.INVALID_ARGUMENT
+        assert reason in details
+    else:
+        assert b"expected a lease of 0.1 to 60 s" in came[0]
+    is_served(worker)
+
+
+def is_served(worker: WorkerProcess) -> None:
+    """A gateway gets the worker."""
+
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "good"):
+            pass
+
+    asyncio.run(go())
+
+
+def test_a_session_that_ends_within_a_message_frees_what_it_held(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    nbytes = 100 << 20  # most of the arena
+    run = Run(1, "same:1", (WireTensor("x", DataType.FP32, (1, nbytes // 4), nbytes),))
+
+    async def go() -> None:
+        for _ in range(3):
+            await talk(worker.url, [HELLO, head_of(Load(models["same"])), head_of(run) + bytes(1000)], ends=True)
+        async with gateway_session(worker.url, KNOWN, "good") as gateway:
+            await gateway.load(models["same"])
+            x = np.ones((1, nbytes // 4), np.float32)
+            gateway.run("same:1", x=x)
+            await gateway.outputs()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", os.urandom(1000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(1000)]
+)
+def test_connections_that_speak_something_else_are_closed(worker: WorkerProcess, sent: bytes) -> None:
+    host, _, port = worker.url.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        client.sendall(sent)
+        while client.recv(4096):
+            pass
+    is_served(worker)
+
+
+def test_a_gateway_that_does_not_read_loses_its_session(worker: WorkerProcess, models: dict[str, RemoteModel]) -> None:
+    """Its answers fill what the worker server keeps for it, while it renews its lease."""
+    host, _, port = worker.url.rpartition(":")
+    x = bytes(8 << 20)
+    tensor = WireTensor("x", DataType.FP32, (1, len(x) // 4), len(x))
+
+    def message(content: object, body: bytes = b"") -> bytes:
+        head = head_of(content)
+        return b"\0" + (len(head) + len(body)).to_bytes(4, "big") + head + body
+
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        fields = ((":method", "POST"), (":scheme", "http"), (":path", SESSION), (":authority", "w"), ("te", "trailers"))
+        more = (("content-type", "application/grpc"), (KEY_METADATA, KEY))
+        block = encode_fields([(name.encode(), value.encode()) for name, value in (*fields, *more)])
+        client.sendall(PREFACE + settings_frame({4: (1 << 31) - 1}) + frame(HEADERS, END_HEADERS, 1, block))
+        client.sendall(window_update(0, 1 << 30))
+        stream = message(Hello(server_version(), "deaf", 60.0)) + message(Load(models["same"]))
+        with pytest.raises(ConnectionError):
+            send_in_frames(client, stream, *(message(Run(number, "same:1", (tensor,)), x) for number in range(1, 200)))
+    is_served(worker)
+    assert "the gateway does not read its answers" in worker.log.read_text()
+
+
+def send_in_frames(client: socket.socket, *messages: bytes) -> None:
+    """Send messages in frames of the least size that every server takes."""
+    for each in messages:
+        for begin in range(0, len(each), 16384):
+            client.sendall(frame(DATA, 0, 1, each[begin : begin + 16384]))
+
+
+# -- plain clients
+
+
+def test_a_plain_client_uses_a_loaded_model(worker: WorkerProcess, models: dict[str, RemoteModel]) -> None:
+    headers = {KEY_METADATA: KEY}
+
+    def infer() -> None:
+        with tritonclient.grpc.InferenceServerClient(worker.url) as client:
+            assert client.is_server_live(headers=headers)
+            assert client.is_server_ready(headers=headers)
+            assert client.is_model_ready("same", headers=headers)
+            assert not client.is_model_ready("nobody", headers=headers)
+            metadata = client.get_model_metadata("same", headers=headers)
+            assert [(each.name, each.datatype, list(each.shape)) for each in metadata.inputs] == [
+                ("x", "FP32", [-1, -1])
+            ]
+            x = np.random.default_rng(5).random((2, 300), np.float32)
+            given = tritonclient.grpc.InferInput("x", x.shape, "FP32")
+            given.set_data_from_numpy(x)
+            answer = client.infer("same", [given], request_id="r1", headers=headers)
+            np.testing.assert_array_equal(answer.as_numpy("y"), x)
+            assert answer.get_response().id == "r1"
+            for name, inputs, header, what in (
+                ("same", [given], None, "wants a key"),
+                ("nobody", [given], headers, "Request for unknown model: 'nobody'"),
+                ("same", [], headers, "expected 1 inputs but got 0 inputs for model 'same'"),
+            ):
+                with pytest.raises(InferenceServerException, match=what):
+                    client.infer(name, inputs, headers=header)
+
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            await gateway.load(models["same"])
+            await asyncio.to_thread(infer)
+
+    asyncio.run(go())
+
+
+# -- the process
+
+
+def test_a_stopping_worker_server_answers_what_it_has(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
+    async def go(url: str, process: subprocess.Popen[bytes]) -> None:
+        async with gateway_session(url) as gateway:
+            await gateway.load(models["slow"])
+            running, waiting = gateway.run("slow:1", x=ROW), gateway.run("slow:1", x=ROW)
+            await gateway.load(models["slow"])  # it has come behind them
+            process.send_signal(signal.SIGTERM)
+            assert "stopping" in (await gateway.next(Draining)).reason
+            late = gateway.run("slow:1", x=ROW)
+            refused = await gateway.next(Refused)
+            assert (refused.batch, refused.fault) == (late, Fault.RESOURCES)
+            assert (await gateway.outputs())[0].batch == running
+            assert (await gateway.outputs())[0].batch == waiting
+            async with asyncio.timeout(10):
+                await gateway.closed
+
+    with worker_server(tmp_path) as server:
+        asyncio.run(go(server.url, server.process))
+        assert server.process.wait(20) == 0
+
+
+def test_mutual_tls(tmp_path: Path) -> None:
+    for name, signer in (("ca", None), ("worker", "ca"), ("gateway", "ca"), ("stranger", None)):
+        certificate(tmp_path, name, signer)
+    pem = {name: str(tmp_path / name) for name in ("ca.pem", "worker.pem", "worker.key", "gateway.pem", "gateway.key")}
+    arguments = ["--tls-ca", pem["ca.pem"], "--tls-certificate", pem["worker.pem"]]
+    with worker_server(tmp_path, [*arguments, "--tls-private-key", pem["worker.key"]]) as server:
+
+        async def go() -> None:
+            known = Credentials.read(None, ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"]))
+            async with gateway_session(server.url, known) as gateway:
+                assert gateway.session.welcome.kind == "cpu1"
+            stranger = ClientTls(pem["ca.pem"], str(tmp_path / "stranger.pem"), str(tmp_path / "stranger.key"))
+            for credentials in (
+                Credentials.read(None, stranger),
+                Credentials.read(None, ClientTls(pem["ca.pem"])),
+                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem"))),
+                Credentials(),
+            ):
+                with pytest.raises(PartitionError, match=server.url):
+                    async with gateway_session(server.url, credentials):
+                        pass
+
+        asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--cores", "0", "--listen", "0.0.0.0:0"], "lets other machines run models here; expected key_file, tls"),
+        (["--cores", "0", "--listen", "nothing"], "expected an address HOST:PORT"),
+        (["--cores", "auto:99"], "of the cores"),
+        (["--cores", "first"], "--cores: expected cores such as 0,1, or auto:N"),
+        ([], "expected --config with a partition, --cores or --gpu"),
+        (["--cores", "0", "--tls-ca", "ca.pem"], "--tls-ca, --tls-certificate and --tls-private-key together"),
+        (["--cores", "0", "--key-file", "/nowhere"], "/nowhere cannot be read"),
+    ],
+)
+def test_settings_that_cannot_be_met(arguments: list[str], reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", *arguments]) == 2
+    assert reason in capfd.readouterr().err
