@@ -29,6 +29,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
+# Ray takes 240 MB without its dependencies, so the tests of clusters have an environment of their own.
+CLUSTER := .venv-cluster
 KSERVE := .venv-kserve
 # The newest one that was tried. It has 450 MB of dependencies, so the tests do not have it.
 KSERVE_VERSION := 0.21.0
@@ -43,7 +45,7 @@ JOBS := 6
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
 .PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins \
-	screenshots triton clean \
+	screenshots triton cluster clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -61,6 +63,7 @@ help:
 	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make pins         write the versions of all packages in images as pip resolves them now"
 	@echo "make screenshots  take the pictures of the page for the docs: six minutes; needs Chromium"
+	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -86,7 +89,7 @@ check-unit: $(TEST)/installed-$(ORT)
 # must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings.
 test-core-rest: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled \
-		--ignore=tests/deploy
+		--ignore=tests/deploy --ignore=tests/cluster
 
 test-core-gateway: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit/gateway
@@ -166,6 +169,9 @@ test-grpcio: $(TEST)/installed-$(ORT)
 test-timed: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m timed tests/system tests/conformance
 
+cluster: $(CLUSTER)/installed-$(ORT)
+	@$(CLUSTER)/bin/python -m pytest -p no:cacheprovider tests/cluster
+
 reference: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.reference
 
@@ -207,7 +213,7 @@ triton: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m tests.support.triton.setup
 
 clean:
-	rm -rf $(DEMO) $(TEST) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(CLUSTER) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
 # $(call install,ENVIRONMENT,EXTRAS): a new virtual environment, so that it never holds both builds of ONNX Runtime.
 define install
@@ -226,3 +232,6 @@ $(DEMO)/installed-$(ORT): pyproject.toml
 
 $(TEST)/installed-$(ORT): pyproject.toml
 	$(call install,$(TEST),$(ORT)$(comma)dev)
+
+$(CLUSTER)/installed-$(ORT): pyproject.toml
+	$(call install,$(CLUSTER),$(ORT)$(comma)dev$(comma)ray)

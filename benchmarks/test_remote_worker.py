@@ -74,7 +74,7 @@ def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def drives(servers: Servers, model: str, width: int, concurrency: int, figure: str) -> list[Callable[[], float]]:
-    """What measures a figure at each server."""
+    """The measures of a figure, one for each server."""
     request = http_request(f"/v2/models/{model}/infer", "x", (1, width))
 
     def drive(server: ServerProcess) -> float:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     partition.add_argument(
         "--cores",
         metavar="N,N|auto:N",
-        help="the cores of the partition, or so many that no other worker of this machine and user holds",
+        help="the cores of the partition, or a number of cores that no other worker of this machine and user holds",
     )
     partition.add_argument("--gpu", choices=[_AUTO], help="the one GPU or MIG instance that this process was given")
     add("--listen", metavar="HOST:PORT", help="the address to listen on; port 0 takes a free one (default 127.0.0.1:0)")

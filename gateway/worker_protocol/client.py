@@ -46,7 +46,7 @@ _decoder = MessageDecoder(FromWorkerServer)
 
 
 class Credentials(NamedTuple):
-    """What a gateway shows to worker servers: the key that they share, and the TLS that they speak (None: none).
+    """The credentials of a gateway: the key that it shares with worker servers, and the TLS (None: plain text).
 
     `server_name` is the name in the certificates of worker servers ("": the host of their address).
     """

@@ -57,7 +57,7 @@ from sluice.models.errors import PartitionError
 logger = logging.getLogger(__name__)
 
 WINDOW = 1 << 30
-"""What the other end may send before it hears of more room."""
+"""The bytes that the other end may send before it hears of more room."""
 CREDIT_BYTES = 64 << 20
 """The room is said again by this much at a time."""
 FRAME_BYTES = CHUNK_BYTES + 4096
@@ -74,7 +74,7 @@ MOST_CONTROL_BYTES = 64 << 10
 LINGER_S = 2.0
 """The time for the other end to read the last frames."""
 LINGER_BYTES = 16 << 20
-"""What is read and dropped meanwhile."""
+"""The bytes that are read and dropped meanwhile."""
 MOST_URGENT = 256
 """Urgent messages that may wait to be sent."""
 
@@ -89,7 +89,7 @@ Place = Callable[[Any, int], memoryview | None]
 
 
 class Role(Protocol):
-    """What differs between the two ends."""
+    """The differences between the two ends."""
 
     def on_headers(self, block: bytes, ended: bool) -> str | None:
         """Take a header block of the stream; returns the reason if the session ends with it."""
@@ -144,12 +144,12 @@ class Link(asyncio.BufferedProtocol):
         self._filled = 0
         self._is_direct = self._was_direct = False
         self._frame_left = self._padding_left = 0
-        """What has not come of a DATA frame."""
+        """The bytes of a DATA frame that have not come."""
         self._ends_stream = False
         self._start = bytearray()
         """The beginning of a message of gRPC, of which a part has come."""
         self._part_left = 0
-        """What has not come of a message of gRPC behind its beginning."""
+        """The bytes of a message of gRPC, behind its beginning, that have not come."""
         self._head = bytearray()
         self._head_left = 0
         self._open: tuple[Any, memoryview | None] | None = None
@@ -157,7 +157,7 @@ class Link(asyncio.BufferedProtocol):
         self._missing = _EMPTY
         """The rest of that memory."""
         self._dropped = 0
-        """What has not come of a body that is dropped."""
+        """The bytes of a body to be dropped that have not come."""
         self._uncredited = 0
         # -- what is sent
         self.send_window = self.stream_window = DEFAULT_WINDOW
@@ -169,7 +169,7 @@ class Link(asyncio.BufferedProtocol):
         self._waiting: deque[tuple[object, bytes, deque[memoryview], int, Callable[[], None] | None]] = deque()
         """Messages of which nothing has been sent: each with its head, its body, the size of that, and whom to call."""
         self._parts: deque[memoryview] = deque()
-        """What is left of a message of gRPC that is being sent."""
+        """The rest of a message of gRPC that is being sent."""
         self._parts_bytes = 0
         self._body: deque[memoryview] = deque()
         """The body that follows it."""
@@ -540,7 +540,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def _body_left(self) -> int:
-        """What has not come of the body of the open message."""
+        """The bytes of the body of the open message that have not come."""
         return len(self._missing) or self._dropped
 
     def _begin_message(self, encoded: bytes) -> None:

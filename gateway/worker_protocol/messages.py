@@ -1,7 +1,7 @@
 """The messages of a session between a gateway and a worker server.
 
 A session is one call of the bidirectional method `SESSION` over gRPC. It begins with `Hello`, which is answered by
-`Welcome` or `Refusal`. `framing` says how a message and the bytes of its tensors become messages of gRPC. Times are
+`Welcome` or `Refusal`. `framing` has the form of messages and tensors on the wire. Times are
 durations, since the clocks of two machines have nothing in common.
 """
 

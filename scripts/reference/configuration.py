@@ -16,6 +16,7 @@ from sluice.gateway.cli.main import build_parser
 from sluice.gateway.config.access import CorsSettings
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.metrics_settings import MetricsSettings
+from sluice.gateway.config.ray_settings import RaySettings
 from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass, RemoteTls
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
@@ -216,6 +217,41 @@ REMOTE_SECTIONS = (
             "name": "The name that is looked up every few seconds, such as a headless Service of Kubernetes.",
             "port": "The port of the workers.",
             "max": "The number of partitions; further addresses are logged and wait for a free one.",
+        },
+    ),
+    Section(
+        "partitions.remote.ray",
+        RaySettings,
+        {
+            "address": "The host and port of the cluster's head, or `auto`: that of `RAY_ADDRESS`, else this machine's.",
+            "namespace": "Gateways with the same one share the workers of a class.",
+            "nodes": "The nodes that may be used, by name, address or id.",
+            "count": "The number of workers.",
+            "min": "The least number of workers that the autoscaler may want.",
+            "max": "The number of partitions, up to which the autoscaler may want workers.",
+            "resources": "What each worker takes of its node: `CPU` in whole cores, `GPU` as a part of one, or a MIG "
+            "instance such as `mig-2g.20gb`, and any other resource of nodes. The kind follows from it.",
+            "strategy": "`spread`: on as many nodes as possible; `pack`: on as few.",
+            "near": "A name; classes with the same one have their workers of the same number on the same node.",
+            "runtime_env": "The runtime environment of the actors, in Ray's words.",
+            "cache": "The directory of models on the nodes.",
+            "cache_mb": "The size of that cache in MiB.",
+            "worker_options": "Further options of `sluice worker`, such as those of TLS.",
+            "keep_s": "The time after which workers end that no gateway uses.",
+            "without_head_s": "The time for which workers go on when Ray's head is gone.",
+        },
+        "Also `partitions.ray`. See [Ray](../operate/ray.md).",
+        defaults={
+            "nodes": "all",
+            "count": "as many as the cluster has room for",
+            "min": "none",
+            "max": "none",
+            "resources": "a GPU where the cluster has any, else one core",
+            "near": "none",
+            "runtime_env": "none",
+            "cache": "that of the worker",
+            "cache_mb": "that of the worker",
+            "worker_options": "none",
         },
     ),
     Section(

@@ -309,7 +309,7 @@ def test_a_silent_gateway_loses_its_lease_and_its_batches(
     asyncio.run(go())
 
 
-# -- messages of nobody's gateway
+# -- messages that no gateway sends
 
 
 async def talk(url: str, messages: Sequence[bytes], ends: bool = False) -> tuple[grpc.StatusCode, str, list[bytes]]:

@@ -23,7 +23,7 @@ FIRST_RESTART_S, LAST_RESTART_S = 0.5, 30.0
 
 
 class PartitionActor:
-    """One worker: starts `sluice worker` on the node where Ray has put this actor, and ends with it.
+    """One worker: starts `sluice worker` on the node where Ray has put this actor.
 
     It restarts a worker that has exited, and tells the keeper where it listens.
     """
@@ -38,7 +38,6 @@ class PartitionActor:
         self._child: WorkerChild | None = None
         self._is_ending = False
         self._is_replaced = threading.Event()
-        # A thread of its own: the worker ends when the thread ends that has started it.
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()
 
@@ -96,6 +95,7 @@ class PartitionActor:
             name=f"{self._name}-{self._slot}",
             node=self._node.name if self._node is not None else host,
             host=host,
+            head=ray.get_runtime_context().gcs_address,
             kind=kind,
             cores=int(settings.resources.get("CPU", 0)),
             uuid=_device(kind),
@@ -103,6 +103,7 @@ class PartitionActor:
             cache=settings.cache,
             cache_mb=settings.cache_mb,
             options=settings.worker_options,
+            without_head_s=settings.without_head_s,
         )
 
     def _ask_number(self) -> int:
