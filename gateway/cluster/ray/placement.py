@@ -1,4 +1,4 @@
-"""What a Ray cluster has room for, and where its workers may be placed; without Ray, on what it says of its nodes."""
+"""Room for workers in a Ray cluster, and where they may be placed; without Ray, by what it says of its nodes."""
 
 import math
 from collections import Counter

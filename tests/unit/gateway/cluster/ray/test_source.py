@@ -75,7 +75,7 @@ class Bench:
         return self.processes[-1]
 
     def news(self) -> list[tuple[str, str | None, str]]:
-        """What was placed since the last call."""
+        """All that was placed since the last call."""
         placed, self.placed = self.placed, []
         return placed
 
