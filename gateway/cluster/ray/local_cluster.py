@@ -40,7 +40,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class LocalState(msgspec.Struct, frozen=True):
-    """The processes that run; `dashboard` and `http` are URLs, and `namespace` is that of the gateway's workers in Ray."""
+    """The processes that run, with their addresses; `namespace` is that of the gateway's workers in Ray."""
 
     address: str
     namespace: str
