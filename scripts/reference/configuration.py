@@ -223,7 +223,7 @@ REMOTE_SECTIONS = (
         "partitions.remote.ray",
         RaySettings,
         {
-            "address": "The host and port of the cluster's head, or `auto`: that of `RAY_ADDRESS`, else this machine's.",
+            "address": "The host and port of the cluster's head, or `auto`: of `RAY_ADDRESS`, else of this machine.",
             "namespace": "Gateways with the same one share the workers of a class.",
             "nodes": "The nodes that may be used, by name, address or id.",
             "count": "The number of workers.",

@@ -31,7 +31,7 @@ FAST = {
     "health_check_failure_threshold": 3,
     "health_check_initial_delay_ms": 0,
 }
-"""How quickly Ray notices that a node is gone."""
+"""Settings by which Ray soon notices that a node is gone."""
 WITHOUT_HEAD = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
 """The time after which nodes end themselves without the head; it must not hold for this process."""
 

@@ -37,7 +37,7 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_gateway(
     machines: RayMachines, repository: Path, key_file: Path, directory: Path, workers: int = WORKERS
 ) -> Iterator[GatewayServer]:
-    """A gateway without partitions of its own; it has so many workers."""
+    """A gateway without partitions of its own; `workers` are those that it gets."""
     directory.mkdir(exist_ok=True)
     ray = {"address": machines.address, "count": WORKERS, "resources": {"CPU": 1}}
     config: dict[str, object] = {"partitions": {"ray": ray, "key_file": str(key_file)}}

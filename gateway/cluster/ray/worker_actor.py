@@ -17,7 +17,7 @@ KEEPER = "sluice-keeper"
 CALL_TIMEOUT_S = 5.0
 """The time for the answer of an actor."""
 REPORT_S = 3.0
-"""The time between two reports of a worker, by which a keeper that was started anew learns of it."""
+"""The time between two reports of a worker, by which a keeper that was restarted learns of it."""
 FIRST_RESTART_S, LAST_RESTART_S = 0.5, 30.0
 """The first and the longest time before a worker is started again; it doubles each time."""
 
@@ -122,7 +122,7 @@ class PartitionActor:
             keeper = ray.get_actor(KEEPER, namespace=self._namespace)
             is_newest = ray.get(keeper.report.remote(self._name, self._slot, info), timeout=CALL_TIMEOUT_S)
         except (ray.exceptions.RayError, ValueError):
-            return  # it is told again soon
+            return  # it is reported again soon
         if not is_newest:
             # Ray has taken this node for lost, and has started the worker on another one.
             os._exit(1)
