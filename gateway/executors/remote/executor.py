@@ -71,6 +71,7 @@ class RemoteExecutor:
         """The submission of a request without an outcome, for models that see requests."""
         self._specs = dict(specs)
         self._sources = {name: each.source for name, each in classes.items()}
+        self._models = models
         self._sink: EventSink
         self._nodes = NodeWatch(self._measured)
         batches = RemoteBatchContext(
@@ -137,6 +138,7 @@ class RemoteExecutor:
 
     def remove(self, models: Collection[str]) -> None:
         """Remove models that no worker holds."""
+        self._models.forget(models)
         for key in models:
             self._specs.pop(key, None)
         for partition in self._partitions.values():

@@ -142,7 +142,6 @@ class RemoteWorker:
         self._kind = kind
         self._models = models
         self._files: dict[str, ModelFile] = {}
-        self._digests: dict[str, str] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._tables: dict[str, LatencyTable] = {}
         self._loading: dict[str, None] = {}
@@ -433,7 +432,6 @@ class RemoteWorker:
             return
         if order.key in self._loading:  # the worker process was not lost meanwhile
             self._files[order.key] = order
-            self._digests[order.key] = "" if model.files is None else model.files.digest
             self._session.send(Load(model))
 
     async def _read_file(self, wanted: FileWanted) -> None:
@@ -452,7 +450,7 @@ class RemoteWorker:
             self._evidence = result.evidence
         if result.table is not None:
             self._tables[result.key] = result.table
-            self._context.models.held(self._digests[result.key], self._session.welcome.peers_url)
+            self._context.models.held(result.key, self._session.welcome.peers_url)
             self._models[result.key] = msgspec.structs.replace(self._files[result.key], table=result.table)
         if self._is_starting:
             self._results.append(result)
