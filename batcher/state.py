@@ -7,7 +7,7 @@ with the code.
 =============== ============================= ======================================================================
 Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
-PartitionState  fleet/fleet.py                kind price models ready lost_ns group
+PartitionState  fleet/fleet.py                kind price models ready lost_ns group closed is_scaled
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
 PartitionState  fleet/nodes.py                node link keeps_outputs round_trip_ns ns_per_byte
 PartitionState  fleet/speed.py                hand_off_ns own_hand_off_ns hand_offs last_end_ns between_ns
@@ -96,6 +96,14 @@ class LinkClass(NamedTuple):
     speed: int
     distance: int
 
+    @property
+    def text(self) -> str:
+        """The name, or what is known of the links."""
+        if self.name or not self.speed:
+            return self.name or "a link"
+        megabytes = (1 << self.speed - 1) / 1e6
+        return f"{megabytes:.0f} MB/s" if self.distance == 1 else f"{megabytes:.0f} MB/s, {1 << self.distance - 1} ms"
+
 
 LOCAL = LinkClass("", 0, 0)
 """Of partitions on the gateway's own machine; on other nodes, `distance` is at least 1."""
@@ -128,6 +136,8 @@ class PartitionState:
     models: frozenset[str] = frozenset()  # keys of the models whose batches it may be given
     ready: bool = False  # its worker is up
     lost_ns: int | None = None  # ns; when its worker was lost; None while it is up, or if it never was
+    is_scaled: bool = False  # it is a slot of a scaled class: without a worker, none may be on its way
+    closed: bool = False  # it is up, but gets neither batches nor models, since it is to be given up
     node: NodeState | None = None  # the machine that its worker is on; None for the gateway's own
     link: LinkClass = LOCAL
     keeps_outputs: bool = False  # what its batches answer stays on its node as well
@@ -163,11 +173,11 @@ class PartitionState:
 
     def way_ns(self, model: ModelState, rows: float) -> int:
         """The time that a batch and its answers are on their way to its node and back; 0 on the gateway's machine."""
-        return way_ns(self.round_trip_ns, self.ns_per_byte, model, rows)
+        return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)
 
     def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """The time that a batch takes of the partition where batches follow each other; see `occupied_ns`."""
-        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model, rows, expected_ns)
+        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows, expected_ns)
 
     def return_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """By how much later a batch is complete than it occupies the partition: what is left of its way."""
@@ -176,8 +186,10 @@ class PartitionState:
         return expected_ns + self.way_ns(model, rows) - self.occupied_ns(model, rows, expected_ns)
 
     def is_gone(self, now_ns: int) -> bool:
-        """True if its worker was lost so long ago that it is not expected back."""
-        return self.lost_ns is not None and now_ns - self.lost_ns >= UNAVAILABLE_NS
+        """True if its worker was lost so long ago that it is not expected back, or if a scaled slot never had one."""
+        if self.lost_ns is None:
+            return self.is_scaled and not self.ready
+        return now_ns - self.lost_ns >= UNAVAILABLE_NS
 
 
 @dataclass(slots=True, eq=False)
@@ -207,13 +219,18 @@ class PartitionGroup:
     stale: list[PartitionState] = field(default_factory=list)  # those that have changed since `table` was looked at
     table: MemberTable | None = None  # a view of all partitions, for groups of many
 
+    @property
+    def counted(self) -> int:
+        """How many partitions are counted on: those that are up, or all while none is."""
+        return self.ready_count or len(self.partitions)
+
     def way_ns(self, model: ModelState, rows: float) -> int:
         """As `PartitionState.way_ns`, for the slowest way."""
-        return way_ns(self.round_trip_ns, self.ns_per_byte, model, rows)
+        return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)
 
     def occupied_ns(self, model: ModelState, rows: float, expected_ns: int) -> int:
         """As `PartitionState.occupied_ns`, for the slowest way."""
-        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model, rows, expected_ns)
+        return occupied_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows, expected_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -258,11 +275,6 @@ class ModelState:
     last_dispatch_ns: int = 0  # ns; when its last batch was dispatched
     last_load_ns: int = 0  # ns; when a partition last loaded it
     load_ns: dict[str, int] = field(default_factory=dict)  # ns that loads take, by kind, as far as some were seen
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of its inputs and of its outputs together, as far as they are known."""
-        return self.config.input_bytes + self.config.output_bytes
 
     @property
     def partitions(self) -> list[PartitionState]:
@@ -570,14 +582,14 @@ class Batch:
     way_ns: int = 0  # ns that it and its answers are expected to be on their way
 
 
-def way_ns(round_trip_ns: int, ns_per_byte: float, model: ModelState, rows: float) -> int:
+def way_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float) -> int:
     """The time that a batch of a model and its answers are on their way, as far as the sizes of its rows are known."""
     if not ns_per_byte:
         return round_trip_ns
     return round_trip_ns + int(ns_per_byte * rows * model.row_bytes)
 
 
-def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ModelState, rows: float, expected_ns: int) -> int:
+def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ScheduledModel, rows: float, expected_ns: int) -> int:
     """The time that a batch which runs for `expected_ns` takes of a partition where batches follow each other.
 
     Its way overlaps with the batches before and behind it. But each direction of a link carries one batch at a time,
@@ -585,6 +597,6 @@ def occupied_ns(round_trip_ns: int, ns_per_byte: float, model: ModelState, rows:
     """
     if not ns_per_byte:
         return max(expected_ns, (expected_ns + round_trip_ns) // IN_FLIGHT)
-    there_ns = int(ns_per_byte * rows * model.config.input_bytes)
-    back_ns = int(ns_per_byte * rows * model.config.output_bytes)
+    there_ns = int(ns_per_byte * rows * model.input_bytes)
+    back_ns = int(ns_per_byte * rows * model.output_bytes)
     return max(expected_ns, there_ns, back_ns, (expected_ns + round_trip_ns + there_ns + back_ns) // IN_FLIGHT)

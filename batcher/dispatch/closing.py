@@ -50,7 +50,7 @@ class Closing:
             max(int(model.peak_rows), 1),
             model.typical_rows,
             partition.round_trip_ns,
-            partition.ns_per_byte * model.row_bytes if partition.ns_per_byte else 0.0,
+            partition.ns_per_byte * model.config.row_bytes if partition.ns_per_byte else 0.0,
         )
         choice = self._policies[queue.model].choose(queue, context)
         if (problem := number_error(choice)) is not None:

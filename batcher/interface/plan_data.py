@@ -57,13 +57,27 @@ class Plan(msgspec.Struct, frozen=True):
     failed: dict[str, str] = {}
 
 
+class Way(msgspec.Struct, frozen=True):
+    """The way to partitions on other nodes, over links of the class `link`: a message there and back, and each byte."""
+
+    link: str
+    round_trip_ns: int
+    ns_per_byte: float
+
+
+def kind_over(kind: str, link: str) -> str:
+    """What plans call partitions of a kind behind a class of links: they are a kind of their own."""
+    return f"{kind} over {link}"
+
+
 class Observed(msgspec.Struct, frozen=True):
     """The input of a plan, beside the spec.
 
     `tables` are latency tables by model key and kind of partition, as corrected by what was seen. `rates` are rows a
     second by pipeline. `probabilities` are, by pipeline, one a stage: the share of the rows offered to it that it runs.
     `held` are the models that partitions hold, by partition name, `up` the partitions that can work now (none: all),
-    `gone` those that have been lost for so long that their models are to be held by others.
+    `gone` those that have been lost for so long that their models are to be held by others. `ways` are the ways to
+    partitions that are not on the gateway's own machine, by partition name.
     """
 
     tables: dict[str, dict[str, LatencyTable]]
@@ -72,3 +86,4 @@ class Observed(msgspec.Struct, frozen=True):
     held: dict[str, tuple[str, ...]] = {}
     up: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    ways: dict[str, Way] = {}

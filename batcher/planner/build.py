@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import msgspec
+
 from sluice.batcher.interface.config import PipelineConfig, SchedulerSpec
 from sluice.batcher.interface.plan_data import CostToGo, Observed, PipelinePlan, Plan, StagePlan
 from sluice.batcher.interface.residency_config import Loading
@@ -50,7 +52,7 @@ def residency_of(spec: SchedulerSpec, observed: Observed) -> dict[str, tuple[str
         return {}
     if spec.residency.loading is Loading.DEMAND:
         return {name: held for name, held in observed.held.items() if name not in observed.gone}
-    demand = demand_table(spec, observed)
+    demand = demand_table(spec, msgspec.structs.replace(observed, ways={}))  # it is the same memory behind any link
     slowest: dict[str, float] = {}
     for model in spec.models:
         for kind, capacity in demand.capacities(model.key).items():

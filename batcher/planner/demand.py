@@ -7,8 +7,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec, StageConfig
-from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.interface.plan_data import Observed, Way, kind_over
 from sluice.batcher.planner.stage_latency import RHO_MAX
+from sluice.batcher.state import occupied_ns, way_ns
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.units import NS_PER_S
 
@@ -64,6 +65,7 @@ class DemandTable:
     partitions, the price their mean where they differ. `reach` is, by pipeline, the share of a request's rows that each
     stage runs for. A stage that may be run by several variants counts for the first of them. A model is spread over its
     `hosts`, by kind, in proportion to their capacity. `loads` are those of each of the `groups` of partitions.
+    Partitions on other nodes are of kinds of their own (`kind_over`), to which `ways` lead.
     """
 
     spec: SchedulerSpec
@@ -77,6 +79,7 @@ class DemandTable:
     rates: Mapping[str, float]
     hosts: Mapping[str, Mapping[str, Hosts]]
     loads: tuple[Load, ...]
+    ways: Mapping[str, Way]
 
     @property
     def partitions(self) -> Counter[str]:
@@ -139,8 +142,18 @@ class DemandTable:
         return _part_on(self.hosts[other], kind, sum(self.groups[group].size for group in both) / hosts.partitions)
 
     def service_ns(self, model: str, kind: str, rows: int) -> int:
-        """Time of a batch, dispatch overhead included."""
-        return self.tables[model][kind].latency_ns(rows) + self.spec.limits.hand_off_ns
+        """Time that a batch takes of a partition, dispatch overhead included."""
+        run_ns = self.tables[model][kind].latency_ns(rows)
+        return _occupied_ns(self.models[model], self.ways.get(kind), rows, run_ns) + self.spec.limits.hand_off_ns
+
+    def return_ns(self, model: str, kind: str, rows: int) -> int:
+        """By how much later the answers of a batch are there than it takes of a partition: the rest of its way."""
+        if (way := self.ways.get(kind)) is None:
+            return 0
+        run_ns, config = self.tables[model][kind].latency_ns(rows), self.models[model]
+        return (
+            run_ns + way_ns(way.round_trip_ns, way.ns_per_byte, config, rows) - _occupied_ns(config, way, rows, run_ns)
+        )
 
     def _with(self, model: str, moved: tuple[str, float]) -> float:
         """Rows a second of a model; a variant that would take a stage over has its rows in addition to its own."""
@@ -164,32 +177,66 @@ def demand_table(
     reach = {pipeline.name: _reach(pipeline, observed) for pipeline in spec.pipelines}
     stage_rates = {name: [observed.rates.get(name, 0.0) * share for share in shares] for name, shares in reach.items()}
     rates = _rates(spec, stage_rates)
+    tables, ways = _with_ways(spec, observed)
     hosts = {
-        key: _hosts(model, groups, observed.tables.get(key, {}), spec.limits.hand_off_ns)
-        for key, model in models.items()
+        key: _hosts(model, groups, tables.get(key, {}), ways, spec.limits.hand_off_ns) for key, model in models.items()
     }
     prices: dict[str, list[float]] = {}
     for partition in spec.partitions:
-        prices.setdefault(partition.kind, []).append(partition.price)
+        prices.setdefault(_kind(partition, observed), []).append(partition.price)
     return DemandTable(
         spec=spec,
-        tables=observed.tables,
+        tables=tables,
         groups=groups,
         price={kind: fmean(each) for kind, each in prices.items()},
-        share={partition.kind: partition.share for partition in spec.partitions},
+        share={_kind(partition, observed): partition.share for partition in spec.partitions},
         models=models,
         reach=reach,
         stage_rates=stage_rates,
         rates=rates,
         hosts=hosts,
-        loads=_loads(len(groups), hosts, rates, observed.tables, spec.limits.hand_off_ns),
+        loads=_loads(len(groups), hosts, rates, tables, spec.limits.hand_off_ns),
+        ways=ways,
     )
+
+
+def _kind(partition: PartitionConfig, observed: Observed) -> str:
+    """The kind of a partition; partitions on other nodes are of other kinds, by the links to them."""
+    way = observed.ways.get(partition.name)
+    return partition.kind if way is None else kind_over(partition.kind, way.link)
+
+
+def _with_ways(
+    spec: SchedulerSpec, observed: Observed
+) -> tuple[Mapping[str, Mapping[str, LatencyTable]], dict[str, Way]]:
+    """The latency tables for kinds with and without ways, and the ways by kind: the slowest of each."""
+    if not observed.ways:
+        return observed.tables, {}
+    ways: dict[str, Way] = {}
+    kinds: dict[str, str] = {}
+    for partition in spec.partitions:
+        if (way := observed.ways.get(partition.name)) is not None:
+            kind = _kind(partition, observed)
+            known = ways.get(kind, way)
+            round_trip_ns = max(way.round_trip_ns, known.round_trip_ns)
+            ways[kind] = Way(way.link, round_trip_ns, max(way.ns_per_byte, known.ns_per_byte))
+            kinds[kind] = partition.kind
+    tables = {
+        key: {**known_of, **{kind: known_of[alike] for kind, alike in kinds.items() if alike in known_of}}
+        for key, known_of in observed.tables.items()
+    }
+    return tables, ways
+
+
+def _occupied_ns(model: ScheduledModel, way: Way | None, rows: int, run_ns: int) -> int:
+    """The time that a batch takes of a partition, which its way may bound."""
+    return run_ns if way is None else occupied_ns(way.round_trip_ns, way.ns_per_byte, model, rows, run_ns)
 
 
 def _groups(spec: SchedulerSpec, observed: Observed, residency: Mapping[str, tuple[str, ...]]) -> tuple[Equals, ...]:
     working = frozenset(observed.up or (partition.name for partition in spec.partitions))
     there = [partition for partition in spec.partitions if partition.name in working]
-    alike = Counter((partition.kind, _models(partition, residency)) for partition in there)
+    alike = Counter((_kind(partition, observed), _models(partition, residency)) for partition in there)
     return tuple(Equals(kind, models, size) for (kind, models), size in alike.items())
 
 
@@ -204,7 +251,11 @@ def _rates(spec: SchedulerSpec, stage_rates: Mapping[str, Sequence[float]]) -> d
 
 
 def _hosts(
-    model: ScheduledModel, groups: Sequence[Equals], tables: Mapping[str, LatencyTable], hand_off_ns: int
+    model: ScheduledModel,
+    groups: Sequence[Equals],
+    tables: Mapping[str, LatencyTable],
+    ways: Mapping[str, Way],
+    hand_off_ns: int,
 ) -> dict[str, Hosts]:
     """The partitions that hold a model and know how long it takes, by kind."""
     found: dict[str, set[int]] = {}
@@ -213,9 +264,12 @@ def _hosts(
             found.setdefault(group.kind, set()).add(number)
     hosts = {}
     for kind, numbers in found.items():
-        table = tables[kind]
+        table, way = tables[kind], ways.get(kind)
         count = sum(groups[number].size for number in numbers)
-        best = max(rows * NS_PER_S / (table.latency_ns(rows) + hand_off_ns) for rows in _sizes(model, table))
+        best = max(
+            rows * NS_PER_S / (_occupied_ns(model, way, rows, table.latency_ns(rows)) + hand_off_ns)
+            for rows in _sizes(model, table)
+        )
         hosts[kind] = Hosts(frozenset(numbers), count, count * best)
     return hosts
 

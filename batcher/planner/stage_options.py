@@ -235,7 +235,12 @@ def _on_kind(demand: DemandTable, model: str, kind: str, moved: tuple[str, float
         predicted = None
         if servers > 0:
             predicted = stage_latency(service_ns, batch, rate, servers, wait_ns, within_ns=within_ns)
-        latency_ns = service_ns(batch) if predicted is None else predicted.p99_ns
+            if predicted is not None and kind in demand.ways:
+                predicted = predicted._replace(
+                    p50_ns=predicted.p50_ns + demand.return_ns(model, kind, predicted.rows),
+                    p99_ns=predicted.p99_ns + demand.return_ns(model, kind, predicted.rows99),
+                )
+        latency_ns = service_ns(batch) + demand.return_ns(model, kind, batch) if predicted is None else predicted.p99_ns
         rows = batch if predicted is None else predicted.rows
         cost = demand.price[kind] * table.latency_ns(rows) / NS_PER_S / rows
         found.append(Candidate(option, predicted, latency_ns, cost))

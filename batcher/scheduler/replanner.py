@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sluice.batcher.fleet.fleet import Fleet
 from sluice.batcher.fleet.speed import outdate
 from sluice.batcher.interface.decisions import BuildPlan
-from sluice.batcher.interface.plan_data import Observed, Plan
+from sluice.batcher.interface.plan_data import Observed, Plan, Way
 from sluice.batcher.state import UNAVAILABLE_NS, ModelState, PipelineState, StageState
 from sluice.models.units import INFINITE_NS, NS_PER_S
 
@@ -145,9 +145,22 @@ class Replanner:
     def _gone_ns(self) -> dict[str, int]:
         """When plans stop counting on each lost partition."""
         return {
-            name: partition.lost_ns + UNAVAILABLE_NS
+            name: 0 if partition.lost_ns is None else partition.lost_ns + UNAVAILABLE_NS
             for name, partition in self._fleet.partitions.items()
-            if not partition.ready and partition.lost_ns is not None
+            if not partition.ready and (partition.is_scaled or partition.lost_ns is not None)
+        }
+
+    def _ways(self) -> dict[str, Way]:
+        """The ways to the partitions on other nodes; those to equal partitions are taken to be as slow."""
+        ways = {
+            group: Way(group.link.text, group.round_trip_ns, group.ns_per_byte)
+            for group in self._fleet.groups
+            if group.link.distance
+        }
+        return {
+            name: ways[partition.group]
+            for name, partition in self._fleet.partitions.items()
+            if ways and partition.group in ways
         }
 
     def observe(self, now_ns: int, elapsed_ns: int | None = None) -> Observed:
@@ -158,6 +171,7 @@ class Replanner:
                 name: pipeline.rate.take(pipeline.arrived_rows, elapsed_ns)
                 for name, pipeline in self._pipelines.items()
             }
+        held = {group: tuple(sorted(group.models)) for group in self._fleet.groups}
         return Observed(
             {
                 key: {kind: estimate.table for kind, estimate in model.estimates.items()}
@@ -170,9 +184,15 @@ class Replanner:
                 for name, pipeline in self._pipelines.items()
                 if any(stage.config.when is not None for stage in pipeline.stages)
             },
-            {name: tuple(sorted(partition.models)) for name, partition in self._fleet.partitions.items()},
-            tuple(name for name, partition in self._fleet.partitions.items() if partition.ready),
+            {
+                name: () if partition.group is None else held[partition.group]
+                for name, partition in self._fleet.partitions.items()
+            },
+            tuple(
+                name for name, partition in self._fleet.partitions.items() if partition.ready and not partition.closed
+            ),
             tuple(name for name, gone_ns in self._gone_ns().items() if gone_ns <= now_ns),
+            self._ways(),
         )
 
 

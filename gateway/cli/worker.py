@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-ca", metavar="FILE", help="the authority that gateways' certificates are from, in PEM")
     add("--tls-certificate", metavar="FILE", help="the certificate of the worker, in PEM")
     add("--tls-private-key", metavar="FILE", help="the key of that certificate, in PEM")
+    add("--tls-server-name", metavar="NAME", help="the name in the certificates of workers (default: their host)")
     add(
         "--drain-s",
         type=quantity("_s"),
@@ -115,7 +116,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     if any(tls.values()):
         if not all(tls.values()):
             raise ConfigError("expected --tls-ca, --tls-certificate and --tls-private-key together")
-        given["tls"] = tls
+        given["tls"] = tls | {"server_name": options.tls_server_name or ""}
     if options.cores is not None:
         given["partition"] = {"kind": "cpu", "name": options.name or "worker", "cores": _cores(options.cores)}
     elif options.gpu is not None:

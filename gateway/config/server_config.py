@@ -199,6 +199,11 @@ class ServerConfig(ServingSettings, frozen=True, forbid_unknown_fields=True):
         )
 
     @property
+    def copies(self) -> dict[Path, str]:
+        """The copies of sources by URL, with their URLs."""
+        return {source_directory(url, self.source_cache) / REPOSITORY: url for url in self.sources}
+
+    @property
     def directories(self) -> tuple[Path, ...]:
         """The repositories that are directories of their own."""
         return tuple(Path(place) for place in self._places if not is_url(place))

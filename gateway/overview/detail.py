@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from sluice.batcher.interface.plan_data import StagePlan
+from sluice.batcher.interface.plan_data import StagePlan, kind_over
+from sluice.batcher.state import PartitionState
 from sluice.gateway.overview.counters import Track
 from sluice.gateway.overview.history import HISTORY_STEPS, History, HistorySteps
 from sluice.gateway.overview.pieces import MAX_TEXT, cut, rounded
@@ -139,8 +140,13 @@ class Detail:
     def _on_kind(self, stage: StagePlan) -> dict[str, Any]:
         """Where a stage is planned to run: the partitions of the kind that are up and hold the model."""
         partitions = self._sampled.sources.scheduler.dispatcher.fleet.partitions.values()
-        ready = sum(each.ready and each.kind == stage.kind and stage.model in each.models for each in partitions)
+        ready = sum(each.ready and _kind(each) == stage.kind and stage.model in each.models for each in partitions)
         return {"kind": stage.kind, "partitions": ready, "batch": stage.batch}
+
+
+def _kind(partition: PartitionState) -> str:
+    """What plans call the kind of a partition."""
+    return kind_over(partition.kind, partition.link.text) if partition.link.distance else partition.kind
 
 
 def _columns(steps: HistorySteps) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class FilePart(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message of a gateway. Its version must be that of the worker server.
+    """The first message of a gateway. Its version must be that of the worker server, and so must the `kind` ("": any).
 
     The session is the gateway's lease of the worker. It ends with the call, or when nothing has come for `lease_s`.
     """
@@ -90,6 +90,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     version: str
     gateway: str
     lease_s: float
+    kind: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):

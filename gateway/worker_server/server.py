@@ -108,7 +108,9 @@ class WorkerServer:
         self.files = ModelFiles(settings.cache, settings.cache_mb, Peers(key, settings.tls), self.url)
         self._grpc.add_registered_method_handlers(SERVICE, fetch_method(self.files.reader))
         self._grpc.give_connections(SESSION, self._take_over)
-        self._grpc.add_registered_method_handlers(SERVICE, AboutService(settings, None, self._about_now).handlers)
+        self._grpc.add_registered_method_handlers(
+            SERVICE, AboutService(settings, self.files.cache, self._about_now).handlers
+        )
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
@@ -129,6 +131,7 @@ class WorkerServer:
         stop, force = asyncio.Event(), asyncio.Event()
         actions = SignalActions(stop.set, force.set, _nothing, reopen, _ignored)
         signals.attach(asyncio.get_running_loop(), actions)
+        await asyncio.to_thread(self.files.prepare)
         self.host.start()
         await self._grpc.start()
         announced = asyncio.create_task(self._announce(ready_file))
@@ -221,6 +224,10 @@ class WorkerServer:
         worker = self.host.worker
         if hello.version != version:
             opening.refuse(f"the gateway has the version {hello.version:.80}, the worker server {version}", retry=False)
+        elif hello.kind not in ("", settings.partition.profile_kind):
+            # Before the lease: a gateway that can do nothing with the worker does not ask its holder for it.
+            kind = settings.partition.profile_kind
+            opening.refuse(f"it is a partition of the kind {kind}, expected {hello.kind:.80}", retry=False)
         elif not LEAST_LEASE_S <= hello.lease_s <= MOST_LEASE_S:
             opening.refuse(
                 f"expected a lease of {LEAST_LEASE_S:g} to {MOST_LEASE_S:g} s, got {hello.lease_s:g}", retry=False

@@ -318,6 +318,20 @@ def test_one_gateway_has_the_worker_at_a_time(worker: WorkerProcess) -> None:
     asyncio.run(go())
 
 
+def test_a_gateway_that_expects_another_kind_is_refused_and_does_not_ask_the_holder(worker: WorkerProcess) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "first") as first:
+            hello = Hello(server_version(), "second", 3.0, "cpu7")
+            with pytest.raises(SessionRefused) as refused:
+                await open_session(worker.url, KNOWN, hello, lambda message, tensors: None, lambda reason: None)
+            assert refused.value.reason == "it is a partition of the kind cpu1, expected cpu7"
+            assert (refused.value.retry, refused.value.holder) == (False, "")
+            await asyncio.to_thread(refusal, worker.url, KNOWN, "", "third")
+            assert (await first.next(Asked)).gateway == "third"
+
+    asyncio.run(go())
+
+
 def test_a_gateway_is_refused_again_and_again_with_the_reason(worker: WorkerProcess) -> None:
     async def go() -> None:
         async with gateway_session(worker.url, KNOWN, "first"):

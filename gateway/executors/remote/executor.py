@@ -1,15 +1,16 @@
 """The executor over remote workers: every slot of every class, and the sources that place their workers."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
-from sluice.batcher.interface.events import AnyEvent, LinkMeasured
-from sluice.gateway.cluster.links import Link
-from sluice.gateway.cluster.nodes import Nodes
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchFailed, BatchRevoked, LinkMeasured
+from sluice.gateway.cluster.links import NodeLink
+from sluice.gateway.cluster.nodes import NodeWatch
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.remote.batches import BatchContext
+from sluice.gateway.executors.remote.batches import RemoteBatchContext
+from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.partition import RemotePartition
 from sluice.gateway.executors.remote.session import OpenSession
 from sluice.gateway.executors.remote.worker import WorkerContext
@@ -17,7 +18,6 @@ from sluice.gateway.executors.request_parts import CallingSubmission, FindSubmis
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
-from sluice.gateway.worker_protocol.messages import RemoteModel
 from sluice.models.spec import ModelSpec
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 
@@ -35,7 +35,7 @@ class RemoteSlots(NamedTuple):
 
 
 class SharedParts(NamedTuple):
-    """What all executors share: the tensors of requests, and what models say of themselves.
+    """The parts that all executors share: the tensors of requests, and what models say of themselves.
 
     `loaded` gets what came of loads, and `reported_ready` a partition, the number of a question to a model and its
     answer.
@@ -50,8 +50,8 @@ class SharedParts(NamedTuple):
 class RemoteExecutor:
     """Runs batches on remote workers.
 
-    `specs` are the specs of models by key. `open_session` opens sessions as a gateway of that `version`. `describe`
-    makes the message that loads a model. Limits are proved as for `WorkerContext`; times are as for `BatchContext`.
+    `specs` are the specs of models by key. `open_session` opens sessions as a gateway of that `version`, and
+    `models` brings models to workers. Limits are proved as for `WorkerContext`; times are as for `RemoteBatchContext`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RemoteExecutor:
         shared: SharedParts,
         specs: Mapping[str, ModelSpec],
         open_session: OpenSession,
-        describe: Callable[[ModelFile], Awaitable[RemoteModel]],
+        models: RemoteModels,
         version: str,
         clock: Callable[[], int],
         timeout_s: float,
@@ -71,9 +71,11 @@ class RemoteExecutor:
         """The submission of a request without an outcome, for models that see requests."""
         self._specs = dict(specs)
         self._sources = {name: each.source for name, each in classes.items()}
+        self._models = models
+        self._running: dict[int, RemotePartition] = {}
         self._sink: EventSink
-        self._nodes = Nodes(self._measured)
-        batches = BatchContext(
+        self._nodes = NodeWatch(self._measured)
+        batches = RemoteBatchContext(
             shared.assembly,
             self._specs,
             clock,
@@ -88,7 +90,7 @@ class RemoteExecutor:
             self._nodes,
             version,
             strict,
-            describe,
+            models,
             shared.loaded,
             shared.reported_ready,
         )
@@ -109,7 +111,7 @@ class RemoteExecutor:
         return self._sources
 
     @property
-    def links(self) -> Mapping[str, Link]:
+    def links(self) -> Mapping[str, NodeLink]:
         """The ways to the nodes that have had workers."""
         return self._nodes.links
 
@@ -137,6 +139,7 @@ class RemoteExecutor:
 
     def remove(self, models: Collection[str]) -> None:
         """Remove models that no worker holds."""
+        self._models.forget(models)
         for key in models:
             self._specs.pop(key, None)
         for partition in self._partitions.values():
@@ -144,11 +147,13 @@ class RemoteExecutor:
 
     def run(self, batch: DispatchBatch) -> None:
         """Send a batch; raises PartitionError if its partition cannot take it."""
-        self._partitions[batch.partition].run(batch)
+        partition = self._partitions[batch.partition]
+        partition.run(batch)
+        self._running[batch.batch] = partition
 
     def revoke(self, batch: int) -> None:
         """Ask for a batch back, if a worker has it."""
-        for partition in self._partitions.values():
+        if (partition := self._running.get(batch)) is not None:
             partition.revoke(batch)
 
     def load(self, order: LoadModel) -> None:
@@ -173,4 +178,6 @@ class RemoteExecutor:
         self._report(LinkMeasured(node, round_trip_ns, bytes_per_s))
 
     def _report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS) -> None:
+        if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
+            del self._running[event.batch]
         self._sink(event, details)

@@ -2,21 +2,23 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from sluice.batcher.interface.decisions import DispatchBatch
-from sluice.gateway.cluster.nodes import Nodes
-from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
-from sluice.gateway.executors.remote.session import OpenSession, Session
+from sluice.gateway.cluster.nodes import NodeWatch
+from sluice.gateway.executors.remote.batches import RemoteBatchContext, RemoteBatches
+from sluice.gateway.executors.remote.models import RemoteModels
+from sluice.gateway.executors.remote.session import OpenSession, WorkerSession
 from sluice.gateway.worker_protocol.messages import (
     Asked,
     AskReady,
     Draining,
     Fault,
+    FileWanted,
     Finished,
     FromWorkerServer,
     Load,
@@ -24,7 +26,6 @@ from sluice.gateway.worker_protocol.messages import (
     ModelReadiness,
     Pong,
     Refused,
-    RemoteModel,
     Unload,
     Unloaded,
     Withdrawn,
@@ -32,7 +33,7 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerBack,
     WorkerLost,
 )
-from sluice.models.errors import ConfigError, PartitionError
+from sluice.models.errors import PartitionError, ServingError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 from sluice.mps.partitions.isolation_report import Evidence, isolation_violations
@@ -41,25 +42,28 @@ from sluice.mps.partitions.partition import Partition
 LOAD_LIMIT_S = 600.0
 """A worker that has not loaded another one of its models within this time is given up."""
 
+MOST_NAME = 253
+"""Characters of the name of a node or worker."""
 
-class WorkerRefused(PartitionError):
+
+class UnusableWorker(PartitionError):
     """The worker is not one that the gateway can use: of another version or kind, or without its limits."""
 
 
 class WorkerContext(NamedTuple):
-    """What workers need besides their slot: shared by all of a gateway.
+    """The needs of workers besides their slot: shared by all of a gateway.
 
-    `strict` refuses workers whose evidence does not prove their limits. `describe` makes the message that loads a
-    model. `loaded` gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
+    `strict` refuses workers whose evidence does not prove their limits. `models` describes models to workers. `loaded`
+    gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
     the partition, the number of the question and the answer.
     """
 
-    batches: BatchContext
+    batches: RemoteBatchContext
     open: OpenSession
-    nodes: Nodes
+    nodes: NodeWatch
     version: str
     strict: bool
-    describe: Callable[[ModelFile], Awaitable[RemoteModel]]
+    models: RemoteModels
     loaded: Callable[[Sequence[LoadResult]], None]
     reported_ready: Callable[[str, int, bool], None]
 
@@ -141,6 +145,7 @@ class RemoteWorker:
         self._kind = kind
         self._models = models
         self._files: dict[str, ModelFile] = {}
+        self._reads: set[asyncio.Task[None]] = set()
         self._tables: dict[str, LatencyTable] = {}
         self._loading: dict[str, None] = {}
         self._unloading: dict[str, None] = {}
@@ -150,7 +155,7 @@ class RemoteWorker:
         self._results: list[LoadResult] = []
         self._is_up = self._is_starting = self._is_process_lost = self._is_leaving = False
         self._loop = asyncio.get_running_loop()
-        self._session: Session
+        self._session: WorkerSession
         self._batches: RemoteBatches
         self._partition: Partition
         self._evidence = Evidence()
@@ -162,7 +167,7 @@ class RemoteWorker:
         Raises PartitionError: the worker server cannot be reached, refuses the session, or has another worker.
         """
         context = self._context
-        self._session = session = await context.open(self.url, self._message, self._closed)
+        self._session = session = await context.open(self.url, self._kind, self._message, self._closed)
         welcome = session.welcome
         self.heard_s = self._loop.time()
         self.node = welcome.node
@@ -223,8 +228,7 @@ class RemoteWorker:
 
     def end(self, reason: str) -> None:
         """End the session: the worker is lost for that reason."""
-        if self._stop():
-            self._session.close()
+        if not self._batches.is_closed:
             self._context.nodes.left(self.node, self)
             self.lost(f"node {self.node}: {reason}", is_node_lost=False)
             self.abandoned(reason)
@@ -246,7 +250,9 @@ class RemoteWorker:
             self.abandoned(reason)
 
     def lost(self, reason: str, *, is_node_lost: bool) -> None:
-        """Tell the owner that the worker is lost."""
+        """Tell the owner that the worker is lost, alone or with its node; the session ends if it has not ended yet."""
+        if self._stop():
+            self._session.close()
         if self._is_leaving or self._is_process_lost:
             return  # it knows
         self._is_up = False
@@ -277,8 +283,11 @@ class RemoteWorker:
         self._batches.close()
         self._stop_load_timer()
         self._orders.clear()
-        if self._sending is not None:
-            self._sending.cancel()
+        for task in (self._sending, *self._reads):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        if peer := self._session.welcome.peers_url:
+            self._context.models.gone(peer)
         return True
 
     def _leave(self, reason: str) -> None:
@@ -327,6 +336,10 @@ class RemoteWorker:
             case Asked(gateway):
                 if not self._is_leaving:
                     self._owner.worker_asked_for(gateway)
+            case FileWanted():
+                read = self._loop.create_task(self._read_file(message))
+                self._reads.add(read)
+                read.add_done_callback(self._reads.discard)
             case Draining(reason):
                 self._leave(f"node {self.node}: {reason}")
             case _:
@@ -376,11 +389,16 @@ class RemoteWorker:
 
     def _check(self) -> None:
         welcome = self._session.welcome
-        who = f"the worker {welcome.name} at {self.url}"
+        who = f"the worker {welcome.name[:MOST_NAME]} at {self.url}"
         if welcome.version != self._context.version:
-            raise WorkerRefused(f"{who} has the version {welcome.version}, expected {self._context.version}")
+            raise UnusableWorker(f"{who} has the version {welcome.version}, expected {self._context.version}")
         if welcome.kind != self._kind:
-            raise WorkerRefused(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+            raise UnusableWorker(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+        if not 0 < len(welcome.node) <= MOST_NAME or not welcome.node.isprintable():
+            raise UnusableWorker(
+                f"the worker at {self.url} is on the node {welcome.node[:MOST_NAME]!r}, expected a name of 1 to "
+                f"{MOST_NAME} printable characters"
+            )
 
     def _begin(self, worker: Worker) -> None:
         """Load the models that the worker is to begin with."""
@@ -415,13 +433,20 @@ class RemoteWorker:
             self._session.send(Unload(order))
             return
         try:
-            model = await self._context.describe(order)
-        except ConfigError as error:
-            self._loaded(LoadResult(order.key, None, str(error)))
+            model = await self._context.models.describe(order, self._session.welcome.peers_url)
+        except (ServingError, OSError) as error:
+            if order.key in self._loading:
+                self._loaded(LoadResult(order.key, None, str(error)))
             return
         if order.key in self._loading:  # the worker process was not lost meanwhile
             self._files[order.key] = order
             self._session.send(Load(model))
+
+    async def _read_file(self, wanted: FileWanted) -> None:
+        """Send a part of a file of a model; the number of these that wait is bounded where they are read."""
+        part = await self._context.models.read(wanted)
+        with suppress(PartitionError):  # the session has ended, or has no room: the worker asks again
+            self._session.send(part)
 
     def _loaded(self, result: LoadResult) -> None:
         if result.key not in self._loading:
@@ -433,6 +458,7 @@ class RemoteWorker:
             self._evidence = result.evidence
         if result.table is not None:
             self._tables[result.key] = result.table
+            self._context.models.held(result.key, self._session.welcome.peers_url)
             self._models[result.key] = msgspec.structs.replace(self._files[result.key], table=result.table)
         if self._is_starting:
             self._results.append(result)

@@ -10,11 +10,14 @@ import numpy as np
 from sluice.batcher.interface.decisions import DispatchBatch, Member, ReleaseReason
 from sluice.batcher.interface.events import AnyEvent, PartitionLost
 from sluice.gateway.executors.remote.executor import RemoteExecutor, RemoteSlots, SharedParts
+from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.partition import NOT_PLACED
 from sluice.gateway.executors.remote.session import OnMessage
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.worker_protocol.messages import (
+    FilePart,
+    FileWanted,
     Finished,
     FromGateway,
     FromWorkerServer,
@@ -28,6 +31,7 @@ from sluice.gateway.worker_protocol.messages import (
     WireTensor,
     Worker,
 )
+from sluice.models.distribution.local_files import LocalFiles
 from sluice.models.errors import PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.tensors.arrays import Array
@@ -156,6 +160,19 @@ class FakeSource:
         self.heard.append("close")
 
 
+class PlainModels(RemoteModels):
+    """Models that are described by their paths, since virtual time does not wait for threads."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalFiles())
+
+    async def describe(self, file: ModelFile, peer: str) -> RemoteModel:
+        return RemoteModel(file.key, file.path, file.backend, file.menu, file.batchable, table=file.table)
+
+    async def read(self, wanted: FileWanted) -> FilePart:
+        return FilePart(wanted.number, wanted.path.encode())
+
+
 class Bench:
     """The slots `edge-0` to `edge-2` of a class, with the model `small:1`, and peers at `n1a:1`, `n1b:1` and `n2a:1`.
 
@@ -171,6 +188,7 @@ class Bench:
         self.details: list[ProcessDetails] = []
         self.said_ready: list[tuple[str, int, bool]] = []
         self.results: list[LoadResult] = []
+        self.models = PlainModels()
         file = ModelFile("small:1", "/models/small", "onnxruntime", (1, 8), True)
         other = ModelFile("large:1", "/models/large", "onnxruntime", (1, 8), True)
         files = {f"edge-{number}": {file.key: file, other.key: other} for number in range(3)}
@@ -186,7 +204,7 @@ class Bench:
             shared,
             MODELS,
             self._open,
-            self._describe,
+            self.models,
             VERSION,
             loop.clock,
             timeout_s,
@@ -198,7 +216,7 @@ class Bench:
         self.events.append(event)
         self.details.append(details)
 
-    async def _open(self, url: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> FakeSession:
+    async def _open(self, url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> FakeSession:
         peer = self.peers[url]
         await asyncio.sleep(0)
         if peer.refusal is not None:
@@ -206,9 +224,6 @@ class Bench:
         session = FakeSession(peer, on_message, on_closed)
         peer.sessions.append(session)
         return session
-
-    async def _describe(self, file: ModelFile) -> RemoteModel:
-        return RemoteModel(file.key, file.path, file.backend, file.menu, file.batchable, table=file.table)
 
     async def wait(self, seconds: float = 0.001) -> None:
         """Let time pass, and what is due happen."""
@@ -254,7 +269,7 @@ def benched(**settings: Any) -> Callable[[Callable[[Bench], Awaitable[None]]], C
 
             run_virtual(main)
 
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look for the fixture `bench`
+        del run.__wrapped__  # pytest would look for the fixture `bench`
         return run
 
     return decorate

@@ -23,6 +23,8 @@ from sluice.gateway.worker_protocol.messages import (
     AskReady,
     Draining,
     Fault,
+    FilePart,
+    FileWanted,
     Finished,
     Load,
     ModelReadiness,
@@ -99,6 +101,20 @@ async def test_a_worker_of_another_version_is_refused_with_both_named(bench: Ben
     (lost,) = bench.take()
     assert isinstance(lost, PartitionLost)
     assert lost.reason == "the worker n1a at n1a:1 has the version 0.9, expected 1.2.3"
+
+
+@pytest.mark.parametrize("node", ["", "n" * 254, "n\n1"])
+def test_a_worker_on_a_node_without_a_usable_name_is_refused(node: str) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        peer = bench.peers["n1a:1"]
+        peer.welcome = msgspec.structs.replace(peer.welcome, node=node)
+        await bench.place()
+        (lost,) = bench.take()
+        assert isinstance(lost, PartitionLost)
+        assert "expected a name of 1 to 253 printable characters" in lost.reason
+
+    scenario()
 
 
 @benched()
@@ -421,8 +437,7 @@ async def test_a_worker_that_is_lost_alone_leaves_its_node(bench: Bench) -> None
 
 @benched()
 async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(bench: Bench) -> None:
-    first = await bench.place("edge-0", "n1a:1")
-    await bench.place("edge-1", "n1b:1")
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
@@ -431,6 +446,9 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
+    assert not second.is_open
+    second.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "it was lost already"
 
 
 @benched()
@@ -578,6 +596,14 @@ async def test_the_model_that_a_lost_worker_was_loading_is_named(bench: Bench) -
     assert bench.details[-1].failed == {
         "small:1": "the worker of edge-0 was lost: node n1: connection reset (n1a:1)",
     }
+
+
+@benched()
+async def test_a_worker_gets_the_files_that_it_asks_for(bench: Bench) -> None:
+    session = await bench.place()
+    session.say(FileWanted(3, "digest", "small/1/model.onnx", 0, 10))
+    await bench.wait()
+    assert session.sent[-1] == FilePart(3, b"small/1/model.onnx")
 
 
 @benched()

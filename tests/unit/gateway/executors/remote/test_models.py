@@ -1,0 +1,76 @@
+"""Models of the gateway's machine, as remote workers get them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sluice.gateway.executors.remote.models import MOST_PEERS, RemoteModels
+from sluice.gateway.worker_protocol.messages import FileWanted, RemoteModel
+from sluice.models.distribution.local_files import LocalFiles
+from sluice.models.errors import ConfigError
+from sluice.mps.ipc.messages import ModelFile
+from tests.support.models.onnx_models import save_mlp
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ModelFile:
+    path = save_mlp(tmp_path / "mlp" / "1" / "model.onnx", [2, 2])
+    return ModelFile("mlp:1", str(path), "onnxruntime", (1, 4), True, config="{}")
+
+
+def described(models: RemoteModels, file: ModelFile, peer: str = "") -> RemoteModel:
+    return asyncio.run(models.describe(file, peer))
+
+
+def test_a_model_comes_with_its_files_and_everything_else_of_it(file: ModelFile) -> None:
+    model = described(RemoteModels(LocalFiles()), file)
+    assert (model.key, model.backend, model.menu, model.config) == ("mlp:1", "onnxruntime", (1, 4), "{}")
+    assert model.files is not None
+    assert [each.path for each in model.files.files] == ["mlp/1/model.onnx"]
+    assert model.peers == ()
+
+
+def test_files_are_read_in_parts(file: ModelFile) -> None:
+    models = RemoteModels(LocalFiles())
+    files = described(models, file).files
+    assert files is not None
+    content = Path(file.path).read_bytes()
+
+    async def read(offset: int, path: str = "mlp/1/model.onnx") -> tuple[bytes, str]:
+        part = await models.read(FileWanted(1, files.digest, path, offset, 8))
+        return part.data, part.error
+
+    assert asyncio.run(read(4)) == (content[4:12], "")
+    data, error = asyncio.run(read(0, "mlp/1/other.onnx"))
+    assert (data, "there is no file 'mlp/1/other.onnx'" in error) == (b"", True)
+
+
+def test_workers_hear_of_others_that_have_the_model(file: ModelFile) -> None:
+    models = RemoteModels(LocalFiles())
+    described(models, file)
+    for number in range(6):
+        models.held("mlp:1", f"n{number}:9001")
+    models.held("mlp:1", "")
+    models.held("never-described:1", "n1:9001")
+    models.gone("n4:9001")
+    assert described(models, file, "n5:9001").peers == ("n3:9001", "n2:9001", "n1:9001", "n0:9001")
+    assert len(described(models, file, "n9:9001").peers) == MOST_PEERS
+    for number in range(6):
+        models.gone(f"n{number}:9001")
+    assert described(models, file).peers == ()
+
+
+def test_nothing_is_known_of_a_model_that_was_forgotten(file: ModelFile) -> None:
+    models = RemoteModels(LocalFiles())
+    described(models, file)
+    models.held("mlp:1", "n1:9001")
+    models.forget(["mlp:1", "other:1"])
+    models.held("mlp:1", "n2:9001")
+    assert described(models, file).peers == ()
+
+
+def test_files_that_cannot_be_read_are_an_error_of_the_model(tmp_path: Path) -> None:
+    file = ModelFile("mlp:1", str(tmp_path / "mlp" / "1" / "model.onnx"), "onnxruntime", (1,), True)
+    with pytest.raises(ConfigError, match="mlp: cannot be read: No such file or directory"):
+        described(RemoteModels(LocalFiles()), file)
