@@ -85,12 +85,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first message of a gateway. Its version must be that of the worker server, and so must the `kind` ("": any).
 
     The session is the gateway's lease of the worker. It ends with the call, or when nothing has come for `lease_s`.
+    `workers` is the number of workers of the class that the gateway has already; the holder of the worker hears it.
     """
 
     version: str
     gateway: str
     lease_s: float
     kind: str = ""
+    workers: int = 0
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -188,9 +190,10 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Another gateway has asked for the worker, and was refused."""
+    """Another gateway, which has that many workers, has asked for the worker, and was refused."""
 
     gateway: str
+    workers: int = 0
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -239,7 +239,7 @@ class WorkerServer:
         elif self._session is not None and self._session.gateway != hello.gateway:
             holder = self._session.gateway
             opening.refuse(f"gateway {holder} has the worker", holder=holder)
-            self._session.asked(hello.gateway)
+            self._session.asked(hello.gateway, hello.workers)
         else:
             if self._session is not None:
                 self._session.close("the gateway has opened another session")

@@ -134,9 +134,9 @@ class Session:
             self._host.withdraw(number)
         self._owner.session_ended(self, reason)
 
-    def asked(self, gateway: str) -> None:
-        """Another gateway was refused."""
-        self._send(Asked(gateway[:MOST_NAME]))
+    def asked(self, gateway: str, workers: int) -> None:
+        """Another gateway, which has that many workers, was refused."""
+        self._send(Asked(gateway[:MOST_NAME], workers))
 
     def drain(self, reason: str) -> None:
         """Take no new batches."""
