@@ -261,8 +261,9 @@ class WorkerServer:
             return session
         return None
 
-    def opening_ended(self, opening: "_Opening") -> None:
+    def opening_ended(self, opening: "_Opening", reason: str) -> None:
         """A connection has ended before its first message."""
+        log(logger, logging.INFO, "no session", reason=reason)
         self._opening.discard(opening)
 
     def session_ended(self, session: Session, reason: str) -> None:
@@ -353,6 +354,7 @@ class _Opening:
 
     def refuse(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
         """Answer with the reason, and end the connection."""
+        log(logger, logging.INFO, "session refused", reason=reason)
         self._is_refused = True
         self._timer.cancel()
         self.link.send(Refusal(reason, retry, holder))
@@ -366,7 +368,7 @@ class _Opening:
         if self._session is not None:
             self._session.ended(reason)
         else:
-            self._server.opening_ended(self)
+            self._server.opening_ended(self, reason)
 
 
 class _ServerRole:

@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -488,14 +489,14 @@ def test_a_gateway_that_does_not_read_loses_its_session(worker: WorkerProcess, m
         client.sendall(window_update(0, 1 << 30))
         stream = message(Hello(server_version(), "deaf", 60.0)) + message(Load(models["same"]))
         with pytest.raises(ConnectionError):
-            send_in_frames(client, stream, *(message(Run(number, "same:1", (tensor,)), x) for number in range(1, 200)))
+            send_in_frames(client, stream, (message(Run(number, "same:1", (tensor,)), x) for number in range(1, 200)))
     is_served(worker)
     assert "the gateway does not read its answers" in worker.log.read_text()
 
 
-def send_in_frames(client: socket.socket, *messages: bytes) -> None:
+def send_in_frames(client: socket.socket, first: bytes, more: Iterable[bytes]) -> None:
     """Send messages in frames of the least size that every server takes."""
-    for each in messages:
+    for each in chain((first,), more):
         for begin in range(0, len(each), 16384):
             client.sendall(frame(DATA, 0, 1, each[begin : begin + 16384]))
 
