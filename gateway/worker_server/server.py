@@ -27,6 +27,7 @@ from sluice.gateway.worker_protocol.address import join_address
 from sluice.gateway.worker_protocol.framing import MessageDecoder
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
+    message_name,
     KEY_METADATA,
     SERVICE,
     SESSION,
@@ -338,7 +339,7 @@ class _Opening:
 
     def _place(self, message: Any, size: int) -> memoryview | None:
         if self._session is None:
-            raise PartitionError(f"a {type(message).__name__} came before Hello")
+            raise PartitionError(f"a {message_name(message)} came before Hello")
         return self._session.place(message, size)
 
     def _take(self, message: Any, body: memoryview | None) -> None:
@@ -350,7 +351,7 @@ class _Opening:
             self._timer.cancel()
             self._session = self._server.opened(self, message)
         else:
-            raise PartitionError(f"a {type(message).__name__} came before Hello")
+            raise PartitionError(f"a {message_name(message)} came before Hello")
 
     def refuse(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
         """Answer with the reason, and end the connection."""
