@@ -96,7 +96,11 @@ def _credentials(settings: PartitionSettings) -> Credentials:
 
 
 def _opener(credentials: Credentials, hello: Hello) -> OpenSession:
-    async def open(url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> WorkerSession:
-        return await open_session(url, credentials, msgspec.structs.replace(hello, kind=kind), on_message, on_closed)
+    async def open(
+        url: str, kind: str, workers: int, on_message: OnMessage, on_closed: Callable[[str], None]
+    ) -> WorkerSession:
+        return await open_session(
+            url, credentials, msgspec.structs.replace(hello, kind=kind, workers=workers), on_message, on_closed
+        )
 
     return open

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sluice.gateway.worker_protocol.messages import Finished, Run, WireTensor
+from sluice.gateway.worker_protocol.messages import message_name, Finished, Run, WireTensor
 from sluice.models.errors import BadTensor, PartitionError
 from sluice.models.tensors.arrays import Array, WireBytes, numpy_dtype, wire_row_offsets
 from sluice.models.tensors.spec import DataType
@@ -28,12 +28,12 @@ MOST_MESSAGE_BYTES = 16 << 20
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def head_of(message: object) -> bytes:
+def head_of(message: msgspec.Struct) -> bytes:
     """The beginning of the message of gRPC that carries this message. Raises PartitionError if it is too large."""
     encoded = _encode(message)
     if len(encoded) > MOST_MESSAGE_BYTES:
         raise PartitionError(
-            f"a {type(message).__name__} has {len(encoded)} bytes, expected at most {MOST_MESSAGE_BYTES}"
+            f"a {message_name(message)} has {len(encoded)} bytes, expected at most {MOST_MESSAGE_BYTES}"
         )
     return len(encoded).to_bytes(SIZE_BYTES, "little") + encoded
 
@@ -68,8 +68,8 @@ def check_tensors(tensors: Sequence[WireTensor], limit: int) -> int:
         itemsize = tensor.datatype.itemsize
         if tensor.nbytes != elements * itemsize if itemsize else tensor.nbytes < 4 * elements:
             raise PartitionError(
-                f"tensor {tensor.name:.80}: it has {tensor.nbytes} bytes, which do not make up {tensor.datatype} of the "
-                f"shape {list(tensor.shape)}"
+                f"tensor {tensor.name:.80}: it has {tensor.nbytes} bytes, which do not make up {tensor.datatype} of "
+                f"the shape {list(tensor.shape)}"
             )
         size += -size % ALIGNMENT + tensor.nbytes
     if len(tensors) > 1 and len(names := [tensor.name for tensor in tensors]) != len(set(names)):

@@ -108,7 +108,7 @@ def test_a_worker_is_given_up_when_another_gateway_asks() -> None:
     async def act(placed: Placements, wait: Callable[[float], Awaitable[None]]) -> None:
         for slot in ("edge-0", "edge-1"):
             source.leased(slot)
-        source.asked("edge-0", "other")
+        source.asked("edge-0", "other", 0)
         await wait(1)
         assert placed[2:] == [("edge-1", None, "given up: gateway other asks for workers")]
 
