@@ -42,6 +42,9 @@ from sluice.mps.partitions.partition import Partition
 LOAD_LIMIT_S = 600.0
 """A worker that has not loaded another one of its models within this time is given up."""
 
+MOST_NAME = 253
+"""Characters of the name of a node or worker."""
+
 
 class UnusableWorker(PartitionError):
     """The worker is not one that the gateway can use: of another version or kind, or without its limits."""
@@ -393,11 +396,16 @@ class RemoteWorker:
 
     def _check(self) -> None:
         welcome = self._session.welcome
-        who = f"the worker {welcome.name} at {self.url}"
+        who = f"the worker {welcome.name[:MOST_NAME]} at {self.url}"
         if welcome.version != self._context.version:
             raise UnusableWorker(f"{who} has the version {welcome.version}, expected {self._context.version}")
         if welcome.kind != self._kind:
             raise UnusableWorker(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+        if not 0 < len(welcome.node) <= MOST_NAME or not welcome.node.isprintable():
+            raise UnusableWorker(
+                f"the worker at {self.url} is on the node {welcome.node[:MOST_NAME]!r}, expected a name of 1 to "
+                f"{MOST_NAME} printable characters"
+            )
 
     def _begin(self, worker: Worker) -> None:
         """Load the models that the worker is to begin with."""
