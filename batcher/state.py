@@ -7,7 +7,7 @@ with the code.
 =============== ============================= ======================================================================
 Record          Only writer (in batcher/)     Fields
 =============== ============================= ======================================================================
-PartitionState  fleet/fleet.py                kind price models ready lost_ns group
+PartitionState  fleet/fleet.py                kind price models ready lost_ns group closed is_scaled
 PartitionState  fleet/partition_group.py      opening_ns is_listed_idle
 PartitionState  fleet/nodes.py                node link keeps_outputs round_trip_ns ns_per_byte
 PartitionState  fleet/speed.py                hand_off_ns own_hand_off_ns hand_offs last_end_ns between_ns
@@ -136,6 +136,8 @@ class PartitionState:
     models: frozenset[str] = frozenset()  # keys of the models whose batches it may be given
     ready: bool = False  # its worker is up
     lost_ns: int | None = None  # ns; when its worker was lost; None while it is up, or if it never was
+    is_scaled: bool = False  # it is a slot of a scaled class: without a worker, none may be on its way
+    closed: bool = False  # it is up, but gets neither batches nor models, since it is to be given up
     node: NodeState | None = None  # the machine that its worker is on; None for the gateway's own
     link: LinkClass = LOCAL
     keeps_outputs: bool = False  # what its batches answer stays on its node as well
@@ -184,8 +186,10 @@ class PartitionState:
         return expected_ns + self.way_ns(model, rows) - self.occupied_ns(model, rows, expected_ns)
 
     def is_gone(self, now_ns: int) -> bool:
-        """True if its worker was lost so long ago that it is not expected back."""
-        return self.lost_ns is not None and now_ns - self.lost_ns >= UNAVAILABLE_NS
+        """True if its worker was lost so long ago that it is not expected back, or if a scaled slot never had one."""
+        if self.lost_ns is None:
+            return self.is_scaled and not self.ready
+        return now_ns - self.lost_ns >= UNAVAILABLE_NS
 
 
 @dataclass(slots=True, eq=False)
@@ -214,6 +218,11 @@ class PartitionGroup:
     busy: list[tuple[int, int, PartitionState]] = field(default_factory=list)  # heap by `free_at_ns`
     stale: list[PartitionState] = field(default_factory=list)  # those that have changed since `table` was looked at
     table: MemberTable | None = None  # a view of all partitions, for groups of many
+
+    @property
+    def counted(self) -> int:
+        """How many partitions are counted on: those that are up, or all while none is."""
+        return self.ready_count or len(self.partitions)
 
     def way_ns(self, model: ModelState, rows: float) -> int:
         """As `PartitionState.way_ns`, for the slowest way."""

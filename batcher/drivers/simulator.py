@@ -10,6 +10,7 @@ import msgspec
 
 from sluice.batcher.drivers.loop_turns import LoopTurns, is_spent
 from sluice.batcher.drivers.simulated_nodes import SimulatedNode, SimulatedNodes
+from sluice.batcher.drivers.simulated_workers import SimulatedWorkers
 from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import (
     AnyDecision,
@@ -21,6 +22,7 @@ from sluice.batcher.interface.decisions import (
     LookUpCache,
     ResizePartition,
     RevokeBatch,
+    SetPartitions,
     Settlement,
     UnloadModel,
 )
@@ -110,7 +112,8 @@ class Simulator:
     carries orders to load and to unload out one after the other. A planned event may resize a partition, and so may the
     answer of `resize` to an order: `service` has to know which batches came after it. `stray_ns` draws by how much a
     batch's way to its worker, or back, is longer (or shorter) than `host` says. Partitions on `nodes` are reached over
-    the links of these. With `measures`, the links are measured at time 0.
+    the links of these. With `measures`, the links are measured at time 0. A slot of a scaled class has a worker with
+    the models of `tables` when `start_ns` has passed since it was ordered, or since the one before was lost.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class Simulator:
         resize: Callable[[ResizePartition], PartitionResized | ResizeFailed] | None = None,
         judge: Callable[[SchedulerSpec, JudgeSteps], Ask | None] | None = None,
         nodes: Sequence[SimulatedNode] = (),
+        start_ns: Callable[[str], int] | None = None,
         *,
         measures: bool = True,
     ) -> None:
@@ -142,6 +146,7 @@ class Simulator:
         self._load_ns = load_ns or (lambda order: 0)
         self._resize = resize or (lambda order: ResizeFailed(order.partition, "no other size is known"))
         self._judge = judge or (lambda spec, order: None)
+        self._workers = SimulatedWorkers(scheduler.spec, start_ns or (lambda slot: 0))
         self.nodes = SimulatedNodes(nodes, scheduler.spec)
         self._has_nodes = bool(nodes)
         self._leaving: list[tuple[int, int, DispatchBatch, BatchCompleted]] = []
@@ -230,8 +235,12 @@ class Simulator:
             event = heappop(self._planned)[3]
             if isinstance(event, _NodeLost):
                 self._lose(event)
-            elif not isinstance(event, BatchCompleted) or self._started_ns.pop(event.batch, None) is not None:
-                self._handle(event)
+                continue
+            if isinstance(event, BatchCompleted) and self._started_ns.pop(event.batch, None) is None:
+                continue
+            if isinstance(event, PartitionReady) and not self._is_wanted(event.partition):
+                continue
+            self._handle(event)
         arrived = self._arrived
         while arrived:
             event = arrived.popleft()
@@ -276,8 +285,17 @@ class Simulator:
             self._replace_worker(event)
         elif isinstance(event, PartitionLost):
             self._forget_orders(event.partition)
+            if (again_ns := self._workers.restart_ns(event.partition, self.now_ns)) is not None:
+                self._come_up(event.partition, again_ns)
         if decisions:
             self._apply(decisions)
+
+    def _is_wanted(self, name: str) -> bool:
+        """True of a slot unless it is to have no worker after all; and of every other partition."""
+        return not self._workers.is_slot(name) or self._workers.is_due(name, self._turn_ns)
+
+    def _come_up(self, name: str, at_ns: int) -> None:
+        self.at(at_ns, PartitionReady(name, dict(self._tables.get(name, {}))))
 
     def _note(self, event: AnyEvent) -> None:
         """Keep what the nodes have to know of requests and workers."""
@@ -296,7 +314,7 @@ class Simulator:
             self._free_ns.pop(name, None)
             self._known_ns.pop(name, None)
             came_up = self._came_up.pop(name)
-            if loss.back_ns is not None:
+            if loss.back_ns is not None and not self._workers.is_slot(name):
                 self.at(loss.back_ns, came_up)
         for batch in [batch for batch, (name, *_) in self._started_ns.items() if name in names]:
             del self._started_ns[batch]
@@ -333,27 +351,38 @@ class Simulator:
                 self.at(self._turn_ns, CacheMiss(decision.member.request, decision.member.stage))
             elif isinstance(decision, RevokeBatch):
                 self._revoke(decision.batch)
-            elif isinstance(decision, BuildPlan):
-                plan = self._build_plan(self._scheduler.spec, decision.observed) if self._build_plan else None
-                self.at(self._turn_ns, PlanBuilt(decision.build, plan))
-            elif isinstance(decision, JudgeSteps):
-                self.at(self._turn_ns, StepsJudged(decision.judgement, self._judge(self._scheduler.spec, decision)))
-            elif isinstance(decision, ResizePartition):
-                self.at(self._turn_ns, self._resize(decision))
-            elif isinstance(decision, LoadModel):
-                table = self._tables[decision.partition][decision.model]
-                loaded_ns = self._after_orders_ns(decision.partition) + self._load_ns(decision)
-                self._orders_end_ns[decision.partition] = loaded_ns
-                self.at(loaded_ns, ModelLoaded(decision.partition, decision.model, table))
-            elif isinstance(decision, UnloadModel):
-                unloaded_ns = max(self._after_orders_ns(decision.partition), self._free_ns.get(decision.partition, 0))
-                self._orders_end_ns[decision.partition] = unloaded_ns
-                self.at(unloaded_ns, ModelUnloaded(decision.partition, decision.model))
             elif isinstance(decision, Settlement):
                 self.nodes.settled(decision.request)
                 if self._answered is not None:
                     self._answers.append(decision.request)
                     self._idle_ns += self._host.handle_ns
+            else:
+                self._arrange(decision)
+
+    def _arrange(self, decision: AnyDecision) -> None:
+        """Carry out an order about plans, partitions or their models."""
+        if isinstance(decision, BuildPlan):
+            plan = self._build_plan(self._scheduler.spec, decision.observed) if self._build_plan else None
+            self.at(self._turn_ns, PlanBuilt(decision.build, plan))
+        elif isinstance(decision, JudgeSteps):
+            self.at(self._turn_ns, StepsJudged(decision.judgement, self._judge(self._scheduler.spec, decision)))
+        elif isinstance(decision, ResizePartition):
+            self.at(self._turn_ns, self._resize(decision))
+        elif isinstance(decision, SetPartitions):
+            lost, coming = self._workers.follow(decision, self._turn_ns)
+            for name in lost:
+                self.at(self._turn_ns, PartitionLost(name, "given up: fewer are wanted"))
+            for at_ns, name in coming:
+                self._come_up(name, at_ns)
+        elif isinstance(decision, LoadModel):
+            table = self._tables[decision.partition][decision.model]
+            loaded_ns = self._after_orders_ns(decision.partition) + self._load_ns(decision)
+            self._orders_end_ns[decision.partition] = loaded_ns
+            self.at(loaded_ns, ModelLoaded(decision.partition, decision.model, table))
+        elif isinstance(decision, UnloadModel):
+            unloaded_ns = max(self._after_orders_ns(decision.partition), self._free_ns.get(decision.partition, 0))
+            self._orders_end_ns[decision.partition] = unloaded_ns
+            self.at(unloaded_ns, ModelUnloaded(decision.partition, decision.model))
 
     def _after_orders_ns(self, partition: str) -> int:
         """When a partition has done what it was ordered to load and to unload."""

@@ -27,4 +27,8 @@ class RateEstimate:
             level += LEVEL_WEIGHT * (rate - level)
             self._trend += TREND_WEIGHT * (level - self._level - self._trend)
             self._level = level
-        return max(self._level + self._trend, 0.0)
+        return self.ahead(1.0)
+
+    def ahead(self, steps: float) -> float:
+        """The rate to expect in that many steps, each as long as the time between the last two; 0 before the first."""
+        return 0.0 if self._level is None else max(self._level + self._trend * steps, 0.0)

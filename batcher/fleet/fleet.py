@@ -43,6 +43,8 @@ class Fleet:
             )
             for number, config in enumerate(spec.partitions)
         }
+        for name in (slot for scaled in spec.scaling.classes for slot in scaled.slots):
+            self.partitions[name].is_scaled = True
         self.groups: list[PartitionGroup] = []
         self.nodes = Nodes(self.hand_off_ns)
         self.wakeups = WakeupQueue()
@@ -81,6 +83,7 @@ class Fleet:
         was_up = partition.ready
         partition.ready = True
         partition.lost_ns = None
+        partition.closed = False
         self.nodes.place(partition, event)
         kind = partition.kind
         known = self._tables.setdefault(kind, {})
@@ -137,10 +140,20 @@ class Fleet:
         if partition.ready or partition.lost_ns is None:  # not after a failed restart
             partition.lost_ns = now_ns
         was_up = partition.ready
-        partition.ready = False
+        partition.ready = partition.closed = False
         if partition.group is not None and was_up:
             went_down(partition.group, partition)
         self.touch(partition.models)
+
+    def close(self, partition: PartitionState) -> None:
+        """Give a partition no more batches and models; what it has it completes. Without a worker, none is expected."""
+        partition.closed = partition.ready
+        self.move(partition, frozenset())
+
+    def open(self, partition: PartitionState, models: frozenset[str]) -> None:
+        """Give batches of these models to a partition that was closed, and that holds them."""
+        partition.closed = False
+        self.move(partition, models)
 
     def move(self, partition: PartitionState, models: frozenset[str], *, was_up: bool | None = None) -> None:
         """Move a partition to the group of its equals for these models; O(models of both groups).

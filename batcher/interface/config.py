@@ -7,6 +7,7 @@ Specs, events and decisions are written to journals. A field or class that was r
 import msgspec
 
 from sluice.batcher.interface.residency_config import Footprint, ResidencyConfig
+from sluice.batcher.interface.scaling_config import ScalingConfig
 from sluice.models.dynamic_batching import QueuePolicy
 from sluice.models.pipelines.pipeline import PERCENTILE, Confidence, Late
 from sluice.models.units import NS_PER_S, NS_PER_US
@@ -233,7 +234,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SchedulerSpec(msgspec.Struct, frozen=True):
     """All that a scheduler needs to know before the first event; also the first line of a journal.
 
-    With `resizing`, the scheduler resizes partitions by these settings, as far as the driver samples them.
+    With `resizing`, the scheduler resizes partitions by these settings, as far as the driver samples them. The numbers
+    of partitions of the classes in `scaling` follow the load.
     """
 
     models: tuple[ScheduledModel, ...]
@@ -242,3 +244,4 @@ class SchedulerSpec(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
     residency: ResidencyConfig = ResidencyConfig()
     resizing: BalanceSettings | None = None
+    scaling: ScalingConfig = ScalingConfig()

@@ -152,6 +152,18 @@ class RejectChange(Decision, frozen=True):
     passing: bool
 
 
+class SetPartitions(Decision, frozen=True):
+    """Have `count` slots of a class of partitions hold workers.
+
+    `PartitionReady` says which slot has a new one. On the way down the slots in `leaving` go first: they have no batch
+    and get none. Then slots go that are not up yet; never others. `PartitionLost` says that a slot is empty.
+    """
+
+    name: str
+    count: int
+    leaving: tuple[str, ...] = ()
+
+
 class CompleteRequest(Decision, frozen=True, gc=False):
     """All stages of a request are done: answer it."""
 
@@ -209,6 +221,7 @@ AnyDecision = (
     | BuildPlan
     | JudgeSteps
     | ResizePartition
+    | SetPartitions
     | LoadModel
     | UnloadModel
     | ChangeAnswer

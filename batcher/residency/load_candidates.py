@@ -138,10 +138,10 @@ class LoadCandidates:
 
     @staticmethod
     def _is_absent(memory: PartitionMemory, key: str, now_ns: int) -> bool:
-        """True if a running partition neither holds nor loads a model."""
+        """True if a running partition that is not closed neither holds nor loads a model."""
         partition = memory.partition
         held = key in partition.models or memory.ready_ns(key, now_ns) is not None
-        return partition.ready and partition.group is not None and not held
+        return partition.ready and not partition.closed and partition.group is not None and not held
 
     def _load_ns(self, memory: PartitionMemory, model: ModelState, ahead_ns: Mapping[str, int]) -> int:
         return ahead_ns.get(memory.partition.name, 0) + memory.load_ns(model, self._config.load_ns)

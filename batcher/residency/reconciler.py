@@ -163,7 +163,7 @@ class ResidencyReconciler:
         left: list[_Failure] = []
         for name in self._desired | self._extra:
             partition = self._fleet.partitions[name]
-            if partition.ready:
+            if partition.ready and not partition.closed:
                 for model in sorted(self._wanted(name).difference(partition.models, self._loading[name])):
                     failure = self._failures[name].get(model)
                     if failure is not None and failure.retry_ns > now_ns:

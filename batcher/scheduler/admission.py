@@ -12,6 +12,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.places.places import NO_PLACES, Offer, Places, Refusal
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
+from sluice.batcher.scaling.scaler import NoScaler, Scaler, Start
 from sluice.batcher.scheduler.loop_delay import LoopDelay
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
@@ -32,7 +33,8 @@ class Admission:
 
     A request of a sequence has no places, and is never refused for its deadline: its sequence would lack its part.
 
-    With a `loader`, a request for missing models is admitted if it is in time once they are loaded.
+    With a `loader`, a request for missing models is admitted if it is in time once they are loaded. With a `scaler`,
+    the same holds for a request that needs the first partition of a class, which is started in any case.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class Admission:
         fleet: Fleet,
         places: Places,
         loader: OnDemandLoader | NoOnDemandLoading,
+        scaler: Scaler | NoScaler,
     ) -> None:
         self._limits = limits
         self._places = places
         self._loader = loader
+        self._scaler = scaler
         self._counts_demand = loader.enabled
         self._memory = memory
         self.loop_delay = LoopDelay(limits.queue_requests)
@@ -72,12 +76,8 @@ class Admission:
         if nbytes and (short := self._memory.refusal(pipeline.number, nbytes)) is not None:
             reason = f"needs {nbytes} bytes of tensor memory; {short}"
             return self._reject(event, Outcome.REJECTED_MEMORY, reason, self.backlog_ns(pipeline))
-        if pipeline.degraded:
-            if (forecast := self._loader.forecast(pipeline, now_ns)) is not None:
-                return self._judge_cold(event, pipeline, forecast, now_ns)
-            if (missing := self._unavailable(pipeline, now_ns)) is not None:
-                reason = f"no partition holds model {missing}"
-                return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        if pipeline.degraded and (judged := self._judge_degraded(event, pipeline, now_ns)) is not None:
+            return judged
         self._places.count(event, pipeline, now_ns)
         if pipeline.has_sequences:
             return NO_PLACES
@@ -85,6 +85,22 @@ class Admission:
         if isinstance(places, Offer):
             return places
         return self._judge_late(event, pipeline, now_ns, places, wait_ns)
+
+    def _judge_degraded(
+        self, event: RequestArrived, pipeline: PipelineState, now_ns: int
+    ) -> RejectRequest | Offer | None:
+        """Judge a request whose models are not all there; None if they are there, or soon."""
+        forecast = self._loader.forecast(pipeline, now_ns)
+        if forecast is None or forecast.refusal is not None:
+            start = self._scaler.forecast(pipeline, now_ns)
+            if start is not None:
+                return self._judge_start(event, start, now_ns)
+        if forecast is not None:
+            return self._judge_cold(event, pipeline, forecast, now_ns)
+        if (missing := self._unavailable(pipeline, now_ns)) is not None:
+            reason = f"no partition holds model {missing}"
+            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, NS_PER_S)
+        return None
 
     def _judge_cold(
         self, event: RequestArrived, pipeline: PipelineState, forecast: Forecast, now_ns: int
@@ -111,6 +127,18 @@ class Admission:
             return self._reject(event, Outcome.REJECTED_DEADLINE, reason, done_ns - event.deadline_ns)
         loader.begin(forecast, now_ns)
         return NO_PLACES
+
+    def _judge_start(self, event: RequestArrived, start: Start, now_ns: int) -> RejectRequest | Offer:
+        """Admit a request that is in time after the start of a partition; it has no place before that is up."""
+        what = f"model {start.model} waits for a partition of class {start.name}, which is being started"
+        if event.max_cost is not None:
+            reason = f"{what}, so its cost is not known"
+            return self._reject(event, Outcome.REJECTED_UNAVAILABLE, reason, start.done_ns - now_ns)
+        if start.done_ns <= event.deadline_ns:
+            return NO_PLACES
+        done_ms, left_ms = ns_to_ms(start.done_ns - now_ns), ns_to_ms(max(event.deadline_ns - now_ns, 0))
+        reason = f"{what}: predicted to complete in {done_ms:.0f} ms, {left_ms:.1f} ms are left"
+        return self._reject(event, Outcome.REJECTED_DEADLINE, reason, start.done_ns - event.deadline_ns)
 
     def _forgive(self, pipeline: PipelineState, now_ns: int) -> bool:
         """Let the corrections of a pipeline's estimates decay, unless they did so within the probe interval."""

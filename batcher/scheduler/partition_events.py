@@ -17,11 +17,14 @@ from sluice.batcher.interface.events import (
     PartitionResized,
     PlanBuilt,
 )
+from sluice.batcher.interface.plan_data import PipelinePlan
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.residency.on_demand import NoOnDemandLoading, OnDemandLoader
 from sluice.batcher.residency.partition_memory import record_measured_memory
 from sluice.batcher.residency.reconciler import ResidencyReconciler
+from sluice.batcher.scaling.scaler import NoScaler, Scaler
 from sluice.batcher.scheduler.replanner import NoReplanner, Replanner
+from sluice.batcher.state import PipelineState
 from sluice.models.profiles.measurement import ModelMemory
 
 
@@ -37,12 +40,25 @@ class PartitionEvents:
         spec: SchedulerSpec,
         dispatcher: Dispatcher,
         replanner: Replanner | NoReplanner,
+        pipelines: Mapping[str, PipelineState],
         grown: Callable[[], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._grown = grown
         self._replanner = replanner
         self.residency = ResidencyReconciler(dispatcher.fleet, self._unloading)
+        self.scaler: Scaler | NoScaler = NoScaler()
+        if spec.scaling.classes:
+            self.scaler = Scaler(
+                spec,
+                dispatcher.fleet,
+                pipelines,
+                self._closed,
+                dispatcher.sequences.is_used,
+                self.residency.loading,
+                self._is_served,
+                self._plans,
+            )
         self.loader: OnDemandLoader | NoOnDemandLoading = NoOnDemandLoading()
         if spec.residency.loading is Loading.DEMAND:
             self.loader = OnDemandLoader(
@@ -56,6 +72,7 @@ class PartitionEvents:
             decisions.extend(UnloadModel(event.partition, key) for key in forgotten)
             tables = {key: table for key, table in event.tables.items() if key in models}
             event = msgspec.structs.replace(event, tables=tables)
+        self.scaler.ready(event.partition, now_ns)
         self._dispatcher.ready(event, now_ns)
         grown = self._record_memory(event.partition, event.memory)
         self.residency.advance(now_ns, decisions)
@@ -65,6 +82,7 @@ class PartitionEvents:
 
     def partition_lost(self, event: PartitionLost, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a partition's worker is gone."""
+        self.scaler.lost(event.partition, now_ns)
         self.residency.lost(event.partition, now_ns)
         self.loader.lost(event.partition, now_ns)
         self._dispatcher.lost(event.partition, now_ns, is_node_lost=event.is_node_lost)
@@ -119,6 +137,19 @@ class PartitionEvents:
     def _fit(self, name: str, grown: bool, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Evict models where they exceed the memory: on this partition, or on any if a model has `grown`."""
         self.loader.fit(self.loader.memories if grown else (name,), now_ns, decisions)
+
+    def _closed(self, partition: str, now_ns: int) -> None:
+        """Follow a partition that was closed, or opened again."""
+        self._dispatcher.reconsider(partition, now_ns)
+        self._replanner.changed()
+
+    def _is_served(self, model: str) -> bool:
+        return model in self._dispatcher.models and model not in self.residency.retired
+
+    def _plans(self) -> Mapping[str, PipelinePlan]:
+        """The plans in force, by pipeline."""
+        in_force = self._replanner.in_force
+        return {} if in_force is None else {each.pipeline: each for each in in_force.plan.pipelines}
 
     def _unloading(self, partition: str, now_ns: int) -> None:
         self._dispatcher.reconsider(partition, now_ns)

@@ -66,10 +66,11 @@ class PipelineRegistry:
         self.resizer: Resizer | NoResizer = NoResizer()
         if spec.resizing is not None:
             self.resizer = Resizer(spec.resizing, self._fleet, self.pipelines, self.replanner, lambda: self.spec)
-        partition_events = PartitionEvents(spec, dispatcher, self.replanner, self._specify)
+        partition_events = PartitionEvents(spec, dispatcher, self.replanner, self.pipelines, self._specify)
         self._partition_events = partition_events
         self.residency = partition_events.residency
         self.loader = partition_events.loader
+        self.scaler = partition_events.scaler
         self.handlers: Handlers = {
             PartitionReady: partition_events.partition_ready,
             PartitionLost: partition_events.partition_lost,
@@ -136,7 +137,11 @@ class PipelineRegistry:
         states, held = self._fleet.partitions, {each.name: self.residency.held(each.name) for each in partitions}
         serving = {name: states[name].models if states[name].ready else frozenset[str]() for name in held}
         # A worker that is gone may not come back: its partition is used only if no other has room.
-        up = [each for each in partitions if states[each.name].ready or not each.memory_bytes]
+        up = [
+            each
+            for each in partitions
+            if not each.memory_bytes or (states[each.name].ready and not states[each.name].closed)
+        ]
         placement = find_room(needs, new, up or partitions, held, serving)
         if placement.unplaced:
             placement = find_room(needs, new, partitions, held, serving)

@@ -145,9 +145,9 @@ class Replanner:
     def _gone_ns(self) -> dict[str, int]:
         """When plans stop counting on each lost partition."""
         return {
-            name: partition.lost_ns + UNAVAILABLE_NS
+            name: 0 if partition.lost_ns is None else partition.lost_ns + UNAVAILABLE_NS
             for name, partition in self._fleet.partitions.items()
-            if not partition.ready and partition.lost_ns is not None
+            if not partition.ready and (partition.is_scaled or partition.lost_ns is not None)
         }
 
     def _ways(self) -> dict[str, Way]:
@@ -188,7 +188,9 @@ class Replanner:
                 name: () if partition.group is None else held[partition.group]
                 for name, partition in self._fleet.partitions.items()
             },
-            tuple(name for name, partition in self._fleet.partitions.items() if partition.ready),
+            tuple(
+                name for name, partition in self._fleet.partitions.items() if partition.ready and not partition.closed
+            ),
             tuple(name for name, gone_ns in self._gone_ns().items() if gone_ns <= now_ns),
             self._ways(),
         )

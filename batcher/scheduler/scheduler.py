@@ -76,8 +76,12 @@ class Scheduler:
         self._replanner = self.served.replanner
         self._residency = self.served.residency
         self._loader = self.served.loader
-        self._plans = self._loader.enabled or not isinstance(self._replanner, NoReplanner)
-        self.admission = Admission(spec.limits, self.memory, self.dispatcher.fleet, self._places, self._loader)
+        self.scaler = self.served.scaler
+        is_planned = not isinstance(self._replanner, NoReplanner)
+        self._plans = self._loader.enabled or is_planned or self.scaler.enabled
+        self.admission = Admission(
+            spec.limits, self.memory, self.dispatcher.fleet, self._places, self._loader, self.scaler
+        )
         # Work of the driver itself: a request that is settled meanwhile is no longer in `requests`.
         self._combining: dict[tuple[int, int], Request] = {}
         failures = Failures(self.dispatcher, self._fail, self._run_ended)
@@ -117,7 +121,12 @@ class Scheduler:
         if timeouts.planned and (due_ns := timeouts.next_ns()) is not None and (wake_ns is None or due_ns < wake_ns):
             wake_ns = due_ns
         if self._plans:
-            for planned_ns in (self._replanner.wake_ns, self._residency.wake_ns, self._loader.wake_ns):
+            for planned_ns in (
+                self._replanner.wake_ns,
+                self._residency.wake_ns,
+                self._loader.wake_ns,
+                self.scaler.wake_ns,
+            ):
                 if planned_ns is not None and (wake_ns is None or planned_ns < wake_ns):
                     wake_ns = planned_ns
         return wake_ns
@@ -132,8 +141,7 @@ class Scheduler:
                     dispatcher.mark_changed(entry.queue_key)
                 else:
                     self._evict(entry.request, decisions, reason=REASONS[cause])
-        if now_ns >= self._replanner.next_ns and (order := self._replanner.review(now_ns)) is not None:
-            decisions.append(order)
+        self._review(now_ns, decisions)
         if self._residency.due_ns is not None and now_ns >= self._residency.due_ns:
             self._residency.advance(now_ns, decisions)
         loader, stranded = self._loader, dispatcher.fleet.stranded
@@ -141,7 +149,7 @@ class Scheduler:
             loader.run_due(now_ns, decisions)
         dispatcher.form(now_ns, decisions)
         if stranded:
-            entries, again_ns = hopeless_entries(dispatcher.fleet, loader, now_ns)
+            entries, again_ns = hopeless_entries(dispatcher.fleet, loader, self.scaler, now_ns)
             if again_ns is not None:
                 dispatcher.check_by(again_ns)
             for entry, reason in entries:
@@ -150,6 +158,13 @@ class Scheduler:
         if self._retiring or self._retired:
             self.served.reap(now_ns, decisions)
         return decisions
+
+    def _review(self, now_ns: int, decisions: list[AnyDecision]) -> None:
+        """Look at the numbers of partitions, and at the plan, as far as it is time."""
+        if now_ns >= self.scaler.next_ns:
+            self.scaler.review(now_ns, decisions)
+        if now_ns >= self._replanner.next_ns and (order := self._replanner.review(now_ns)) is not None:
+            decisions.append(order)
 
     def queue_depths(self) -> dict[str, int]:
         """Requests waiting, by model key."""

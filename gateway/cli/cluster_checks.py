@@ -33,12 +33,12 @@ _HINTS = {
     "Socket closed": "one side uses TLS and the other does not, or it refuses the certificate of this side",
     "WRONG_VERSION_NUMBER": "it does not use TLS, and this side does",
 }
-"""What to do, by a part of the reason."""
+"""Advice, by a part of the reason."""
 _NOT_THERE = "is `sluice worker` running there, and may it be reached?"
 
 
 class Place(NamedTuple):
-    """Where a worker is to be. `kind` is that of its class, "" if it may have any."""
+    """The place of a worker. `kind` is that of its class, "" if it may have any."""
 
     url: str
     kind: str = ""
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What worker servers want to see: a key and, unless None, certificates."""
+    """A key and, unless None, certificates, which worker servers want to see."""
 
     key: str = ""
     tls: ClientTls | None = None

@@ -57,7 +57,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Survey(NamedTuple):
-    """What a worker server at `url` said, and how far away it is.
+    """The answer of the worker server at `url`, and its distance.
 
     The clock there is `clock_ahead_ns` ahead of ours, within half of the round trip.
     """

@@ -17,7 +17,7 @@ from sluice.models.errors import RequestError
 
 
 class AboutNow(NamedTuple):
-    """What changes of a worker server; see `About`."""
+    """The part of `About` that changes."""
 
     state: str
     holder: str

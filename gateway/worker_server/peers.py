@@ -16,7 +16,7 @@ from sluice.gateway.worker_protocol.messages import FETCH, KEY_METADATA, SERVICE
 from sluice.gateway.worker_server.settings import WorkerTls
 from sluice.models.errors import PartitionError, RequestError
 
-PART_S = 10.0
+PART_S = 5.0
 """The time for a part of a file."""
 MOST_CHANNELS = 16
 """Worker servers to which connections are kept."""

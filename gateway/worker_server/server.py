@@ -131,6 +131,7 @@ class WorkerServer:
         stop, force = asyncio.Event(), asyncio.Event()
         actions = SignalActions(stop.set, force.set, _nothing, reopen, _ignored)
         signals.attach(asyncio.get_running_loop(), actions)
+        await asyncio.to_thread(self.files.prepare)
         self.host.start()
         await self._grpc.start()
         announced = asyncio.create_task(self._announce(ready_file))

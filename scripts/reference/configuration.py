@@ -11,13 +11,14 @@ from scripts.reference.command_line import subparsers
 from scripts.reference.tables import code, paragraph, table
 from sluice.batcher.policies.registry import DEFAULT, batch_policies
 from sluice.batcher.settings.residency import ResidencySettings
+from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
 from sluice.gateway.cli.main import build_parser
 from sluice.gateway.config.access import CorsSettings
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.metrics_settings import MetricsSettings
 from sluice.gateway.config.ray_settings import RaySettings
-from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass, WorkerTls
+from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass, RemoteTls
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
@@ -200,6 +201,7 @@ REMOTE_SECTIONS = (
             "ray": "Ray places the workers. Exactly one of `urls`, `dns` and `ray` is given.",
             "price": "The cost of an hour of each partition.",
             "memory_mb": "Limits the models that each partition holds at a time, in MiB.",
+            "scale": "The server decides how many of the partitions are up. See below.",
         },
         defaults={
             "kind": "that of the resources, with `ray`",
@@ -208,7 +210,20 @@ REMOTE_SECTIONS = (
             "ray": "none",
             "price": "by its kind",
             "memory_mb": "no limit",
+            "scale": "all partitions are to be up",
         },
+    ),
+    Section(
+        "partitions.remote.scale",
+        ScaleSettings,
+        {
+            "min": "The fewest partitions that are up; without `to_zero` at least one.",
+            "max": "The most partitions that are up.",
+            "to_zero": "None is up while the class has no traffic.",
+            "target": "The part of their time that partitions are to be busy.",
+            "start_s": "The time that a partition takes to start, until the server has seen it.",
+        },
+        defaults={"max": "all"},
     ),
     Section(
         "partitions.remote.dns",
@@ -256,12 +271,14 @@ REMOTE_SECTIONS = (
     ),
     Section(
         "partitions.tls",
-        WorkerTls,
+        RemoteTls,
         {
             "ca": "A file with the authorities of the workers' certificates, in PEM.",
             "certificate": "A file with the certificate of the gateway, in PEM.",
             "private_key": "A file with its key, in PEM.",
+            "server_name": "The name in the certificates of workers, where it is not the host of their addresses.",
         },
+        defaults={"server_name": "the host of the address"},
     ),
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
-from sluice.batcher.interface.events import AnyEvent, LinkMeasured
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchFailed, BatchRevoked, LinkMeasured
 from sluice.gateway.cluster.links import NodeLink
 from sluice.gateway.cluster.nodes import NodeWatch
 from sluice.gateway.cluster.source import WorkerSource
@@ -71,6 +71,8 @@ class RemoteExecutor:
         """The submission of a request without an outcome, for models that see requests."""
         self._specs = dict(specs)
         self._sources = {name: each.source for name, each in classes.items()}
+        self._models = models
+        self._running: dict[int, RemotePartition] = {}
         self._sink: EventSink
         self._nodes = NodeWatch(self._measured)
         batches = RemoteBatchContext(
@@ -137,6 +139,7 @@ class RemoteExecutor:
 
     def remove(self, models: Collection[str]) -> None:
         """Remove models that no worker holds."""
+        self._models.forget(models)
         for key in models:
             self._specs.pop(key, None)
         for partition in self._partitions.values():
@@ -144,11 +147,13 @@ class RemoteExecutor:
 
     def run(self, batch: DispatchBatch) -> None:
         """Send a batch; raises PartitionError if its partition cannot take it."""
-        self._partitions[batch.partition].run(batch)
+        partition = self._partitions[batch.partition]
+        partition.run(batch)
+        self._running[batch.batch] = partition
 
     def revoke(self, batch: int) -> None:
         """Ask for a batch back, if a worker has it."""
-        for partition in self._partitions.values():
+        if (partition := self._running.get(batch)) is not None:
             partition.revoke(batch)
 
     def load(self, order: LoadModel) -> None:
@@ -173,4 +178,6 @@ class RemoteExecutor:
         self._report(LinkMeasured(node, round_trip_ns, bytes_per_s))
 
     def _report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS) -> None:
+        if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
+            del self._running[event.batch]
         self._sink(event, details)

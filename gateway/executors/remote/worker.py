@@ -42,6 +42,9 @@ from sluice.mps.partitions.partition import Partition
 LOAD_LIMIT_S = 600.0
 """A worker that has not loaded another one of its models within this time is given up."""
 
+MOST_NAME = 253
+"""Characters of the name of a node or worker."""
+
 
 class UnusableWorker(PartitionError):
     """The worker is not one that the gateway can use: of another version or kind, or without its limits."""
@@ -142,7 +145,6 @@ class RemoteWorker:
         self._kind = kind
         self._models = models
         self._files: dict[str, ModelFile] = {}
-        self._digests: dict[str, str] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._tables: dict[str, LatencyTable] = {}
         self._loading: dict[str, None] = {}
@@ -387,11 +389,16 @@ class RemoteWorker:
 
     def _check(self) -> None:
         welcome = self._session.welcome
-        who = f"the worker {welcome.name} at {self.url}"
+        who = f"the worker {welcome.name[:MOST_NAME]} at {self.url}"
         if welcome.version != self._context.version:
             raise UnusableWorker(f"{who} has the version {welcome.version}, expected {self._context.version}")
         if welcome.kind != self._kind:
             raise UnusableWorker(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+        if not 0 < len(welcome.node) <= MOST_NAME or not welcome.node.isprintable():
+            raise UnusableWorker(
+                f"the worker at {self.url} is on the node {welcome.node[:MOST_NAME]!r}, expected a name of 1 to "
+                f"{MOST_NAME} printable characters"
+            )
 
     def _begin(self, worker: Worker) -> None:
         """Load the models that the worker is to begin with."""
@@ -433,7 +440,6 @@ class RemoteWorker:
             return
         if order.key in self._loading:  # the worker process was not lost meanwhile
             self._files[order.key] = order
-            self._digests[order.key] = "" if model.files is None else model.files.digest
             self._session.send(Load(model))
 
     async def _read_file(self, wanted: FileWanted) -> None:
@@ -452,7 +458,7 @@ class RemoteWorker:
             self._evidence = result.evidence
         if result.table is not None:
             self._tables[result.key] = result.table
-            self._context.models.held(self._digests[result.key], self._session.welcome.peers_url)
+            self._context.models.held(result.key, self._session.welcome.peers_url)
             self._models[result.key] = msgspec.structs.replace(self._files[result.key], table=result.table)
         if self._is_starting:
             self._results.append(result)

@@ -29,7 +29,7 @@ _LOOK_S = 0.02
 
 
 class Way(NamedTuple):
-    """What becomes of packets in one direction: they come `delay_s` later, and a part of them, `loss`, not at all."""
+    """The fate of packets in one direction: they come `delay_s` later, and a part of them, `loss`, not at all."""
 
     delay_s: float = 0.0
     loss: float = 0.0

@@ -103,6 +103,20 @@ async def test_a_worker_of_another_version_is_refused_with_both_named(bench: Ben
     assert lost.reason == "the worker n1a at n1a:1 has the version 0.9, expected 1.2.3"
 
 
+@pytest.mark.parametrize("node", ["", "n" * 254, "n\n1"])
+def test_a_worker_on_a_node_without_a_usable_name_is_refused(node: str) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        peer = bench.peers["n1a:1"]
+        peer.welcome = msgspec.structs.replace(peer.welcome, node=node)
+        await bench.place()
+        (lost,) = bench.take()
+        assert isinstance(lost, PartitionLost)
+        assert "expected a name of 1 to 253 printable characters" in lost.reason
+
+    scenario()
+
+
 @benched()
 async def test_a_worker_that_cannot_be_reached_is_tried_again_and_reported_once(bench: Bench) -> None:
     peer = bench.peers["n1a:1"]
