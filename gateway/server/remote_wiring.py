@@ -91,7 +91,7 @@ def _credentials(settings: PartitionSettings) -> Credentials:
             "" if tls is None else tls.server_name,
         )
     except ConfigError as error:
-        text = " ".join(_OPTIONS.get(word.rstrip(":"), word) for word in str(error).split(" "))
+        text = " ".join(_OPTIONS.get(word, word) for word in str(error).split(" "))
         raise ConfigError(f"partitions: {text}") from error
 
 
