@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import lt
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.fleet.nodes import Nodes
+from sluice.batcher.fleet.nodes import NodeTable
 from sluice.batcher.fleet.partition_group import came_up, depart, join, went_down
 from sluice.batcher.fleet.run_queue import WakeupQueue
 from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
@@ -46,7 +46,7 @@ class Fleet:
         for name in (slot for scaled in spec.scaling.classes for slot in scaled.slots):
             self.partitions[name].is_scaled = True
         self.groups: list[PartitionGroup] = []
-        self.nodes = Nodes(self.hand_off_ns)
+        self.nodes = NodeTable(self.hand_off_ns)
         self.wakeups = WakeupQueue()
         self.stranded: dict[ModelState, None] = {}
         self._equals: dict[_Equals, PartitionGroup] = {}
