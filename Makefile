@@ -29,6 +29,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := .venv-demo
 TEST := .venv-test
+# Ray takes 240 MB without its dependencies, so the tests of clusters have an environment of their own.
+CLUSTER := .venv-cluster
 KSERVE := .venv-kserve
 # The newest one that was tried. It has 450 MB of dependencies, so the tests do not have it.
 KSERVE_VERSION := 0.21.0
@@ -43,7 +45,7 @@ JOBS := 6
 PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
 .PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins \
-	screenshots triton clean \
+	screenshots triton cluster clean \
 	check-unit test-timed $(PARTS)
 .DELETE_ON_ERROR:
 
@@ -61,6 +63,7 @@ help:
 	@echo "make reference    write the generated pages of docs/reference"
 	@echo "make pins         write the versions of all packages in images as pip resolves them now"
 	@echo "make screenshots  take the pictures of the page for the docs: six minutes; needs Chromium"
+	@echo "make cluster      run tests of gateways over a Ray cluster on this machine, in an environment of its own"
 	@echo "make triton       set up the Triton server that tests run against (they do it themselves, too)"
 	@echo "make clean        remove the virtual environments, caches and the demo's models"
 
@@ -86,13 +89,16 @@ check-unit: $(TEST)/installed-$(ORT)
 # must not depend on the order of sets, so what compares its decisions runs once more with other hashes of strings.
 test-core-rest: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=1 $(PYTEST) tests --ignore=tests/simulation --ignore=tests/unit/gateway --ignore=tests/system --ignore=tests/conformance --ignore=tests/compiled \
-		--ignore=tests/deploy
+		--ignore=tests/deploy --ignore=tests/cluster
 
 test-core-gateway: $(TEST)/installed-$(ORT)
 	@$(PYTEST) tests/unit/gateway
 
+# The long simulations run where the core is compiled, which takes half the time, or where nothing can be compiled.
+LONG_SIMULATIONS := $(addprefix tests/simulation/test_,overload.py planned.py shares.py)
+
 test-core-simulation: $(TEST)/installed-$(ORT)
-	@PYTHONHASHSEED=1 $(PYTEST) tests/simulation
+	@PYTHONHASHSEED=1 $(PYTEST) tests/simulation $(addprefix --ignore=,$(LONG_SIMULATIONS))
 
 test-core-hashes: $(TEST)/installed-$(ORT)
 	@PYTHONHASHSEED=2 $(PYTEST) tests/properties/test_scheduler_machine.py tests/properties/test_served.py \
@@ -120,9 +126,10 @@ test-compiled: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
 	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
 		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) \
+		$(LONG_SIMULATIONS) \
 		$(HOT_PATH) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
-	3) echo "make test-compiled: skipped";; \
+	3) echo "make test-compiled: not compiled" && $(PYTEST) $(LONG_SIMULATIONS);; \
 	*) exit 1;; esac
 
 # New seeds each time, which are printed.
@@ -161,6 +168,9 @@ test-grpcio: $(TEST)/installed-$(ORT)
 
 test-timed: $(TEST)/installed-$(ORT)
 	@$(PYTEST) -m timed tests/system tests/conformance
+
+cluster: $(CLUSTER)/installed-$(ORT)
+	@$(CLUSTER)/bin/python -m pytest -p no:cacheprovider tests/cluster
 
 reference: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m scripts.reference
@@ -203,7 +213,7 @@ triton: $(TEST)/installed-$(ORT)
 	@$(TEST)/bin/python -m tests.support.triton.setup
 
 clean:
-	rm -rf $(DEMO) $(TEST) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf $(DEMO) $(TEST) $(CLUSTER) $(KSERVE) .venv-bounds-* .demo .cache build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .import_linter_cache
 
 # $(call install,ENVIRONMENT,EXTRAS): a new virtual environment, so that it never holds both builds of ONNX Runtime.
 define install
@@ -222,3 +232,6 @@ $(DEMO)/installed-$(ORT): pyproject.toml
 
 $(TEST)/installed-$(ORT): pyproject.toml
 	$(call install,$(TEST),$(ORT)$(comma)dev)
+
+$(CLUSTER)/installed-$(ORT): pyproject.toml
+	$(call install,$(CLUSTER),$(ORT)$(comma)dev$(comma)ray)

@@ -219,6 +219,11 @@ class PartitionGroup:
     stale: list[PartitionState] = field(default_factory=list)  # those that have changed since `table` was looked at
     table: MemberTable | None = None  # a view of all partitions, for groups of many
 
+    @property
+    def counted(self) -> int:
+        """How many partitions are counted on: those that are up, or all while none is."""
+        return self.ready_count or len(self.partitions)
+
     def way_ns(self, model: ModelState, rows: float) -> int:
         """As `PartitionState.way_ns`, for the slowest way."""
         return way_ns(self.round_trip_ns, self.ns_per_byte, model.config, rows)

@@ -16,6 +16,8 @@ LEAST_NS = 20 * NS_PER_MS
 """A batch is not overdue before this time: the kernel may hold up a healthy worker for milliseconds."""
 PATIENCE_NS = 100 * NS_PER_MS
 """A batch that is as slow as `OVERDUE` has this time, or until one of its requests would be late elsewhere."""
+LOOKED_AT = 128
+"""The most partitions that are looked at together: of a larger fleet, each part has its turn within `LEAST_NS`."""
 SPARE = 2
 """Times of a batch that are kept for a run elsewhere: its own, and that of the batch that runs there."""
 
@@ -26,16 +28,19 @@ class Stragglers:
     A partition is overdue while its running batch is. It is so only if another one can run the model of that batch: of
     the partitions that hold a model, one is always left that is not overdue.
 
-    There is no timer for each batch: while batches run, all partitions are looked at together at `next_ns`, at most
-    `LEAST_NS` after the last time. While nothing runs, it is None. Then `is_idle` says that `watch` is to be called for
-    the next batch that could run elsewhere; it is never so for a single partition.
+    There is no timer for each batch: while batches run, partitions are looked at together at `next_ns`, all of them
+    within `LEAST_NS`. While nothing runs, it is None. Then `is_idle` says that `watch` is to be called for the next
+    batch that could run elsewhere; it is never so for a single partition.
     """
 
-    __slots__ = ("_fleet", "_since_ns", "is_idle", "next_ns")
+    __slots__ = ("_fleet", "_parts", "_since_ns", "_turn", "is_idle", "next_ns")
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._since_ns = 0
+        partitions = list(fleet.partitions.values())
+        self._parts = [partitions[first : first + LOOKED_AT] for first in range(0, len(partitions), LOOKED_AT)]
+        self._turn = 0
         self.is_idle = len(fleet.partitions) > 1
         self.next_ns: int | None = None
 
@@ -46,24 +51,26 @@ class Stragglers:
         return self.next_ns
 
     def find(self, now_ns: int) -> list[PartitionState]:
-        """The overdue partitions, if it is time to look; O(partitions), and those of the model for an overdue one."""
+        """The overdue ones of the partitions whose turn it is; O(`LOOKED_AT`), and O(those of its model) for each."""
         if self.next_ns is None or now_ns < self.next_ns:
             return []
         if now_ns - self.next_ns >= PATIENCE_NS:
             self._since_ns = now_ns  # the driver stood still, and perhaps the workers with it
-        next_ns = now_ns + LEAST_NS
-        self.is_idle = True
+        next_ns = now_ns + LEAST_NS // len(self._parts)
+        part = self._parts[self._turn]
+        self._turn = (self._turn + 1) % len(self._parts)
         found = []
-        for partition in self._fleet.partitions.values():
+        for partition in part:
             if not partition.batches:
                 continue
-            self.is_idle = False
             at_ns = self._overdue_ns(partition, now_ns)
             if at_ns > now_ns:
-                next_ns = min(next_ns, at_ns)
+                if len(self._parts) == 1:
+                    next_ns = min(next_ns, at_ns)
             elif partition.overdue or self._hosts(partition.batches[0], partition):
                 partition.overdue = True
                 found.append(partition)
+        self.is_idle = not any(partition.batches for partition in self._fleet.partitions.values())
         self.next_ns = None if self.is_idle else next_ns
         return found
 

@@ -7,7 +7,8 @@ from sluice.batcher.queues.priority_queue import PriorityQueue
 from sluice.batcher.queues.progress import batch_key_for
 from sluice.batcher.queues.queue import Queue
 from sluice.batcher.scheduler.scheduler import Scheduler
-from sluice.batcher.state import IN_FLIGHT, Entry, ModelState
+from sluice.batcher.state import IN_FLIGHT, Entry, MemberTable, ModelState, PartitionGroup
+from sluice.models.units import INFINITE_NS
 
 
 def check_invariants(scheduler: Scheduler) -> None:
@@ -129,6 +130,9 @@ def _check_groups(scheduler: Scheduler) -> None:
     for group in fleet.groups:
         assert group.partitions, f"group {group.number} has no partitions"
         assert group.hosted == {key: fleet.models[key] for key in sorted(group.models)}, "a group has other models"
+        assert group.ready_count == sum(each.ready for each in group.partitions.values()), "a group has others up"
+        if group.table is not None:
+            _check_table(group.table, group)
     kinds = [(group.kind, group.price, group.link, group.models) for group in fleet.groups]
     assert len(set(kinds)) == len(kinds), "equal partitions are in two groups"
     for node in fleet.nodes.by_name.values():
@@ -140,6 +144,21 @@ def _check_groups(scheduler: Scheduler) -> None:
         if not any(stage.config.variants for stage in pipeline.stages):  # a plan may have chosen another one since
             models = [stage.model for stage in pipeline.stages if stage.model is not None]
             assert pipeline.degraded != all(map(_is_up, models)), f"{name} does not know which partitions are away"
+
+
+def _check_table(table: MemberTable, group: PartitionGroup) -> None:
+    members = {each.number: each for each in table.members if each is not None}
+    for number, partition in group.partitions.items():
+        if partition.is_stale:
+            assert partition in group.stale, f"{partition.name} is forgotten when its table is brought up to date"
+            continue
+        position = partition.position
+        assert members.get(number) is partition is table.members[position], f"{partition.name} is not in its table"
+        free_ns = partition.free_at_ns if partition.ready else INFINITE_NS
+        until_ns = free_ns + partition.planned_ns if partition.ready else INFINITE_NS
+        order_ns = partition.planned[-1].order_ns if partition.planned else -1
+        known = table.free_ns[position], table.until_ns[position], table.order_ns[position], table.planned_ns[position]
+        assert known == (free_ns, until_ns, order_ns, partition.planned_ns), f"the bounds of {partition.name} are wrong"
 
 
 def _is_up(model: ModelState) -> bool:

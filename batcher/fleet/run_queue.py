@@ -152,8 +152,8 @@ class RunQueue:
 class WakeupQueue:
     """The groups by the times at which to reconsider them, in the heap `items`.
 
-    `deferring` has all run queues with deferred queues, and maybe others. `run_queues` has one for each group. `check_ns` is when to check queues that changed or that no group can
-    run; None for never.
+    `deferring` has all run queues with deferred queues, and maybe others. `run_queues` has one for each group.
+    `check_ns` is when to check queues that changed or that no group can run; None for never.
     """
 
     __slots__ = ("check_ns", "deferring", "items", "run_queues")

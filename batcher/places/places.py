@@ -391,7 +391,7 @@ class Places:
                 continue
             mask = tuple(each.stage.index for each in search.opened if each.batch.partition.group is group)
             table = self._opening(pipeline, stage, mask, group)
-            gap_ns = row_gap_ns * len(group.partitions) / part_of_rows(model, group)
+            gap_ns = row_gap_ns * group.counted / part_of_rows(model, group)
             part = self._shares.part(group, model.pipelines)
             is_last = all(each.order_ns <= batch.order_ns or each.members == 1 for each in batch.partition.planned)
             come, wait_ns = larger_later_ns(table, until_ns, left_ns, search.last.depth, gap_ns, part, is_last=is_last)
@@ -619,15 +619,21 @@ class Places:
         self._unable.clear()
         self._fleet.moved.clear()
         for number in sorted(unable):
-            partition = unable[number]
-            for batch in [each for each in partition.planned if not _can_run(partition, each)]:
-                hosts = [
-                    host for group in batch.model.groups for host in group.partitions.values() if _can_run(host, batch)
-                ]
-                if hosts:
-                    planned_batches.move(batch, min(hosts, key=lambda host: planned_until_ns(host, now_ns)))
-                else:
-                    self._unable[number] = partition
+            if self._move_unable(unable[number], now_ns):
+                self._unable[number] = unable[number]
+
+    def _move_unable(self, partition: PartitionState, now_ns: int) -> bool:
+        """Move the batches to others that a partition cannot run; True if there is no other one for some."""
+        stay = False
+        for batch in [each for each in partition.planned if not _can_run(partition, each)]:
+            hosts = [
+                host for group in batch.model.groups for host in group.partitions.values() if _can_run(host, batch)
+            ]
+            if hosts:
+                planned_batches.move(batch, min(hosts, key=lambda host: planned_until_ns(host, now_ns)))
+            else:
+                stay = True
+        return stay
 
     def resized(self, partition: PartitionState) -> None:
         """Measure what is planned for a partition again, whose kind has changed."""

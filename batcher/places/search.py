@@ -391,10 +391,14 @@ class Search:
         host, order_ns, end_ns, took_ns, merges, _ = self._soonest(stage, model, groups, key, rows, ready_ns)
         full_rows = model.full_rows(model.estimates[host.kind])
         gap_ns = 0
-        sources = (self.places[source] for source in stage.waits_for)
-        if any(place is not None and place[0].partition is host for place in sources):
+        before = [place[0] for source in stage.waits_for if (place := self.places[source]) is not None]
+        if any(batch.partition is host for batch in before):
             gap_ns = host.hand_off_ns + host.way_ns(model, rows)
             end_ns += gap_ns
+            if host.node is not None and end_ns - gap_ns == ready_ns + took_ns:
+                # The way back of the stage before is in `ready_ns` already.
+                back_ns = [return_ns(host, batch.model, batch.room) for batch in before if batch.partition is host]
+                end_ns -= min(gap_ns, *back_ns)
         if self.event.max_cost is not None:
             key = bound_key(key, host.kind, host.price)
         level = self._level(model)

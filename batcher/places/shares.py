@@ -119,7 +119,7 @@ class FairShares:
             part = shares.bound.get(pipeline)
             if part is None and not client:
                 continue
-            row_ns = costs.full_ns(pipeline, group) / len(group.partitions)
+            row_ns = costs.full_ns(pipeline, group) / group.counted
             begin_ns = soonest_start_ns(group, now_ns)
             if part is not None:
                 ahead = pipeline.planned_rows + event.rows
@@ -296,10 +296,16 @@ class _StageCost(NamedTuple):
     usual_ns: float
 
 
-class _BatchCost(NamedTuple):
-    """The time of a usual batch of a model on a kind, and the groups that hold it."""
+class _ModelCost(NamedTuple):
+    """The times of full batches of a model on a kind, and of usual ones, and the part of its rows that each group has.
+
+    `full` and `usual` are their rows.
+    """
 
     parts: Mapping[PartitionGroup, float]
+    full: int
+    full_ns: int
+    usual: int
     usual_ns: int
 
 
@@ -308,7 +314,8 @@ class _Costs:
 
     def __init__(self) -> None:
         self._parts: dict[ModelState, dict[PartitionGroup, float]] = {}
-        self._known: dict[tuple[PipelineState, str, LinkClass], tuple[list[_StageCost], list[_BatchCost]]] = {}
+        self._of_models: dict[tuple[ModelState, str, LinkClass], _ModelCost] = {}
+        self._known: dict[tuple[PipelineState, str, LinkClass], tuple[list[_StageCost], list[_ModelCost]]] = {}
 
     def of(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[float, float, int]:
         """As `cost_ns` in full batches and in usual ones, and the time of a usual batch of each of its models (ns)."""
@@ -318,14 +325,14 @@ class _Costs:
             known = self._known[key] = self._costs_on(pipeline, group)
         full_ns = usual_ns = 0.0
         batch_ns = 0
-        stages, batches = known
+        stages, models = known
         for parts, stage_full_ns, stage_usual_ns in stages:
             if (part := parts.get(group)) is not None:
                 full_ns += stage_full_ns * part
                 usual_ns += stage_usual_ns * part
-        for parts, model_ns in batches:
-            if group in parts:
-                batch_ns += model_ns
+        for each in models:
+            if group in each.parts:
+                batch_ns += each.usual_ns
         return full_ns, usual_ns, batch_ns
 
     def full_ns(self, pipeline: PipelineState, group: PartitionGroup) -> float:
@@ -338,24 +345,29 @@ class _Costs:
                 total += pipeline.reach[stage.index] * length_on_ns(group, model, rows) / rows * part
         return total
 
-    def _costs_on(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[list[_StageCost], list[_BatchCost]]:
+    def _costs_on(self, pipeline: PipelineState, group: PartitionGroup) -> tuple[list[_StageCost], list[_ModelCost]]:
         """The costs on all groups of a kind and class of links."""
         stages: list[_StageCost] = []
         for stage in pipeline.stages:
             model = stage.model
-            if model is None or (estimate := model.estimates.get(group.kind)) is None:
+            if model is None or group.kind not in model.estimates:
                 continue
-            full, reach = model.full_rows(estimate), pipeline.reach[stage.index]
+            cost, reach = self._of_model(model, group), pipeline.reach[stage.index]
+            full_ns, usual_ns = reach * cost.full_ns / cost.full, reach * cost.usual_ns / cost.usual
+            stages.append(_StageCost(cost.parts, full_ns, usual_ns))
+        models = [self._of_model(each, group) for each in pipeline.expected_runs if group.kind in each.estimates]
+        return stages, models
+
+    def _of_model(self, model: ModelState, group: PartitionGroup) -> _ModelCost:
+        key = model, group.kind, group.link
+        known = self._of_models.get(key)
+        if known is None:
+            full = model.full_rows(model.estimates[group.kind])
             usual = min(full, model.usual_rows)
-            full_ns = reach * length_on_ns(group, model, full) / full
-            usual_ns = reach * length_on_ns(group, model, usual) / usual
-            stages.append(_StageCost(self._parts_of(model), full_ns, usual_ns))
-        batches: list[_BatchCost] = []
-        for model in pipeline.expected_runs:
-            if (estimate := model.estimates.get(group.kind)) is not None:
-                usual = min(model.full_rows(estimate), model.usual_rows)
-                batches.append(_BatchCost(self._parts_of(model), length_on_ns(group, model, usual)))
-        return stages, batches
+            full_ns = length_on_ns(group, model, full)
+            usual_ns = full_ns if usual == full else length_on_ns(group, model, usual)
+            known = self._of_models[key] = _ModelCost(self._parts_of(model), full, full_ns, usual, usual_ns)
+        return known
 
     def _parts_of(self, model: ModelState) -> dict[PartitionGroup, float]:
         parts = self._parts.get(model)
@@ -366,7 +378,7 @@ class _Costs:
 
 def _group_shares(group: PartitionGroup, rates: Mapping[PipelineState, float], costs: _Costs) -> _GroupShares:
     """The parts of a group's time, by the rows that come for each pipeline in a ns."""
-    number = len(group.partitions)
+    number = group.counted
     its_costs = {pipeline: costs.of(pipeline, group) for pipeline in rates}
     demands = {pipeline: its_costs[pipeline][1] * rate / number for pipeline, rate in rates.items()}
     weights = {pipeline: pipeline.config.weight for pipeline in demands}
@@ -433,6 +445,6 @@ def parts_of_rows(model: ModelState) -> dict[PartitionGroup, float]:
         return {model.groups[0]: 1.0}
     alike = {(group.kind, group.link): group for group in model.groups}
     row_ns = {key: max(model.row_on_ns(group), 1) for key, group in alike.items()}
-    rates = [len(each.partitions) / row_ns[each.kind, each.link] for each in model.groups]
+    rates = [each.counted / row_ns[each.kind, each.link] for each in model.groups]
     whole = sum(rates)
     return {group: rate / whole for group, rate in zip(model.groups, rates, strict=True)}

@@ -47,7 +47,7 @@ def _soonest(
 ) -> tuple[Span, list[int], int]:
     """The span of a stage on a group, and its partition: of the free ones, the last to become free."""
     if group not in free_ns:
-        free_ns[group] = [0] * min(group.ready_count or len(group.partitions), most)
+        free_ns[group] = [0] * min(group.counted, most)
     hosts = free_ns[group]
     host = min(range(len(hosts)), key=lambda host: (max(hosts[host], ready_ns), -hosts[host]))
     begin_ns = max(hosts[host], ready_ns)

@@ -171,6 +171,7 @@ class Replanner:
                 name: pipeline.rate.take(pipeline.arrived_rows, elapsed_ns)
                 for name, pipeline in self._pipelines.items()
             }
+        held = {group: tuple(sorted(group.models)) for group in self._fleet.groups}
         return Observed(
             {
                 key: {kind: estimate.table for kind, estimate in model.estimates.items()}
@@ -183,7 +184,10 @@ class Replanner:
                 for name, pipeline in self._pipelines.items()
                 if any(stage.config.when is not None for stage in pipeline.stages)
             },
-            {name: tuple(sorted(partition.models)) for name, partition in self._fleet.partitions.items()},
+            {
+                name: () if partition.group is None else held[partition.group]
+                for name, partition in self._fleet.partitions.items()
+            },
             tuple(
                 name for name, partition in self._fleet.partitions.items() if partition.ready and not partition.closed
             ),

@@ -1,18 +1,18 @@
 """A fleet in virtual time: the time of each decision and the goodput of a partition, from 10 to 1 000 partitions.
 
-    python -m benchmarks.support.fleet [--rows 10x1,100x10,1000x100] [--placements pools,everywhere,scattered]
+    python -m benchmarks.support.fleet [--rows 10x4,100x12,1000x100] [--placements pools,everywhere,scattered]
 
-Partitions are of four kinds, ten of which are a cell: each count of partitions has the same mix. Pipelines are single
-models, cascades, ensembles and chains with objectives from 240 ms to 960 ms. Every pipeline asks for the same share of
-the time of all partitions. The models are placed in one of three ways:
+Partitions are of four kinds, ten of which are a cell: each count of partitions has the same mix. Eight of them are on
+a node. Pipelines are single models, cascades, ensembles and chains with objectives from 240 ms to 960 ms. Every
+pipeline asks for the same share of the time of all partitions. The models are placed in one of three ways:
 
 - pools: a hundred partitions hold the models of ten pipelines, so there are as many pools as there is work;
 - everywhere: all partitions hold all models;
-- scattered: each partition holds the models of a tenth of the pipelines (of three at least), and no two hold the same.
+- scattered: each partition holds the models of a tenth of the pipelines (of three at least), drawn by chance.
 
 A run goes through the simulator once, which gives the goodput. Then its events are handled again by fresh schedulers,
-and each is timed: an event counts with the least of its times over the rounds. That a decision counts for an event and
-for the wake-up after it is what a live driver does with one event.
+and each is timed: an event counts with the least of its times over the rounds. The time is that of the thread, so what
+others do on the machine counts only by the caches that they take.
 """
 
 import argparse
@@ -22,12 +22,15 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
+
+import msgspec
 
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import Limits, PartitionConfig, PipelineConfig, ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
-from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, PlanBuilt, RequestArrived
+from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.plan_data import Observed, Plan
 from sluice.batcher.planner.build import build_plan
@@ -54,6 +57,8 @@ ESCALATED = 0.3
 OBJECTIVES = (12, 20, 30, 48)
 """Objectives of pipelines, in times of a batch of one row in each of its stages on a whole device."""
 PLACEMENTS = ("pools", "everywhere", "scattered")
+SHOWN = ("RequestArrived", "BatchCompleted", "wake-up", "all")
+"""The types of events whose times are printed."""
 WARM_NS = NS_PER_S
 """Requests that arrive before this time do not count."""
 
@@ -87,41 +92,45 @@ def table_of(factor: float, kind: str) -> LatencyTable:
 
 def pipeline_of(number: int) -> FleetPipeline:
     """One of four forms of pipelines in turns: single model, cascade of two, ensemble of three, chain of two."""
-    form = number % 4
     name = f"p{number}:1"
-    keys = [f"m{number}-{stage}:1" for stage in range(3)]
-    if form == 0:
-        config, factors, reach = single(keys[0], name=name), (1.0,), (1.0,)
-    elif form == 1:
-        config, factors, reach = cascade(*keys[:2], name=name, below=ESCALATED), (0.5, 1.5), (1.0, ESCALATED)
-    elif form == 2:
-        config, factors, reach = ensemble(*keys, name=name), (0.3, 0.4, 0.5), (1.0, 1.0, 1.0)
-    else:
-        config, factors, reach = chain(*keys[:2], name=name), (0.4, 0.6), (1.0, 1.0)
-    stages = tuple(_Stage(*each) for each in zip(keys, factors, reach, strict=False))
-    objective_ms = OBJECTIVES[number // 4 % len(OBJECTIVES)] * MEASURED_MS[1]
-    objective_ns = int(objective_ms * NS_PER_MS)
-    fields = {field: getattr(config, field) for field in config.__struct_fields__}
-    return FleetPipeline(PipelineConfig(**{**fields, "slo_ns": objective_ns}), stages, objective_ns)
+    first, second, third = (f"m{number}-{stage}:1" for stage in range(3))
+    configs = (
+        single(first, name=name),
+        cascade(first, second, name=name, below=ESCALATED),
+        ensemble(first, second, third, name=name),
+        chain(first, second, name=name),
+    )
+    stages = (
+        (_Stage(first, 1.0, 1.0),),
+        (_Stage(first, 0.5, 1.0), _Stage(second, 1.5, ESCALATED)),
+        (_Stage(first, 0.3, 1.0), _Stage(second, 0.4, 1.0), _Stage(third, 0.5, 1.0)),
+        (_Stage(first, 0.4, 1.0), _Stage(second, 0.6, 1.0)),
+    )
+    form = number % len(configs)
+    objective_ns = int(OBJECTIVES[(number + number // len(configs)) % len(OBJECTIVES)] * MEASURED_MS[1] * NS_PER_MS)
+    return FleetPipeline(msgspec.structs.replace(configs[form], slo_ns=objective_ns), stages[form], objective_ns)
 
 
 def placed(placement: str, partitions: int, pipelines: int) -> list[list[int]]:
     """The pipelines whose models each partition holds, by number."""
-    if placement == "everywhere" or partitions <= POOL and placement == "pools":
+    if placement == "everywhere" or (placement == "pools" and partitions <= POOL):
         return [list(range(pipelines))] * partitions
     if placement == "pools":
         pools = partitions // POOL
-        return [[each for each in range(pipelines) if each % pools == number // POOL] for number in range(partitions)]
+        held = [list(range(pipelines * pool // pools, pipelines * (pool + 1) // pools)) for pool in range(pools)]
+        return [held[number * pools // partitions] for number in range(partitions)]
     draw = random.Random(1)
-    held = [sorted(draw.sample(range(pipelines), max(pipelines // 10, min(pipelines, 3)))) for _ in range(partitions)]
-    # A cell is alike in its kinds only, so each pipeline is on all kinds where there are partitions enough.
-    return held
+    some = max(pipelines // 10, min(pipelines, 3))
+    return [sorted(draw.sample(range(pipelines), some)) for _ in range(partitions)]
 
 
 class Fleet:
-    """A spec, the first events, and seeded arrivals at `load` times what all partitions can serve in full batches."""
+    """A spec, the first events, and seeded arrivals at `load` times what all partitions can serve in full batches.
 
-    def __init__(self, partitions: int, pipelines: int, placement: str, load: float) -> None:
+    `whole` is what all partitions are worth together, in whole devices.
+    """
+
+    def __init__(self, partitions: int, pipelines: int, placement: str, load: float, *, nodes: bool = True) -> None:
         self.pipelines = [pipeline_of(number) for number in range(pipelines)]
         self.factors = {each.model: each.factor for pipeline in self.pipelines for each in pipeline.stages}
         self.kinds = {f"p{number}": CELL[number % len(CELL)] for number in range(partitions)}
@@ -133,11 +142,13 @@ class Fleet:
         )
         self.ready = []
         tables = {(key, kind): table_of(factor, kind) for key, factor in self.factors.items() for kind in KINDS}
-        for (name, kind), held in zip(self.kinds.items(), placed(placement, partitions, pipelines), strict=True):
-            keys = [each.model for number in held for each in self.pipelines[number].stages]
-            self.ready.append(PartitionReady(name, {key: tables[key, kind] for key in keys}))
-        whole = sum(1 / KINDS[kind][0] for kind in self.kinds.values())
-        share = load * whole / pipelines
+        held = placed(placement, partitions, pipelines)
+        for number, (name, kind) in enumerate(self.kinds.items()):
+            keys = [each.model for pipeline in held[number] for each in self.pipelines[pipeline].stages]
+            node = f"n{number // A_NODE}" if nodes else ""
+            self.ready.append(PartitionReady(name, {key: tables[key, kind] for key in keys}, node=node))
+        self.whole = sum(1 / KINDS[kind][0] for kind in self.kinds.values())
+        share = load * self.whole / pipelines
         self.rates = [share * 1000 / pipeline.row_ms for pipeline in self.pipelines]
 
     def scheduler(self) -> Scheduler:
@@ -148,7 +159,7 @@ class Fleet:
         """Poisson arrivals of all pipelines, seeded."""
         draw = random.Random(2)
         total = sum(self.rates)
-        bounds = [sum(self.rates[: number + 1]) / total for number in range(len(self.rates))]
+        bounds = list(accumulate(self.rates))
         numbers = range(len(bounds))
         now_ns, request = 1_000, 0
         while True:
@@ -161,7 +172,7 @@ class Fleet:
             request += 1
 
 
-class _Service:
+class Service:
     """Batches take what the tables say."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -215,7 +226,7 @@ def simulate(fleet: Fleet, seconds: float) -> Run:
         plan_s.append(time.perf_counter() - began)
         return plan
 
-    simulator = Simulator(fleet.scheduler(), _Service(fleet), observe, build_plan=build)
+    simulator = Simulator(fleet.scheduler(), Service(fleet), observe, build_plan=build)
     for event in fleet.ready:
         simulator.at(0, event)
     simulator.run(fleet.arrivals(until_ns))
@@ -225,7 +236,7 @@ def simulate(fleet: Fleet, seconds: float) -> Run:
 class Times(NamedTuple):
     """The times of the steps of one type, in microseconds."""
 
-    count: int
+    steps: int
     mean: float
     p99: float
     most: float
@@ -235,9 +246,9 @@ def replay(fleet: Fleet, steps: Sequence[Step]) -> list[int]:
     """The time of each step in a fresh scheduler (ns)."""
     scheduler = fleet.scheduler()
     took: list[int] = []
-    clock = time.thread_time_ns  # others on the machine do not count
+    clock = time.thread_time_ns
     gc.collect()
-    gc.freeze()  # as the gateway does after its start
+    gc.disable()  # there are more requests at a time than a gateway ever has, and the core leaves no cycles
     for now_ns, event in steps:
         began = clock()
         if event is None:
@@ -246,59 +257,58 @@ def replay(fleet: Fleet, steps: Sequence[Step]) -> list[int]:
             scheduler.handle(event, now_ns)
         scheduler.next_wakeup_ns()
         took.append(clock() - began)
-    gc.unfreeze()
+    gc.enable()
     return took
 
 
-def by_type(steps: Sequence[Step], took: Sequence[int], batches: int) -> dict[str, Times]:
-    """The times of steps by type of event; `decision` is all the time of a run in the batches that it dispatched."""
-    times: dict[str, list[float]] = defaultdict(list)
-    for (_, event), ns in zip(steps, took, strict=True):
-        times["wake-up" if event is None else type(event).__name__].append(ns / 1000)
-    served = [ns / 1000 for (now_ns, _), ns in zip(steps, took, strict=True) if now_ns]
-    found = {name: _times(values) for name, values in sorted(times.items())}
-    found["all"] = _times(served)
-    found["a batch"] = Times(batches, sum(served) / max(batches, 1), 0.0, 0.0)
-    return found
-
-
-def _times(values: list[float]) -> Times:
-    ordered = sorted(values)
-    return Times(len(ordered), statistics.fmean(ordered), ordered[int(0.99 * (len(ordered) - 1))], ordered[-1])
-
-
 def least(rounds: Sequence[Sequence[int]]) -> list[int]:
-    """The least time of each step over the rounds: what others do on the machine only adds to it."""
+    """The least time of each step over the rounds."""
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
+def by_type(steps: Sequence[Step], took: Sequence[int]) -> dict[str, Times]:
+    """The times of steps by type of event, and of all but those at the start."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for (now_ns, event), ns in zip(steps, took, strict=True):
+        times["wake-up" if event is None else type(event).__name__].append(ns / 1000)
+        if now_ns:
+            times["all"].append(ns / 1000)
+    return {name: _times(sorted(values)) for name, values in sorted(times.items())}
+
+
+def _times(ordered: Sequence[float]) -> Times:
+    last = len(ordered) - 1
+    return Times(len(ordered), statistics.fmean(ordered), ordered[int(0.99 * last)], ordered[last])
+
+
+def _print_row(fleet: Fleet, run: Run, title: str, rounds: int, *, every: bool) -> None:
+    times = by_type(run.steps, least([replay(fleet, run.steps) for _ in range(rounds)]))
+    plan_ms = max(run.plan_s, default=0) * 1000
+    print(f"{title}: {run.goodput / fleet.whole:.1f} in time a second and whole device, plans {plan_ms:.0f} ms")
+    print(f"    {run.outcomes}, {run.batches} batches, {sum(run.plan_s) * 1000:.0f} ms for {len(run.plan_s)} plans")
+    for name, each in times.items():
+        if every or name in SHOWN:
+            print(f"    {name:<16} {each.steps:>7} {each.mean:8.1f} {each.p99:8.1f} {each.most:9.1f} us", flush=True)
+
+
 def main() -> None:
-    """Print a table."""
+    """Print a table: for each type of event how many there were, and the mean, the 99th percentile and the maximum."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="10x1,100x10,1000x100")
+    parser.add_argument("--rows", default="10x4,100x12,1000x100", help="partitions x pipelines")
     parser.add_argument("--placements", default=",".join(PLACEMENTS))
     parser.add_argument("--loads", default="0.7,0.9")
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--no-nodes", action="store_true", help="all partitions are on the gateway's own machine")
     parser.add_argument("--all", action="store_true", help="print the times of all types of events")
     options = parser.parse_args()
     for placement in options.placements.split(","):
         for load in map(float, options.loads.split(",")):
             for row in options.rows.split(","):
                 partitions, pipelines = map(int, row.split("x"))
-                fleet = Fleet(partitions, pipelines, placement, load)
-                run = simulate(fleet, options.seconds)
-                times = by_type(run.steps, least([replay(fleet, run.steps) for _ in range(options.rounds)]), run.batches)
-                goodput = run.goodput / sum(1 / KINDS[kind][0] for kind in fleet.kinds.values())
-                shown = list(times) if options.all else ["RequestArrived", "BatchCompleted", "wake-up", "all", "a batch"]
-                print(
-                    f"{placement:<11} load {load:.2f}  {partitions:>5} partitions {pipelines:>4} pipelines: goodput of "
-                    f"a whole device {goodput:6.1f}/s; {sum(run.outcomes.values())} requests {run.outcomes}, "
-                    f"{run.batches} batches; plans {max(run.plan_s, default=0) * 1000:.0f} ms"
-                )
-                for name in shown:
-                    each = times[name]
-                    print(f"    {name:<16} {each.count:>7} {each.mean:8.1f} {each.p99:8.1f} {each.most:9.1f} us", flush=True)
+                fleet = Fleet(partitions, pipelines, placement, load, nodes=not options.no_nodes)
+                title = f"{placement}, load {load:.2f}, {partitions} partitions, {pipelines} pipelines"
+                _print_row(fleet, simulate(fleet, options.seconds), title, options.rounds, every=options.all)
 
 
 if __name__ == "__main__":

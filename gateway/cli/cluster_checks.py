@@ -25,9 +25,20 @@ LEAST_FREE_BYTES = 256 << 20
 """Room on a disk without which nothing more comes into a cache."""
 _MIB, _GIB = 1 << 20, 1 << 30
 
+_HINTS = {
+    "the key is wrong": "give both sides the same key_file",
+    "wants a key": "give both sides the same key_file",
+    "Hostname Verification": "give the name in its certificate as server_name",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate must be from the authority that this side trusts",
+    "Socket closed": "one side uses TLS and the other does not, or it refuses the certificate of this side",
+    "WRONG_VERSION_NUMBER": "it does not use TLS, and this side does",
+}
+"""Advice, by a part of the reason."""
+_NOT_THERE = "is `sluice worker` running there, and may it be reached?"
+
 
 class Place(NamedTuple):
-    """Where a worker is to be. `kind` is that of its class, "" if it may have any."""
+    """The place of a worker. `kind` is that of its class, "" if it may have any."""
 
     url: str
     kind: str = ""
@@ -35,7 +46,7 @@ class Place(NamedTuple):
 
 
 class Access(NamedTuple):
-    """What worker servers want to see: a key and, unless None, certificates."""
+    """A key and, unless None, certificates, which worker servers want to see."""
 
     key: str = ""
     tls: ClientTls | None = None
@@ -52,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", metavar="URL,…", help="addresses of worker servers, HOST:PORT, for --cluster")
     parser.add_argument("--key-file", metavar="FILE", help="the key that the workers want, for --workers")
+    parser.add_argument("--server-name", metavar="NAME", help="the name in the certificates of workers, for --workers")
 
 
 def cluster_findings(options: argparse.Namespace, config: ServerConfig) -> Iterator[Finding]:
@@ -77,9 +89,12 @@ def _access(options: argparse.Namespace, settings: PartitionSettings | None) -> 
     tls = settings.tls if settings is not None else None
     if options.key_file is not None or options.cacert or options.cert or settings is None:
         given = ClientTls(options.cacert or "", options.cert or "", options.key or "")
-        return Access(read_key(options.key_file), given if options.cacert or options.cert else None)
+        secure = options.cacert or options.cert
+        return Access(read_key(options.key_file), given if secure else None, options.server_name or "")
     key = read_key(settings.key_file)
-    return Access(key, None if tls is None else ClientTls(tls.ca, tls.certificate, tls.private_key))
+    if tls is None:
+        return Access(key)
+    return Access(key, ClientTls(tls.ca, tls.certificate, tls.private_key), tls.server_name)
 
 
 def _urls(text: str) -> list[str]:
@@ -133,9 +148,7 @@ def findings_of(places: Sequence[Place], answers: Sequence[Answer]) -> Iterator[
             surveys.append(answer)
             yield _worker(place, answer)
         else:
-            text = f"{place.url} of {place.origin}: {answer}; is `sluice worker` running there, and may it be reached?"
-            if "key" in str(answer):
-                text = f"{place.url} of {place.origin}: {answer}; give both sides the same key_file"
+            text = f"{place.url} of {place.origin}: {answer}; {_hint(str(answer))}"
             yield Finding("workers", Severity.WRONG, text)
     nodes: dict[str, list[Survey]] = defaultdict(list)
     for each in surveys:
@@ -149,6 +162,10 @@ def findings_of(places: Sequence[Place], answers: Sequence[Answer]) -> Iterator[
     if surveys:
         yield _leases(surveys)
     yield from _caches(nodes)
+
+
+def _hint(reason: str) -> str:
+    return next((hint for sign, hint in _HINTS.items() if sign in reason), _NOT_THERE)
 
 
 def _worker(place: Place, survey: Survey) -> Finding:
@@ -223,8 +240,9 @@ def _leases(surveys: Sequence[Survey]) -> Finding:
     holders = Counter(each.about.holder for each in surveys)
     free = holders.pop("", 0)
     parts = [f"gateway {name} has {count}" for name, count in sorted(holders.items())]
-    parts += [f"{free} are free"] * bool(free)
-    return Finding("leases", Severity.OK if holders else Severity.NOTE, f"{len(surveys)} workers: {', '.join(parts)}")
+    parts += [f"{free} {'is' if free == 1 else 'are'} free"] * bool(free)
+    count = f"{len(surveys)} worker{'s' if len(surveys) != 1 else ''}"
+    return Finding("leases", Severity.OK if holders else Severity.NOTE, f"{count}: {', '.join(parts)}")
 
 
 def _caches(nodes: Mapping[str, Sequence[Survey]]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice.gateway.cli.pack import add_pack_arguments, pack
 from sluice.gateway.cli.resize import add_resize_arguments, resize
-from sluice.gateway.cli.text.partition_report import gpu_lines, mps_lines, partition_lines, plan_lines
+from sluice.gateway.cli.text.partition_report import gpu_lines, mps_lines, partition_lines, plan_lines, remote_lines
 from sluice.models.errors import ConfigError, ControlFailed, ServingError
 from sluice.mps.daemon.inventory import running_daemons
 from sluice.mps.mig.apply import apply_plan
@@ -58,6 +58,7 @@ def _list(options: argparse.Namespace) -> int:
 
     config = ServerConfig() if options.config is None else read_config(options.config)
     _print(partition_lines(configured_partitions(config)))
+    _print(remote_lines(config.remote_classes))
     try:
         with open_nvml() as nvml:
             for gpu in nvml.gpus():

@@ -13,7 +13,7 @@ from sluice.gateway.cli.text.plan_report import report
 from sluice.gateway.config.configured_partitions import configured_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import read_models
-from sluice.gateway.what_if.latency_tables import planned_partitions
+from sluice.gateway.what_if.latency_tables import planned_partitions, remote_partitions
 from sluice.gateway.what_if.pipeline_plan import PERCENTILE, PlanInput, Planning
 from sluice.gateway.what_if.planned_pipeline import find_pipeline
 from sluice.models.errors import ConfigError
@@ -87,7 +87,10 @@ def _plan(options: argparse.Namespace) -> int:
     _check(options)
     settings = _planner_settings(options)
     text = options.partitions
-    partitions = configured_partitions(config) if text is None else planned_partitions(text)
+    if text is None:
+        partitions = (*configured_partitions(config), *remote_partitions(config))
+    else:
+        partitions = planned_partitions(text)
     repository = _repository(options.repository, options.pipeline, config)
     pipeline = find_pipeline(repository, options.pipeline, options.repository)
     note = ""

@@ -163,7 +163,7 @@ class _Cluster(NamedTuple):
     gateway: str | None
 
     def report(self, *action: str) -> Any:
-        """What the cluster has, as a document, after an action."""
+        """The contents of the cluster, as a document, after an action."""
         timeout_s = REPLACE_TIMEOUT_S if action else STATUS_TIMEOUT_S
         answer = report(self.address, self.namespace, *action, environment=self.environment, timeout_s=timeout_s)
         return json.loads(answer)

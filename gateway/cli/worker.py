@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     partition.add_argument(
         "--cores",
         metavar="N,N|auto:N",
-        help="the cores of the partition, or so many that no other worker of this machine and user holds",
+        help="the cores of the partition, or a number of cores that no other worker of this machine and user holds",
     )
     partition.add_argument("--gpu", choices=[_AUTO], help="the one GPU or MIG instance that this process was given")
     add("--listen", metavar="HOST:PORT", help="the address to listen on; port 0 takes a free one (default 127.0.0.1:0)")
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-ca", metavar="FILE", help="the authority that gateways' certificates are from, in PEM")
     add("--tls-certificate", metavar="FILE", help="the certificate of the worker, in PEM")
     add("--tls-private-key", metavar="FILE", help="the key of that certificate, in PEM")
+    add("--tls-server-name", metavar="NAME", help="the name in the certificates of workers (default: their host)")
     add(
         "--drain-s",
         type=quantity("_s"),
@@ -115,7 +116,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     if any(tls.values()):
         if not all(tls.values()):
             raise ConfigError("expected --tls-ca, --tls-certificate and --tls-private-key together")
-        given["tls"] = tls
+        given["tls"] = tls | {"server_name": options.tls_server_name or ""}
     if options.cores is not None:
         given["partition"] = {"kind": "cpu", "name": options.name or "worker", "cores": _cores(options.cores)}
     elif options.gpu is not None:

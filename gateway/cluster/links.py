@@ -5,11 +5,11 @@ from statistics import median
 
 LARGE_BYTES = 256 << 10
 """Fewer bytes say nothing about the bandwidth."""
-_ROUND_TRIPS = 16
+_ROUND_TRIPS = 8
 _TRANSFERS = 9
 
 
-class Link:
+class NodeLink:
     """The way to one node: the quickest of the last round trips, and the median of the last bandwidths.
 
     Both are 0 until they were measured.

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from sluice.gateway.cluster.links import Link
+from sluice.gateway.cluster.links import NodeLink
 
 HOLD_S = 0.05
 """The loss of a worker is held back for this time, to see whether its whole node is lost."""
-SILENT_S = 1.5
-"""Workers that were silent for this time when another one of their node is lost are lost with it."""
+SILENT_S = 1.2
+"""Workers that were silent for this time when another one of their node is lost are lost with it. They answer pings
+more often."""
 REPORT_S = 1.0
 """The shortest time between two reports of a link."""
 
@@ -34,12 +35,12 @@ class _Node:
         self.workers: set[NodeWorker] = set()
         self.broken: dict[NodeWorker, str] = {}
         self.timer: asyncio.TimerHandle | None = None
-        self.link = Link()
+        self.link = NodeLink()
         self.reported_s = -REPORT_S
         self.reported = (0, 0)
 
 
-class Nodes:
+class NodeWatch:
     """Knows the workers of each node. `measured` gets a node, its round trip in ns and its bytes a second.
 
     A worker whose connection breaks is lost at once if it is the last one of its node, and else a moment later. If all
@@ -51,11 +52,11 @@ class Nodes:
         self._nodes: dict[str, _Node] = {}
 
     @property
-    def links(self) -> Mapping[str, Link]:
+    def links(self) -> Mapping[str, NodeLink]:
         """The ways to the nodes that had workers."""
         return {name: node.link for name, node in self._nodes.items()}
 
-    def link(self, node: str) -> Link:
+    def link(self, node: str) -> NodeLink:
         """The way to a node."""
         return self._node(node).link
 

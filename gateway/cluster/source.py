@@ -14,7 +14,7 @@ class WorkerSource(Protocol):
     def start(self, placed: Placed) -> None:
         """Begin, on the running event loop; `placed` is called there whenever the worker of a slot changes.
 
-        It is called again with the same address if a worker was started anew there.
+        It is called again with the same address if another worker was started there.
         """
         ...
 

@@ -33,7 +33,8 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     are the nodes that may be used, by name, address or id (empty: all). Classes with the same `near` are placed
     together: worker number i of each on one node. `runtime_env` is passed to Ray. `cache` is the directory of models
     on the nodes and `cache_mb` its bound; `worker_options` are further options of `sluice worker`, as those of TLS.
-    Workers that no gateway uses any more end after `keep_s`.
+    Workers that no gateway uses any more end after `keep_s`. When Ray's head is gone, workers go on for
+    `without_head_s` at most, in which it may come back.
     """
 
     address: str = "auto"
@@ -50,6 +51,7 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_mb: int | None = None
     worker_options: tuple[str, ...] = ()
     keep_s: float = 30.0
+    without_head_s: float = 3600.0
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -65,8 +67,9 @@ class RaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             worker_kind(self.resources)
         if self.cache_mb is not None and self.cache_mb < 1:
             raise ValueError(f"cache_mb: expected at least 1, got {self.cache_mb}")
-        if not 0 <= self.keep_s < math.inf:
-            raise ValueError(f"keep_s: expected a finite time of at least 0, got {self.keep_s:g}")
+        for key, seconds in (("keep_s", self.keep_s), ("without_head_s", self.without_head_s)):
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"{key}: expected a finite time of at least 0, got {seconds:g}")
 
     @property
     def most(self) -> int | None:

@@ -116,6 +116,12 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return worker_kind(self.ray.resources)
 
     @property
+    def is_cpu(self) -> bool:
+        """True for partitions of cores, False for those of GPUs."""
+        kind = parse_kind(self.profile_kind)
+        return kind is None or bool(kind.cores)
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """The names of its partitions; none if their number follows from a Ray cluster that was not asked yet."""
         if self.urls is not None:
@@ -155,15 +161,17 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hour / _SECONDS_PER_HOUR
 
 
-class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RemoteTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """PEM files for connections to workers: the authority of the workers, and the certificate and key of the gateway.
 
-    The workers ask for the certificate, and the gateway for theirs.
+    The workers ask for the certificate, and the gateway for theirs. `server_name` is the name in the certificates of
+    workers, where it is not the host of their addresses ("").
     """
 
     ca: str
     certificate: str
     private_key: str
+    server_name: str = ""
 
 
 class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -178,7 +186,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     remote: tuple[RemoteClass, ...] = ()
     ray: RaySettings | None = None
     key_file: str | None = None
-    tls: WorkerTls | None = None
+    tls: RemoteTls | None = None
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.classes]

@@ -83,7 +83,9 @@ def read_models(
 def model_source(directories: Sequence[Path], config: ServerConfig, triton: Discovery) -> RevisionSource:
     """The source that later revisions of models are read from."""
     remote = {key: ModelEntry(spec, Path(spec.name), REMOTE) for key, spec in triton.specs.items()}
-    kinds = frozenset(CPU if isinstance(each, CpuPartition) else GPU for each in configured_partitions(config)) or {CPU}
+    kinds = {CPU if isinstance(each, CpuPartition) else GPU for each in configured_partitions(config)}
+    kinds |= {CPU if each.is_cpu else GPU for each in config.remote_classes}
+    kinds = kinds or {CPU}
     sizes = config.batch_sizes()
 
     def wrong(directory: Path, loaded: Collection[str]) -> dict[str, str]:

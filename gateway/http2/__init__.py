@@ -1,1 +1,1 @@
-"""What servers and clients of HTTP/2 share: frames and header blocks."""
+"""The common part of servers and clients of HTTP/2: frames and header blocks."""

@@ -133,7 +133,8 @@ export class Lanes {
     }
     const { parts } = made;
     setName(parts.name, partition.name);
-    setText(parts.kind, partition.state === "ready" ? partition.kind : partition.state);
+    const kind = partition.node ? `${partition.kind} on ${partition.node}` : partition.kind;
+    setText(parts.kind, partition.state === "ready" ? kind : partition.state);
     setAttribute(made, "data-state", partition.ready ? "ready" : partition.state);
     setText(parts.busy, wholePercent(partition.busy));
     parts.level.firstChild.style.width = `${Math.min(partition.busy ?? 0, 1) * 100}%`;

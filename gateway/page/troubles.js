@@ -192,6 +192,9 @@ export function partitionDetails(partition) {
     facts([
       ["kind", partition.kind],
       ["state", [partition.state, partition.reason].filter(Boolean).join(": ")],
+      ...(partition.node || partition.url
+        ? [["worker", [partition.node, partition.url].filter(Boolean).join(" at ")]]
+        : []),
       ["isolation", partition.proof],
       ["busy", wholePercent(partition.busy)],
       ["runs", partition.running ? `${partition.running.model}, ${count(partition.running.rows, "row")}` : "nothing"],

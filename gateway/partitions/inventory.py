@@ -253,7 +253,8 @@ class Inventory:
 
     def is_vacant(self, partition: str) -> bool:
         """True for a partition of another machine where no worker is placed, which is no fault."""
-        return partition in self._remote and not self._statuses[partition].url
+        is_remote = partition in self._remote
+        return is_remote and partition in self._unreachable and not self._statuses[partition].url
 
     def losses(self, partition: str) -> int:
         """The number of times that the process of a partition was lost unexpectedly."""

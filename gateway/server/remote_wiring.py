@@ -5,12 +5,14 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from sluice.gateway.cluster.sources import worker_sources
 from sluice.gateway.config.remote_settings import PartitionSettings
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.executors.remote.executor import RemoteExecutor, RemoteSlots, SharedParts
 from sluice.gateway.executors.remote.models import RemoteModels
-from sluice.gateway.executors.remote.session import OnMessage, OpenSession, Session
+from sluice.gateway.executors.remote.session import OnMessage, OpenSession, WorkerSession
 from sluice.gateway.partitions.inventory import LinkReport
 from sluice.gateway.version import server_version
 from sluice.gateway.worker_protocol.client import Credentials, open_session
@@ -84,7 +86,9 @@ def _credentials(settings: PartitionSettings) -> Credentials:
     tls = settings.tls
     try:
         return Credentials.read(
-            settings.key_file, None if tls is None else ClientTls(tls.ca, tls.certificate, tls.private_key)
+            settings.key_file,
+            None if tls is None else ClientTls(tls.ca, tls.certificate, tls.private_key),
+            "" if tls is None else tls.server_name,
         )
     except ConfigError as error:
         text = " ".join(_OPTIONS.get(word.rstrip(":"), word) for word in str(error).split(" "))
@@ -92,7 +96,7 @@ def _credentials(settings: PartitionSettings) -> Credentials:
 
 
 def _opener(credentials: Credentials, hello: Hello) -> OpenSession:
-    async def open(url: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> Session:
-        return await open_session(url, credentials, hello, on_message, on_closed)
+    async def open(url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> WorkerSession:
+        return await open_session(url, credentials, msgspec.structs.replace(hello, kind=kind), on_message, on_closed)
 
     return open

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import msgspec
+
+from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.stored_profiles import look_up, shortfall
 from sluice.gateway.deployment.worker_files import file_to_measure
 from sluice.gateway.what_if.answer import TableSource, TableUsed
@@ -27,6 +30,15 @@ def planned_partitions(text: str) -> tuple[Partition, ...]:
     if text.isdecimal():
         return default_partitions(int(text))
     return tuple(_partition(f"{kind}#{index}", kind) for index, kind in enumerate(text.split(",")))
+
+
+def remote_partitions(config: ServerConfig) -> tuple[Partition, ...]:
+    """The remote partitions of a configuration, as if they were here; raises as `planned_partitions`."""
+    return tuple(
+        msgspec.structs.replace(_partition(slot, each.profile_kind), price=each.price, memory_mb=each.memory_mb)
+        for each in config.remote_classes
+        for slot in each.slots
+    )
 
 
 def _partition(name: str, kind: str) -> Partition:

@@ -1,5 +1,6 @@
 """The method by which anybody with the key asks a worker server about itself, without a lease."""
 
+import re
 import time
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ from sluice.models.client_tls import ClientTls
 from sluice.models.errors import PartitionError
 
 METHOD = "About"
+_CONNECTING = re.compile(r"^failed to connect to all addresses; last error: \w+: \S+: (Failed to [\w ]+: )?")
+"""The words by which gRPC introduces the reason that no connection was made."""
 MOST_PADDING = 16 << 20
 """The most bytes that a question or an answer is padded with."""
 LINK_BYTES = 4 << 20
@@ -54,7 +57,7 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Survey(NamedTuple):
-    """What a worker server at `url` said, and how far away it is.
+    """The answer of the worker server at `url`, and its distance.
 
     The clock there is `clock_ahead_ns` ahead of ours, within half of the round trip.
     """
@@ -129,4 +132,4 @@ def _reason(error: grpc.RpcError) -> str:
         return "it is no worker server, or one of another version"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it did not answer in time"
-    return f"it cannot be reached: {details}"
+    return f"it cannot be reached: {_CONNECTING.sub('', details)}"

@@ -46,7 +46,7 @@ _decoder = MessageDecoder(FromWorkerServer)
 
 
 class Credentials(NamedTuple):
-    """What a gateway shows to worker servers: the key that they share, and the TLS that they speak (None: none).
+    """The credentials of a gateway: the key that it shares with worker servers, and the TLS (None: plain text).
 
     `server_name` is the name in the certificates of worker servers ("": the host of their address).
     """
@@ -301,7 +301,7 @@ class _ClientRole:
         self.is_unauthenticated = status == _UNAUTHENTICATED
         return message or f"it ended the call with the status {status}"
 
-    def last_block(self, reason: str) -> bytes | None:
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
         """Clients end streams without headers."""
         return None
 

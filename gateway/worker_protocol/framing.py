@@ -1,4 +1,4 @@
-"""How the messages of a session and the bytes of their tensors become messages of gRPC.
+"""The framing of sessions: messages, and the bytes of their tensors, in messages of gRPC.
 
 A message of gRPC begins with four bytes (little-endian): the size of a message of `messages` in MessagePack, which
 follows. The rest of it are bytes of the tensors of the message, its *body*. A longer body goes on in further messages

@@ -57,7 +57,7 @@ from sluice.models.errors import PartitionError
 logger = logging.getLogger(__name__)
 
 WINDOW = 1 << 30
-"""What the other end may send before it hears of more room."""
+"""The bytes that the other end may send before it hears of more room."""
 CREDIT_BYTES = 64 << 20
 """The room is said again by this much at a time."""
 FRAME_BYTES = CHUNK_BYTES + 4096
@@ -74,7 +74,7 @@ MOST_CONTROL_BYTES = 64 << 10
 LINGER_S = 2.0
 """The time for the other end to read the last frames."""
 LINGER_BYTES = 16 << 20
-"""What is read and dropped meanwhile."""
+"""The bytes that are read and dropped meanwhile."""
 MOST_URGENT = 256
 """Urgent messages that may wait to be sent."""
 
@@ -89,14 +89,14 @@ Place = Callable[[Any, int], memoryview | None]
 
 
 class Role(Protocol):
-    """What differs between the two ends."""
+    """The differences between the two ends."""
 
     def on_headers(self, block: bytes, ended: bool) -> str | None:
         """Take a header block of the stream; returns the reason if the session ends with it."""
         ...
 
-    def last_block(self, reason: str) -> bytes | None:
-        """The header block that ends the stream, for a fault of the other end or ("") without one; None for a reset."""
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
+        """The header block that ends the stream, for a fault of the other end or something else; None for a reset."""
         ...
 
 
@@ -144,12 +144,12 @@ class Link(asyncio.BufferedProtocol):
         self._filled = 0
         self._is_direct = self._was_direct = False
         self._frame_left = self._padding_left = 0
-        """What has not come of a DATA frame."""
+        """The bytes of a DATA frame that have not come."""
         self._ends_stream = False
         self._start = bytearray()
         """The beginning of a message of gRPC, of which a part has come."""
         self._part_left = 0
-        """What has not come of a message of gRPC behind its beginning."""
+        """The bytes of a message of gRPC, behind its beginning, that have not come."""
         self._head = bytearray()
         self._head_left = 0
         self._open: tuple[Any, memoryview | None] | None = None
@@ -157,7 +157,7 @@ class Link(asyncio.BufferedProtocol):
         self._missing = _EMPTY
         """The rest of that memory."""
         self._dropped = 0
-        """What has not come of a body that is dropped."""
+        """The bytes of a body to be dropped that have not come."""
         self._uncredited = 0
         # -- what is sent
         self.send_window = self.stream_window = DEFAULT_WINDOW
@@ -169,7 +169,7 @@ class Link(asyncio.BufferedProtocol):
         self._waiting: deque[tuple[object, bytes, deque[memoryview], int, Callable[[], None] | None]] = deque()
         """Messages of which nothing has been sent: each with its head, its body, the size of that, and whom to call."""
         self._parts: deque[memoryview] = deque()
-        """What is left of a message of gRPC that is being sent."""
+        """The rest of a message of gRPC that is being sent."""
         self._parts_bytes = 0
         self._body: deque[memoryview] = deque()
         """The body that follows it."""
@@ -184,7 +184,8 @@ class Link(asyncio.BufferedProtocol):
     def begin(self, transport: Any, preface: bytes = b"", rest: bytes = b"") -> None:
         """Take over a transport, to which the preface is still to be sent, and from which `rest` has been read."""
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # It is to pause when any byte has to wait: transports over TLS compare with "at least".
+        transport.set_write_buffer_limits(int(transport.get_extra_info("ssl_object") is not None), 0)
         if transport.get_write_buffer_size():
             self._paused = True
         transport.set_protocol(self)
@@ -263,11 +264,14 @@ class Link(asyncio.BufferedProtocol):
                 return True
         return False
 
-    def close(self) -> None:
-        """End the session. What waits to be sent is dropped if the other end does not read it."""
+    def close(self, reason: str = "") -> None:
+        """End the session. What waits to be sent is dropped if the other end does not read it.
+
+        The other end hears of a reason that is no fault of its own.
+        """
         if not self.over:
             self.pump()
-            self._finish(lingers=self._end_stream(""))
+            self._finish(lingers=self._end_stream(reason, is_fault=False))
 
     def abort(self) -> None:
         """End the session at once."""
@@ -282,14 +286,14 @@ class Link(asyncio.BufferedProtocol):
             self._finish(lingers=self._end_stream(reason))
             self._on_end(reason)
 
-    def _end_stream(self, reason: str) -> bool:
+    def _end_stream(self, reason: str, *, is_fault: bool = True) -> bool:
         """Add the last frames; returns true if the other end closes the connection once it has them."""
-        block = self._role.last_block(reason)
+        block = self._role.last_block(reason, is_fault=is_fault)
         if block is not None:
             self._control.append(frame(HEADERS, END_HEADERS | END_STREAM, self._stream_id, block))
             self._control.append(reset(self._stream_id, ErrorCode.NO_ERROR))
             self._control.append(go_away(self._stream_id, ErrorCode.NO_ERROR, ""))
-        elif reason:
+        elif is_fault:
             self._control.append(reset(self._stream_id, ErrorCode.CANCEL))
             self._control.append(go_away(0, ErrorCode.PROTOCOL_ERROR, reason[:200]))
         else:
@@ -536,7 +540,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def _body_left(self) -> int:
-        """What has not come of the body of the open message."""
+        """The bytes of the body of the open message that have not come."""
         return len(self._missing) or self._dropped
 
     def _begin_message(self, encoded: bytes) -> None:

@@ -1,7 +1,7 @@
 """The messages of a session between a gateway and a worker server.
 
 A session is one call of the bidirectional method `SESSION` over gRPC. It begins with `Hello`, which is answered by
-`Welcome` or `Refusal`. `framing` says how a message and the bytes of its tensors become messages of gRPC. Times are
+`Welcome` or `Refusal`. `framing` has the form of messages and tensors on the wire. Times are
 durations, since the clocks of two machines have nothing in common.
 """
 
@@ -82,7 +82,7 @@ class FilePart(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first message of a gateway. Its version must be that of the worker server.
+    """The first message of a gateway. Its version must be that of the worker server, and so must the `kind` ("": any).
 
     The session is the gateway's lease of the worker. It ends with the call, or when nothing has come for `lease_s`.
     """
@@ -90,6 +90,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     version: str
     gateway: str
     lease_s: float
+    kind: str = ""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):

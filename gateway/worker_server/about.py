@@ -17,7 +17,7 @@ from sluice.models.errors import RequestError
 
 
 class AboutNow(NamedTuple):
-    """What changes of a worker server; see `About`."""
+    """The part of `About` that changes."""
 
     state: str
     holder: str
@@ -34,7 +34,7 @@ class AboutService:
     def __init__(
         self,
         settings: WorkerSettings,
-        cache: ModelCache | None,
+        cache: ModelCache,
         now: Callable[[], AboutNow],
     ) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class AboutService:
             raise RequestError(f"the question cannot be read: {error}") from error
         if not 0 <= question.answer_padding <= MOST_PADDING:
             raise RequestError(f"answer_padding: expected 0 to {MOST_PADDING}, got {question.answer_padding}")
-        room = None if self._cache is None else await asyncio.to_thread(_room, self._cache)
+        room = await asyncio.to_thread(_room, self._cache)
         settings, now = self._settings, self._now()
         return About(
             server_version(),
@@ -72,8 +72,10 @@ class AboutService:
 
 
 def _room(cache: ModelCache) -> CacheRoom | None:
-    """The room of a cache; None if its directory cannot be read."""
+    """The room of a cache, also of one that is still to be made; None if its directory cannot be read."""
+    there = next(each for each in (cache.root, *cache.root.absolute().parents) if each.exists())
     try:
-        return CacheRoom(str(cache.root), cache.used_bytes, cache.max_bytes, shutil.disk_usage(cache.root).free)
+        used_bytes = cache.used_bytes if there == cache.root else 0
+        return CacheRoom(str(cache.root), used_bytes, cache.max_bytes, shutil.disk_usage(there).free)
     except OSError:
         return None

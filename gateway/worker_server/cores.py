@@ -16,7 +16,7 @@ _held: list[int] = []
 def take_cores(count: int, directory: Path | None = None) -> tuple[int, ...]:
     """Take that many usable cores that no other worker server of this user holds, until the process ends.
 
-    Raises PartitionError if there are not so many.
+    Raises PartitionError if there are fewer.
     """
     if count < 1:
         raise PartitionError(f"--cores auto:N: expected at least 1, got {count}")

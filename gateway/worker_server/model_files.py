@@ -1,19 +1,23 @@
 """The files of the models of a worker server: got before a model is loaded, held until the worker has dropped it."""
 
 import asyncio
+import logging
 import os
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from sluice.gateway.observability.logs import log
 from sluice.gateway.worker_protocol.file_parts import AskFile, FileReader, read_by_parts
 from sluice.gateway.worker_protocol.messages import FilePart, FileWanted, RemoteModel
 from sluice.gateway.worker_server.peers import Peers
 from sluice.models.distribution.cache import HeldFiles, ModelCache
 from sluice.models.distribution.file_set import FileSet
 from sluice.models.distribution.sources import GATEWAY_BYTES_PER_S, FileSource, StreamSource, UriSource
-from sluice.models.errors import PartitionError, ServingError
+from sluice.models.errors import ConfigError, PartitionError, ServingError
+
+logger = logging.getLogger(__name__)
 
 MOST_PEERS = 4
 """Worker servers that are asked for the files of a model."""
@@ -27,12 +31,13 @@ class ModelFiles:
     """
 
     def __init__(self, directory: str | None, cache_mb: int, peers: Peers, url: str) -> None:
-        self._cache = ModelCache(Path(directory) if directory is not None else default_cache(), cache_mb * _MIB)
+        self.cache = ModelCache(Path(directory) if directory is not None else default_cache(), cache_mb * _MIB)
+        self._is_chosen = directory is not None
         self._peers = peers
         self._url = url
         self._uri = UriSource()
         self._held: dict[str, list[HeldFiles]] = {}
-        self.reader = FileReader(self._cache.open)
+        self.reader = FileReader(self.cache.open)
         """Reads what others ask for."""
 
     async def ensure(self, model: RemoteModel, files: FileSet, gateway: AskFile) -> str:
@@ -47,9 +52,21 @@ class ModelFiles:
         if files.uri:
             sources.append(self._uri)
         sources.append(StreamSource("the gateway", read_by_parts(gateway), GATEWAY_BYTES_PER_S))
-        held = await self._cache.ensure(files, sources)
+        held = await self.cache.ensure(files, sources)
+        for source, nbytes in held.received.items():
+            log(logger, logging.INFO, "files received", model=model.key, source=source, bytes=nbytes)
         self._held.setdefault(model.key, []).append(held)
         return str(held.model)
+
+    def prepare(self) -> None:
+        """Make the cache; blocks. Raises ConfigError if its directory was chosen and cannot be used."""
+        try:
+            self.cache.prepare()
+        except OSError as error:
+            reason = f"cache: {self.cache.root} cannot be used: {error.strerror}; expected a directory to write to"
+            if self._is_chosen:
+                raise ConfigError(reason) from error
+            log(logger, logging.WARNING, "no models from other machines", reason=reason)
 
     def keep_newest(self, key: str) -> None:
         """Let go what a model was loaded from before."""

@@ -16,7 +16,7 @@ from sluice.gateway.worker_protocol.messages import FETCH, KEY_METADATA, SERVICE
 from sluice.gateway.worker_server.settings import WorkerTls
 from sluice.models.errors import PartitionError, RequestError
 
-PART_S = 10.0
+PART_S = 5.0
 """The time for a part of a file."""
 MOST_CHANNELS = 16
 """Worker servers to which connections are kept."""
@@ -59,9 +59,12 @@ class Peers:
         if channel is None:
             split_address(url)
             credentials = None if self._tls is None else await asyncio.to_thread(_credentials, self._tls)
-            channel = (
-                grpc.aio.insecure_channel(url) if credentials is None else grpc.aio.secure_channel(url, credentials)
-            )
+            if self._tls is None or credentials is None:
+                channel = grpc.aio.insecure_channel(url)
+            else:
+                name = self._tls.server_name
+                options = [("grpc.ssl_target_name_override", name)] if name else None
+                channel = grpc.aio.secure_channel(url, credentials, options)
             self._channels[url] = channel
             if len(self._channels) > MOST_CHANNELS:
                 await self._channels.popitem(last=False)[1].close()

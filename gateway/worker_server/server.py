@@ -56,6 +56,9 @@ LEAST_LEASE_S, MOST_LEASE_S = 0.1, 60.0
 MOST_OPENING = 64
 """Calls that may be waiting for their first message."""
 LAST_CALLS_S = 0.3
+LAST_ANSWERS_S = 5.0
+"""The time for a gateway to read the last answers of a worker server that stops."""
+LOOK_S = 0.01
 BACKLOG = 256
 MOST_CONNECTIONS = 256
 MOST_V2_BYTES = 64 << 20
@@ -105,7 +108,9 @@ class WorkerServer:
         self.files = ModelFiles(settings.cache, settings.cache_mb, Peers(key, settings.tls), self.url)
         self._grpc.add_registered_method_handlers(SERVICE, fetch_method(self.files.reader))
         self._grpc.give_connections(SESSION, self._take_over)
-        self._grpc.add_registered_method_handlers(SERVICE, AboutService(settings, None, self._about_now).handlers)
+        self._grpc.add_registered_method_handlers(
+            SERVICE, AboutService(settings, self.files.cache, self._about_now).handlers
+        )
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
         self._session: Session | None = None
         self._sessions = 0
@@ -126,6 +131,7 @@ class WorkerServer:
         stop, force = asyncio.Event(), asyncio.Event()
         actions = SignalActions(stop.set, force.set, _nothing, reopen, _ignored)
         signals.attach(asyncio.get_running_loop(), actions)
+        await asyncio.to_thread(self.files.prepare)
         self.host.start()
         await self._grpc.start()
         announced = asyncio.create_task(self._announce(ready_file))
@@ -168,6 +174,11 @@ class WorkerServer:
             drained = asyncio.create_task(idle.wait())
             await asyncio.wait({drained, forced}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
             drained.cancel()
+        end_s = asyncio.get_running_loop().time() + LAST_ANSWERS_S
+        while self._session is not None and self._session.unsent_bytes and not forced.done():
+            if asyncio.get_running_loop().time() >= end_s:
+                break
+            await asyncio.sleep(LOOK_S)
         log(logger, logging.INFO, "drain ended", given_up=self.host.open_batches)
 
     async def close(self) -> None:
@@ -213,6 +224,10 @@ class WorkerServer:
         worker = self.host.worker
         if hello.version != version:
             opening.refuse(f"the gateway has the version {hello.version:.80}, the worker server {version}", retry=False)
+        elif hello.kind not in ("", settings.partition.profile_kind):
+            # Before the lease: a gateway that can do nothing with the worker does not ask its holder for it.
+            kind = settings.partition.profile_kind
+            opening.refuse(f"it is a partition of the kind {kind}, expected {hello.kind:.80}", retry=False)
         elif not LEAST_LEASE_S <= hello.lease_s <= MOST_LEASE_S:
             opening.refuse(
                 f"expected a lease of {LEAST_LEASE_S:g} to {MOST_LEASE_S:g} s, got {hello.lease_s:g}", retry=False
@@ -361,11 +376,12 @@ class _ServerRole:
         """Clients send no trailers."""
         return "the gateway sent trailers"
 
-    def last_block(self, reason: str) -> bytes | None:
+    def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
         """The status of the call."""
         if not reason:
             return encode_fields(((b"grpc-status", b"0"),))
-        return status_block(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        code = grpc.StatusCode.INVALID_ARGUMENT if is_fault else grpc.StatusCode.UNAVAILABLE
+        return status_block(code, reason)
 
 
 def _nothing() -> None:

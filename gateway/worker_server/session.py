@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from sluice.gateway.tensors.input_slots import InputSlot
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
@@ -111,7 +113,12 @@ class Session:
     def close(self, reason: str) -> None:
         """End the session from this side."""
         self.ended(reason)
-        self._link.close()
+        self._link.close(reason)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that wait to be sent."""
+        return self._link.unsent_bytes
 
     def ended(self, reason: str) -> None:
         """The session is over: take back what has not begun."""
@@ -223,8 +230,8 @@ class Session:
             reason = f"{MOST_LOADING} models are being loaded already"
         elif model.backend not in BACKENDS:
             reason = f"expected a backend of {', '.join(sorted(BACKENDS))}, got '{model.backend:.80}'"
-        elif _is_decoupled(model):
-            reason = NO_RESPONSES
+        elif trouble := _unsuitable(model):
+            reason = trouble
         elif model.files is None and not Path(model.path).exists():
             reason = f"{model.path} is not on this machine"
         if reason:
@@ -337,5 +344,10 @@ class _Answer:
         self._session.answer(self._batch, Withdrawn(self._batch))
 
 
-def _is_decoupled(model: RemoteModel) -> bool:
-    return bool(model.config) and decode_config(model.config).is_decoupled
+def _unsuitable(model: RemoteModel) -> str:
+    """The reason why a model cannot run here by its configuration, "" if it can."""
+    try:
+        decoupled = bool(model.config) and decode_config(model.config).is_decoupled
+    except msgspec.MsgspecError as error:
+        return f"its configuration cannot be read: {error}"
+    return NO_RESPONSES if decoupled else ""

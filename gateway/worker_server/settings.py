@@ -30,11 +30,16 @@ class ArenaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PEM files: the authority that gateways' certificates are from, and the certificate of the worker server."""
+    """PEM files: the authority of all certificates, and the certificate of the worker server.
+
+    `server_name` is the name in the certificates of other worker servers, where it is not the host of their addresses
+    ("").
+    """
 
     ca: str
     certificate: str
     private_key: str
+    server_name: str = ""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.batcher.drivers.simulated_nodes import SimulatedNode
 from sluice.batcher.drivers.simulator import Host
 from sluice.batcher.settings.scheduling import ServingSettings, convert_settings
 from sluice.loadgen.simulation.service import ServiceTimeDistribution
@@ -26,6 +27,27 @@ class SimulatedPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     name: str
     cores: int
+
+
+class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine beside the gateway's with some of the partitions, over a link of its own, as in `SimulatedNode`."""
+
+    name: str
+    partitions: tuple[str, ...]
+    mb_per_s: float
+    latency_us: float = 0
+    keeps_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.mb_per_s < math.inf:
+            raise ValueError(f"mb_per_s: expected a finite number above 0, got {self.mb_per_s:g}")
+        if not 0 <= self.latency_us < math.inf:
+            raise ValueError(f"latency_us: expected a finite number of at least 0, got {self.latency_us:g}")
+
+    def config(self) -> SimulatedNode:
+        """The node in the simulator's units."""
+        bytes_per_s, latency_ns = round(self.mb_per_s * 1e6), round(self.latency_us * NS_PER_US)
+        return SimulatedNode(self.name, self.partitions, bytes_per_s, latency_ns, self.keeps_outputs)
 
 
 class HostSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +87,8 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
       none
     - `ways_us`: the jitter of a query's transport outside the gateway, as quantiles in microseconds
     - `strays_us`: the jitter of a batch's transport to its worker or back, likewise
+    - `nodes`: machines beside the gateway's with some of the partitions, and the links to them; what is on none of them
+      is on the gateway's own machine
     - `escalation`: by pipeline and stage, the probability that a row meets the stage's `when` (default 0.5)
     """
 
@@ -77,6 +101,7 @@ class SimulationFile(ServingSettings, frozen=True, forbid_unknown_fields=True):
     ways_us: tuple[float, ...] = ()
     strays_us: tuple[float, ...] = ()
     escalation: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    nodes: tuple[NodeSettings, ...] = ()
 
 
 def read_simulation(path: Path) -> tuple[SimulationFile, Repository]:
@@ -108,8 +133,23 @@ def _mistakes(file: SimulationFile, repository: Repository) -> Iterator[str]:
     ):
         if unknown := given.keys() - names:
             yield f"{setting}: no model {min(unknown)!r} in the repository{did_you_mean(min(unknown), names)}"
+    yield from _bad_nodes(file)
     yield from _bad_times(file)
     yield from _bad_escalations(file, repository)
+
+
+def _bad_nodes(file: SimulationFile) -> Iterator[str]:
+    known = {partition.name for partition in file.partitions}
+    placed: dict[str, str] = {}
+    for number, node in enumerate(file.nodes):
+        if any(node.name == other.name for other in file.nodes[:number]):
+            yield f"nodes[{number}].name: there is a node {node.name!r} already"
+        for name in node.partitions:
+            if name not in known:
+                yield f"nodes[{number}].partitions: no partition {name!r}{did_you_mean(name, known)}"
+            if name in placed:
+                yield f"nodes[{number}].partitions: {name!r} is on node {placed[name]!r} already"
+            placed[name] = node.name
 
 
 def _bad_times(file: SimulationFile) -> Iterator[str]:

@@ -128,6 +128,7 @@ class SimulatedTarget:
             build_plan,
             self._tables,
             TransportJitter(self._file.strays_us, seed),
+            nodes=[node.config() for node in self._file.nodes],
         )
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))

@@ -20,7 +20,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -35,7 +35,9 @@ from sluice.models.errors import BackendUnavailable, NotFoundError
 from sluice.models.regular_file import printable
 
 SPARE_BYTES = 256 << 20
-"""Room that is left on the disk."""
+"""Room that is left on the disk, but no more than a part of it: a volume may be for the cache alone."""
+SPARE_PART = 20
+"""One in this number of bytes is left of a small disk."""
 LOCK_TIMEOUT_S = 60.0
 """Time for another process to end a change of the cache."""
 OTHER_STALL_S = 30.0
@@ -55,10 +57,14 @@ class FilesUnavailable(BackendUnavailable):
 
 
 class HeldFiles:
-    """The files of a model on this machine; they stay there until they are released, or the process ends."""
+    """The files of a model on this machine; they stay there until they are released, or the process ends.
 
-    def __init__(self, model: Path, use: BinaryIO | None = None) -> None:
+    `received` are the bytes that came for this load, by the name of their source.
+    """
+
+    def __init__(self, model: Path, use: BinaryIO | None = None, received: Mapping[str, int] = {}) -> None:
         self.model = model
+        self.received = received
         self._use = use
 
     @property
@@ -107,7 +113,12 @@ class ModelCache:
         except BaseException:
             use.close()
             raise
-        return HeldFiles(self._tree(files.digest) / files.model, use)
+        return HeldFiles(self._tree(files.digest) / files.model, use, asked.received)
+
+    def prepare(self) -> None:
+        """Make the directory, and remove what processes that were killed have left; blocks, and raises OSError."""
+        with self._locked():
+            self._sweep()
 
     def open(self, digest: str, path: str) -> BinaryIO:
         """Open a file of a set, for other machines; blocks. Raises NotFoundError if it is not there, and OSError."""
@@ -171,7 +182,8 @@ class ModelCache:
             )
         on_disk = {content.name: content.stat().st_size for content in (self.root / "contents").iterdir()}
         missing = sum(size for sha256, size in files.contents.items() if sha256 not in on_disk)
-        room = shutil.disk_usage(self.root).free - SPARE_BYTES
+        disk = shutil.disk_usage(self.root)
+        room = disk.free - min(SPARE_BYTES, disk.total // SPARE_PART)
         kept = sorted(others, key=lambda each: self._last_use(each.digest), reverse=True)
         unused = [each for each in kept if not self._is_used(each.digest)]
         evicted: list[FileSet] = []
@@ -332,6 +344,7 @@ class ModelCache:
                     await source.fetch(files, file, received)
                 if received.is_complete and received.matches:
                     await self._in_thread(files, lambda: self._keep(file, received.path))  # noqa: B023 - awaited here
+                    asked.gave(source, file.size)
                     return
                 wrong = "other contents" if received.is_complete else f"{received.received} of {file.size} bytes"
                 reasons.append(f"{source.name}: '{file.path}': it gave {wrong}")
@@ -404,15 +417,19 @@ class ModelCache:
 
 
 class _Sources:
-    """The sources of one set that have not failed, and why the others have."""
+    """The sources of one set that have not failed, why the others have, and the bytes that each gave."""
 
     def __init__(self, files: FileSet, sources: Sequence[FileSource]) -> None:
         self.files = files
         self.reasons: list[str] = []
+        self.received: dict[str, int] = {}
         self._left = list(sources)
 
     def left(self) -> list[FileSource]:
         return list(self._left)
+
+    def gave(self, source: FileSource, nbytes: int) -> None:
+        self.received[source.name] = self.received.get(source.name, 0) + nbytes
 
     def drop(self, source: FileSource, reason: str) -> None:
         self._left.remove(source)

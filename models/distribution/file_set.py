@@ -49,13 +49,9 @@ class LocalStamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """Where the files of a set lie on the machine that described them, `stamps` in the order of the set.
-
-    `machine` is the boot id of the machine, and `model` the path of the model's file there.
-    """
+    """Where the files of a set lie on the machine that described them, in the order of the set; its boot id."""
 
     machine: str
-    model: str
     stamps: tuple[LocalStamp, ...]
 
 

@@ -69,7 +69,7 @@ class LocalFiles:
             entry, stamp = self._described(place, file)
             entries.append(entry)
             stamps.append(stamp)
-        origin = Origin(self._machine, str(path.absolute()), tuple(stamps))
+        origin = Origin(self._machine, tuple(stamps))
         try:
             files = make_file_set(entries, model, self._url(path), origin)
         except ValueError as error:
@@ -144,6 +144,7 @@ def local_model(files: FileSet, machine: str) -> Path | None:
     origin = files.origin
     if origin is None or not machine or origin.machine != machine:
         return None
+    model = ""
     try:
         for stamp, file in zip(origin.stamps, files.files, strict=True):
             status = os.stat(stamp.path)
@@ -151,9 +152,11 @@ def local_model(files: FileSet, machine: str) -> Path | None:
                 return None
             if not os.access(stamp.path, os.R_OK):
                 return None
+            if file.path == files.model:
+                model = stamp.path
     except (OSError, ValueError):  # ValueError: no path has a zero byte
         return None
-    return Path(origin.model)
+    return Path(model)
 
 
 def _files_of(name: str, version: str, path: Path, backend: str) -> dict[str, Path]:

@@ -11,11 +11,14 @@ from scripts.reference.command_line import subparsers
 from scripts.reference.tables import code, paragraph, table
 from sluice.batcher.policies.registry import DEFAULT, batch_policies
 from sluice.batcher.settings.residency import ResidencySettings
+from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.batcher.settings.scheduling import ModelSettings, PriceSettings
 from sluice.gateway.cli.main import build_parser
 from sluice.gateway.config.access import CorsSettings
 from sluice.gateway.config.front_door import FrontDoorSettings
 from sluice.gateway.config.metrics_settings import MetricsSettings
+from sluice.gateway.config.ray_settings import RaySettings
+from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass, RemoteTls
 from sluice.gateway.config.restricted import ApiGroup, RestrictedSettings
 from sluice.gateway.config.server_config import ServerConfig, ServerLimits
 from sluice.gateway.config.status_settings import StatusSettings
@@ -57,7 +60,7 @@ SERVER = Section(
         "front_ends": "How many processes talk to clients: `0` for the gateway's process itself, or `auto`. "
         "See [front ends](../operate/front-ends.md).",
         "partitions": "The partitions of the machine, each with one worker: a number, `auto`, or a list. See "
-        "[below](#partitions).",
+        "[below](#partitions). A mapping has those of [other machines](#partitions-of-other-machines) as well.",
         "strict": "Serve only while every partition is [proved](../operate/isolation.md) to be isolated. Otherwise the "
         "server stops and reports why.",
         "strict_readiness": "Be ready only while all models and pipelines are ready, as in Triton. Otherwise "
@@ -172,6 +175,112 @@ PARTITION_KEYS = {
     "for that of `CUDA_MPS_PIPE_DIRECTORY`. Without it the server has [a daemon](../gpu/mps-daemon.md) of its own.",
 }
 """The keys of all kinds of partitions; `kind` is their tag."""
+
+REMOTE_SECTIONS = (
+    Section(
+        "partitions",
+        PartitionSettings,
+        {
+            "local": "The partitions of this machine, in one of the forms above.",
+            "remote": "A list of classes of remote partitions. See below.",
+            "ray": "Short for one class named `ray`, whose workers Ray places.",
+            "key_file": "A file with the key that the gateway shares with its workers.",
+            "tls": "Encrypts the connections to workers. See below.",
+        },
+        defaults={"local": "none", "ray": "none", "key_file": "none", "tls": "none"},
+    ),
+    Section(
+        "partitions.remote",
+        RemoteClass,
+        {
+            "name": "The name of the class; its partitions are `NAME-0`, `NAME-1` and so on.",
+            "kind": "The kind of all its workers, such as `cpu1`, `cpu2/x3`, `mig-1g.10gb` or `mps-25`; it is the key "
+            "of their latencies. A worker of another kind is refused. With `ray`, it follows from the resources.",
+            "urls": "The addresses of the workers, `HOST:PORT`.",
+            "dns": "A name in DNS whose addresses are those of the workers. See below.",
+            "ray": "Ray places the workers. Exactly one of `urls`, `dns` and `ray` is given.",
+            "price": "The cost of an hour of each partition.",
+            "memory_mb": "Limits the models that each partition holds at a time, in MiB.",
+            "scale": "The server decides how many of the partitions are up. See below.",
+        },
+        defaults={
+            "kind": "that of the resources, with `ray`",
+            "urls": "none",
+            "dns": "none",
+            "ray": "none",
+            "price": "by its kind",
+            "memory_mb": "no limit",
+            "scale": "all partitions are to be up",
+        },
+    ),
+    Section(
+        "partitions.remote.scale",
+        ScaleSettings,
+        {
+            "min": "The fewest partitions that are up; without `to_zero` at least one.",
+            "max": "The most partitions that are up.",
+            "to_zero": "None is up while the class has no traffic.",
+            "target": "The part of their time that partitions are to be busy.",
+            "start_s": "The time that a partition takes to start, until the server has seen it.",
+        },
+        defaults={"max": "all"},
+    ),
+    Section(
+        "partitions.remote.dns",
+        DnsSettings,
+        {
+            "name": "The name that is looked up every few seconds, such as a headless Service of Kubernetes.",
+            "port": "The port of the workers.",
+            "max": "The number of partitions; further addresses are logged and wait for a free one.",
+        },
+    ),
+    Section(
+        "partitions.remote.ray",
+        RaySettings,
+        {
+            "address": "The host and port of the cluster's head, or `auto`: of `RAY_ADDRESS`, else of this machine.",
+            "namespace": "Gateways with the same one share the workers of a class.",
+            "nodes": "The nodes that may be used, by name, address or id.",
+            "count": "The number of workers.",
+            "min": "The least number of workers that the autoscaler may want.",
+            "max": "The number of partitions, up to which the autoscaler may want workers.",
+            "resources": "What each worker takes of its node: `CPU` in whole cores, `GPU` as a part of one, or a MIG "
+            "instance such as `mig-2g.20gb`, and any other resource of nodes. The kind follows from it.",
+            "strategy": "`spread`: on as many nodes as possible; `pack`: on as few.",
+            "near": "A name; classes with the same one have their workers of the same number on the same node.",
+            "runtime_env": "The runtime environment of the actors, in Ray's words.",
+            "cache": "The directory of models on the nodes.",
+            "cache_mb": "The size of that cache in MiB.",
+            "worker_options": "Further options of `sluice worker`, such as those of TLS.",
+            "keep_s": "The time after which workers end that no gateway uses.",
+            "without_head_s": "The time for which workers go on when Ray's head is gone.",
+        },
+        "Also `partitions.ray`. See [Ray](../operate/ray.md).",
+        defaults={
+            "nodes": "all",
+            "count": "as many as the cluster has room for",
+            "min": "none",
+            "max": "none",
+            "resources": "a GPU where the cluster has any, else one core",
+            "near": "none",
+            "runtime_env": "none",
+            "cache": "that of the worker",
+            "cache_mb": "that of the worker",
+            "worker_options": "none",
+        },
+    ),
+    Section(
+        "partitions.tls",
+        RemoteTls,
+        {
+            "ca": "A file with the authorities of the workers' certificates, in PEM.",
+            "certificate": "A file with the certificate of the gateway, in PEM.",
+            "private_key": "A file with its key, in PEM.",
+            "server_name": "The name in the certificates of workers, where it is not the host of their addresses.",
+        },
+        defaults={"server_name": "the host of the address"},
+    ),
+)
 
 SECTIONS = (
     Section(
@@ -433,6 +542,9 @@ def configuration_page() -> str:
     parts += ["## Checks", paragraph(_CHECKS)]
     parts += ["## `partitions`", paragraph(_PARTITIONS)]
     parts += [_partition_table(), paragraph(_PARTITION_MEMORY)]
+    parts += ["## Partitions of other machines", paragraph(_REMOTE)]
+    for section in REMOTE_SECTIONS:
+        parts += [f"### `{section.title}`", _settings_table(section)]
     parts += ["## `policy`", paragraph(_POLICY), _policy_names(), *_policies(), paragraph(_OBJECTIVES)]
     for section in SECTIONS:
         parts += [f"## `{section.title}`", paragraph(section.before)]
@@ -581,6 +693,9 @@ batch, or else the size of its file. If not every partition has memory for every
 and the remaining memory goes to further copies. If there is no room for all models, the others are loaded on demand
 ([residency](../operate/residency.md)). A model that is larger than every partition is not served; the log and its
 metadata report this."""
+
+_REMOTE = """A mapping in place of the list has partitions of this machine and of others, whose workers are servers of
+their own (`sluice worker`). See [remote partitions](../operate/remote.md)."""
 
 _POLICY = """`--policy` replaces the whole policy of the
 file; the other options change only their key."""

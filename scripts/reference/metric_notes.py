@@ -37,6 +37,7 @@ UNITS = {
     "sluice_front_end_losses_total": "processes",
     "sluice_worker_restarts_total": "processes",
     "sluice_partition_resizes_total": "resizes",
+    "sluice_node_bandwidth_bytes_per_second": "bytes per second",
     "sluice_triton_executions_total": "batches",
     "sluice_triton_inferences_total": "rows",
     "sluice_client_faults_total": "faults",

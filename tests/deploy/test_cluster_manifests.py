@@ -1,5 +1,6 @@
 """The manifests of gateways with workers in other pods are valid, and agree with each other and with the product."""
 
+import argparse
 import re
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,13 @@ import jsonschema
 import pytest
 import yaml
 
+from sluice.gateway.cli import worker
 from sluice.gateway.config.contradictions import contradictions
 from sluice.gateway.config.remote_settings import PartitionSettings, RemoteClass
-from sluice.gateway.config.server_config import ServerConfig, convert_config
+from sluice.gateway.config.server_config import ServerConfig, convert_config, convert_partition
+from sluice.gateway.worker_server.settings import WorkerSettings
+from sluice.models.conversion import NO_LINES, convert
+from sluice.mps.partitions.partition import MpsPartition
 from tests.support.manifests import PLACE, Objects, check, found, rendered
 from tests.support.packaging import ROOT
 
@@ -72,11 +77,27 @@ def classes(objects: Objects) -> dict[str, RemoteClass]:
     return {each.name: each for each in remote_settings(objects).classes}
 
 
-def worker_settings(objects: Objects, workers_of: dict[str, Any]) -> dict[str, Any]:
-    args = container(workers_of["template"])["args"]
-    path = Path(args[args.index("--config") + 1])
-    settings: dict[str, Any] = yaml.safe_load(file_of(objects, workers_of["template"], path))
-    return settings
+def worker_options(workers_of: dict[str, Any]) -> argparse.Namespace:
+    """The options of the command in the pod; the variables of its environment stand for themselves."""
+    parser = argparse.ArgumentParser()
+    worker.add_arguments(parser)
+    own = container(workers_of["template"])
+    assert own["command"] == ["sluice", "worker"]
+    used = set(re.findall(r"\$\((\w+)\)", " ".join(own["args"])))
+    assert used == {each["name"] for each in own["env"]}
+    return parser.parse_args(own["args"])
+
+
+def worker_settings(objects: Objects, workers_of: dict[str, Any]) -> WorkerSettings:
+    """The settings of a worker server, with a partition that stands for that of its options."""
+    options = worker_options(workers_of)
+    document = yaml.safe_load(file_of(objects, workers_of["template"], options.config))
+    assert ("partition" in document) is (options.cores is None and options.gpu is None)
+    if partition := document.get("partition"):
+        document["partition"] = convert_partition(partition, "worker.yaml", "partition", NO_LINES)
+    else:
+        document["partition"] = {"kind": "cpu", "name": "a", "cores": [0]}
+    return convert(document, WorkerSettings, "worker.yaml")
 
 
 def labels_of(template: dict[str, Any]) -> set[tuple[str, str]]:
@@ -114,7 +135,7 @@ def test_the_gateways_know_the_classes_of_workers_and_find_their_service(name: s
         assert (one.dns.port, port["port"]) == (ports[port["targetPort"]],) * 2
         assert labels_of(sets[each]["template"]) >= set(service["selector"].items())
         assert sets[each].get("replicas", 0) <= one.dns.max
-        assert worker_settings(objects, sets[each])["listen"].endswith(f":{one.dns.port}")
+        assert worker_settings(objects, sets[each]).listen == f"0.0.0.0:{one.dns.port}"
 
 
 @every_overlay
@@ -181,10 +202,10 @@ def test_files_that_the_settings_name_are_mounted(name: str) -> None:
     named = [settings.key_file] + ([] if tls is None else [tls.ca, tls.certificate, tls.private_key])
     assert_mounted(gateways, named)
     for each in workers(objects).values():
-        own, args = worker_settings(objects, each), container(each["template"])["args"]
-        files = [arg.partition("=")[2] for arg in args if arg.startswith("--tls-")]
-        assert len(files) == (0 if tls is None else 3)
-        assert_mounted(each["template"], [own["key_file"], own["cache"] + "/a", own["ready_file"], *files])
+        own, options = worker_settings(objects, each), worker_options(each)
+        files = [options.tls_ca, options.tls_certificate, options.tls_private_key]
+        assert_mounted(each["template"], [own.key_file, f"{own.cache}/a", *(files if tls is not None else [])])
+        assert tls is not None or files == [None] * 3
 
 
 def assert_mounted(template: dict[str, Any], files: list[str | None]) -> None:
@@ -202,7 +223,7 @@ def test_pods_are_left_alone_long_enough(name: str) -> None:
     assert noticed_s < config.drain_delay_s < config.drain_timeout_s
     assert config.drain_timeout_s + END_S <= gateways["spec"]["terminationGracePeriodSeconds"]
     for each in workers(objects).values():
-        drain_s = worker_settings(objects, each)["drain_s"]
+        drain_s = worker_settings(objects, each).drain_s
         assert drain_s + END_S <= each["template"]["spec"]["terminationGracePeriodSeconds"]
         assert each["minReadySeconds"] >= 10, "the gateways have to load models before the next worker goes"
         assert each["podManagementPolicy"] == "Parallel"
@@ -212,11 +233,24 @@ def test_pods_are_left_alone_long_enough(name: str) -> None:
 def test_the_probes_of_workers_need_neither_key_nor_certificate(name: str) -> None:
     objects = objects_of(name)
     for each in workers(objects).values():
-        own = container(each["template"])
-        ready_file = worker_settings(objects, each)["ready_file"]
-        assert own["readinessProbe"]["exec"]["command"] == ["test", "-e", ready_file]
-        assert own["startupProbe"]["exec"]["command"] == ["test", "-e", ready_file]
-        assert own["livenessProbe"]["tcpSocket"]["port"] in {port["name"] for port in own["ports"]}
+        own, options = container(each["template"]), worker_options(each)
+        (port,) = own["ports"]
+        expected: dict[str, Any] = {"grpc": {"port": port["containerPort"]}}
+        if options.tls_ca is not None:
+            expected = {"exec": {"command": ["test", "-e", str(options.ready_file)]}}
+            assert_mounted(each["template"], [str(options.ready_file)])
+        for probe in ("startupProbe", "readinessProbe"):
+            assert expected.items() <= own[probe].items()
+        assert own["livenessProbe"]["tcpSocket"]["port"] == port["name"]
+
+
+def test_gateways_and_workers_expect_the_name_in_the_certificate_of_workers() -> None:
+    objects = objects_of("cpu-mtls")
+    (name,) = found(objects, "Certificate", "sluice-worker")["spec"]["dnsNames"]
+    tls = remote_settings(objects).tls
+    assert tls is not None
+    assert tls.server_name == name
+    assert {worker_options(each).tls_server_name for each in workers(objects).values()} == {name}
 
 
 @every_overlay
@@ -259,8 +293,15 @@ def test_the_workers_on_cores_have_as_many_as_their_pod() -> None:
     objects = objects_of("cpu")
     own = workers(objects)["cpu"]
     cores = container(own["template"])["resources"]["limits"]["cpu"]
-    assert worker_settings(objects, own)["cores"] == f"auto:{cores}"
+    assert worker_options(own).cores == f"auto:{cores}"
     assert classes(objects)["cpu"].kind == f"cpu{cores}"
+
+
+def test_the_shares_of_a_gpu_are_as_large_as_their_class_says() -> None:
+    objects = objects_of("gpu")
+    partition = worker_settings(objects, workers(objects)["mps"]).partition
+    assert isinstance(partition, MpsPartition)
+    assert (partition.profile_kind, partition.uuid, partition.pipes) == (classes(objects)["mps"].kind, "auto", "auto")
 
 
 def test_workers_on_shares_of_the_device_plugin_leave_its_shared_memory_alone() -> None:

@@ -5,13 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sluice.batcher.fleet.partition_group import (
+    came_up,
+    depart,
     first_available,
     first_idle,
     join,
     partition_changed,
-    recount,
     start_ns,
     throttle,
+    went_down,
 )
 from sluice.batcher.fleet.run_queue import RunQueue
 from sluice.batcher.queues.queue import Queue
@@ -33,6 +35,7 @@ class PartitionGroupMachine(RuleBasedStateMachine):
         self.all = [PartitionState(number, f"p{number}", "cpu1", 1.0, 2, 2, ready=True) for number in range(4)]
         for partition in self.all[:2]:
             self.group.partitions[partition.number] = partition
+            partition.group = self.group
             join(self.group, partition)
 
     @rule(number=PARTITIONS, took_ns=TIMES)
@@ -56,10 +59,12 @@ class PartitionGroupMachine(RuleBasedStateMachine):
         partition = self.all[number]
         if number not in self.group.partitions:
             self.group.partitions[number] = partition
+            partition.group = self.group
             join(self.group, partition)
         elif len(self.group.partitions) > 1:
             del self.group.partitions[number]
-            recount(self.group)
+            depart(self.group, partition, was_up=partition.ready)
+            partition.group = None
 
     @rule(number=PARTITIONS)
     def lose_or_come_back(self, number: int) -> None:
@@ -67,7 +72,10 @@ class PartitionGroupMachine(RuleBasedStateMachine):
         if number in self.group.partitions:
             partition.ready = not partition.ready
             partition.lost_ns = None if partition.ready else self.now_ns
-            recount(self.group)
+            if partition.ready:
+                came_up(self.group)
+            else:
+                went_down(self.group, partition)
             partition_changed(self.group, partition)
 
     @rule(number=PARTITIONS)

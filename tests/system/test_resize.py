@@ -120,6 +120,8 @@ def test_a_new_worker_that_cannot_load_a_model_leaves_the_one_before_serving(rep
 def test_a_busy_partition_is_lent_a_free_core_and_gives_it_back_when_it_is_idle(
     repository: Path, tmp_path: Path
 ) -> None:
+    # A batch takes far longer than clients take to send the next one, however busy the machine is.
+    save_spin(repository / "spin" / "1" / "model.onnx", 10_000, 50)
     journal = tmp_path / "run.journal"
     eager = {"every_s": 0.2, "pause_s": 0.5, "busy": 0.4, "idle": 0.1}
     with gateway_server(repository, tmp_path, config(resize=eager), ["--journal", str(journal)]) as server:

@@ -17,9 +17,8 @@ from sluice.models.sources import source as source_module
 from sluice.models.sources.source import FsspecSource, SourceError
 from tests.support.gateway.processes import until
 from tests.support.gateway.server import GatewayServer, gateway_server
-from tests.support.models.onnx_models import save_mlp
+from tests.support.models.onnx_models import save_external, save_mlp
 from tests.support.s3 import BUCKET, s3_server, upload
-from tests.unit.models.triton_config.test_onnx_outline import save_external
 
 URL = f"s3://{BUCKET}/models"
 X = json.dumps({"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [0.1, 0.5, -0.3]}]}).encode()

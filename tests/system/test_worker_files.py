@@ -1,176 +1,109 @@
-"""Models reach the cache of a worker server through its gateway, and other worker servers from there."""
+"""Models reach workers that do not see the repository: through the gateway, and from each other."""
 
-import asyncio
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
 import pytest
 
-from sluice.gateway.version import server_version
-from sluice.gateway.worker_protocol.client import Credentials, Session, open_session
-from sluice.gateway.worker_protocol.file_parts import FileReader
-from sluice.gateway.worker_protocol.messages import (
-    FilePart,
-    FileWanted,
-    FromWorkerServer,
-    Hello,
-    Load,
-    Loaded,
-    RemoteModel,
-    Unload,
-    Unloaded,
-)
-from sluice.models.distribution.local_files import LocalFiles
-from sluice.models.repository.scan import Repository
-from tests.support.gateway.server import stop
+from tests.support.gateway.processes import until
+from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.gateway.worker_server import WorkerProcess, worker_server
+from tests.support.models.onnx_models import save_external
+from tests.support.sandbox import may_unshare
+from tests.support.triton.server import free_ports
 
-KEY = "a key that both know"
-START_S = 60.0
+pytestmark = pytest.mark.skipif(not may_unshare("--mount"), reason="this machine lets nobody make a namespace")
+
+WITHOUT_REPOSITORY = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+_SCRIPT = 'mount -t tmpfs none "$0" && exec "$@"'
+
 CONFIG = """
 backend: "python" max_batch_size: 4
-input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] }
-output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] }
+input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
 """
 MODEL = """
 import os
-import doubling
 
-def infer(inputs):
-    with open(os.path.join(os.path.dirname(__file__), "weights.bin"), "rb") as file:
-        assert len(file.read()) == 1_000_000
-    return {"y": doubling.double(inputs["x"])}
+import adding
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        version = os.path.join(args["model_repository"], args["model_version"])
+        self.added = np.fromfile(os.path.join(version, "added.bin"), np.float32)
+
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()) for request in requests]
+
+    def answer(self, x):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", adding.add(x, self.added))])
 """
 
 
 @contextmanager
-def worker_server(directory: Path, name: str, cache: Path) -> Iterator[str]:
-    """Run `sluice worker` until the block ends; gives its address."""
-    key, ready = directory / "key", directory / f"{name}.json"
-    key.write_text(KEY)
-    command = [sys.executable, "-m", "sluice.gateway.cli.main", "worker", "--cores", "0", "--name", name]
-    options = ["--cache", str(cache), "--cache-mb", "10", "--key-file", str(key), "--ready-file", str(ready)]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    with (directory / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen([*command, *options], env=environment, stdout=log, stderr=log)
-    try:
-        end = time.monotonic() + START_S
-        while not ready.exists():
-            assert process.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        yield json.loads(ready.read_text())["url"]
-    finally:
-        stop(process)
+def worker(directory: Path, repository: Path, name: str, port: int) -> Iterator[WorkerProcess]:
+    """A worker server with a cache of its own, for which the repository is an empty directory."""
+    place = directory / name
+    place.mkdir()
+    arguments = ["--name", name, "--node", name, "--listen", f"127.0.0.1:{port}", "--cache", str(place / "cache")]
+    with worker_server(place, arguments, (*WITHOUT_REPOSITORY, _SCRIPT, str(repository))) as process:
+        yield process
 
 
-class Gateway:
-    """A gateway's end of a session; `wanted` are the files that the worker server asked for."""
-
-    def __init__(self, local: LocalFiles) -> None:
-        self.session: Session
-        self.wanted: list[str] = []
-        self.lies = False
-        self._reader = FileReader(local.open)
-        self._messages: asyncio.Queue[Loaded | Unloaded] = asyncio.Queue()
-        self._answers: set[asyncio.Task[None]] = set()
-
-    def on_message(self, message: FromWorkerServer, tensors: Sequence[memoryview]) -> None:
-        del tensors
-        if isinstance(message, FileWanted):
-            self.wanted.append(message.path)
-            task = asyncio.get_running_loop().create_task(self._answer(message))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
-        elif isinstance(message, Loaded | Unloaded):
-            self._messages.put_nowait(message)
-
-    async def _answer(self, wanted: FileWanted) -> None:
-        part = await self._reader.answer(wanted)
-        if self.lies:
-            part = FilePart(part.number, bytes(len(part.data)))
-        self.session.send(part)
-
-    async def load(self, model: RemoteModel) -> str:
-        """Load a model; returns the reason why that failed, or ""."""
-        self.session.send(Load(model))
-        loaded = await self._next()
-        assert isinstance(loaded, Loaded)
-        return "" if loaded.model.table is not None else str(loaded.model.error)
-
-    async def unload(self, key: str) -> None:
-        self.session.send(Unload(key))
-        assert await self._next() == Unloaded(key)
-
-    async def _next(self) -> Loaded | Unloaded:
-        async with asyncio.timeout(START_S):
-            return await self._messages.get()
+def infer(gateway: GatewayServer, model: str) -> object:
+    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    status, _, body = gateway.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}).encode())
+    answer = json.loads(body)
+    return answer["outputs"][0]["data"] if status == 200 else answer
 
 
-@asynccontextmanager
-async def session_with(url: str, local: LocalFiles) -> AsyncIterator[Gateway]:
-    gateway = Gateway(local)
-    hello = Hello(server_version(), "the test", 30.0)
-    gateway.session = await open_session(url, Credentials(KEY), hello, gateway.on_message, lambda reason: None)
-    try:
-        yield gateway
-    finally:
-        gateway.session.close()
+def is_up(gateway: GatewayServer, count: int) -> bool:
+    """True once that number of partitions has both models."""
+    body = gateway.request("GET", "/v2/sluice/partitions")[2]
+    return sum(len(each["models"]) == 2 and not each["lost"] for each in json.loads(body)["partitions"]) == count
 
 
-class Served(NamedTuple):
-    """A model in a repository on this machine, as a gateway describes it to machines that are not this one."""
+def received(process: WorkerProcess) -> set[str]:
+    """The sources from which a worker server got files."""
+    lines = process.log.read_text().splitlines()
+    return {line.partition("source=")[2].partition(" bytes=")[0].strip("'\"") for line in lines if "source=" in line}
 
-    local: LocalFiles
-    model: RemoteModel
 
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    repository = tmp_path_factory.mktemp("repository")
-    version = repository / "m" / "1"
+def test_models_come_through_the_gateway_and_from_other_workers(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    save_external(repository / "weights" / "1" / "model.onnx")
+    version = repository / "adding" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(CONFIG)
-    (version.parent / "doubling.py").write_text("def double(x):\n    return 2 * x\n")
+    (version.parent / "adding.py").write_text("def add(x, added):\n    return x + added[0]\n")
     (version / "model.py").write_text(MODEL)
-    (version / "weights.bin").write_bytes(bytes(1_000_000))
-    entry = Repository.scan(repository).models["m:1"]
-    local = LocalFiles()
-    files = msgspec.structs.replace(local.file_set("m:1", entry.path, "python"), origin=None)
-    spec = entry.spec
-    order = RemoteModel("m:1", str(entry.path), "python", (1,), spec.batchable, config=spec.config, files=files)
-    return Served(local, msgspec.structs.replace(order, declared=spec.declared))
-
-
-def test_files_come_through_the_gateway_once_and_from_peers_afterwards(served: Served, tmp_path: Path) -> None:
-    async def run(first_url: str, second_url: str) -> None:
-        async with session_with(first_url, served.local) as gateway:
-            gateway.lies = True
-            reason = await gateway.load(served.model)
-            assert reason.startswith("model file 'm/1/model.py': no source gives its files: the gateway: '")
-            assert reason.endswith("': it gave other contents")
-            gateway.lies = False
-            assert await gateway.load(served.model) == ""
-            assert set(gateway.wanted) == {"m/1/model.py", "m/1/weights.bin", "m/config.pbtxt", "m/doubling.py"}
-            gateway.wanted.clear()
-            await gateway.unload("m:1")
-            assert await gateway.load(served.model) == ""
-            assert gateway.wanted == []
-        async with session_with(second_url, served.local) as gateway:
-            nobody = "127.0.0.1:1"
-            model = msgspec.structs.replace(served.model, peers=(nobody, first_url, second_url))
-            assert await gateway.load(model) == ""
-            assert gateway.wanted == []
-
+    added = version / "added.bin"
+    added.write_bytes(bytes.fromhex("00002041") * 250_000)  # 10.0 in FP32
+    ports = free_ports(2)
+    urls = [f"127.0.0.1:{port}" for port in ports]
+    config: dict[str, object] = {
+        "partitions": {"remote": [{"name": "edge", "kind": "cpu1", "urls": urls}]},
+        "control": "explicit",
+        "load_models": ["*"],
+    }
     with (
-        worker_server(tmp_path, "first", tmp_path / "first cache") as first_url,
-        worker_server(tmp_path, "second", tmp_path / "second cache") as second_url,
+        worker(tmp_path, repository, "first", ports[0]) as first,
+        gateway_server(repository, tmp_path, config) as gateway,
     ):
-        asyncio.run(run(first_url, second_url))
+        until(lambda: is_up(gateway, 1))
+        assert received(first) == {"the gateway"}
+        assert infer(gateway, "adding") == [11.0, 12.0, 13.0, 14.0]
+        assert infer(gateway, "weights") == [1.0, 2.0, 3.0, 4.0]
+        with worker(tmp_path, repository, "second", ports[1]) as second:
+            until(lambda: is_up(gateway, 2))
+            assert received(second) == {f"worker server {urls[0]}"}
+            added.write_bytes(bytes.fromhex("0000a041") * 250_000)  # 20.0
+            assert gateway.request("POST", "/v2/repository/models/adding/load")[0] == 200
+            assert infer(gateway, "adding") == [21.0, 22.0, 23.0, 24.0]
+            sets = list((tmp_path / "second/cache/sets").iterdir())
+            assert len(sets) == 3  # two models, and one of them in two revisions

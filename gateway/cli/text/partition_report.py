@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from sluice.gateway.config.remote_settings import RemoteClass
 from sluice.models.processes import process_name
 from sluice.mps.daemon.inventory import RunningDaemon
 from sluice.mps.mig.desired import GpuPlan
@@ -19,6 +20,28 @@ def partition_lines(partitions: Sequence[Partition]) -> list[str]:
         + (f", {each.hard_memory_mb:g} MiB at most" if isinstance(each, CpuPartition) and each.hard_memory_mb else "")
         for each in partitions
     ]
+
+
+def remote_lines(classes: Sequence[RemoteClass]) -> list[str]:
+    """A line for each slot whose worker has a known address, and one for the slots of every other class."""
+    lines = []
+    for each in classes:
+        kind = each.profile_kind or "of the kind that the cluster has"
+        memory = "" if each.memory_mb is None else f", {each.memory_mb:g} MiB for models"
+        if each.urls is not None:
+            lines += [f"{slot}: {kind} at {url}{memory}" for slot, url in zip(each.slots, each.urls, strict=True)]
+            continue
+        slots = each.slots
+        names = f"{slots[0]} to {slots[-1]}" if slots[1:] else "".join(slots) or f"{each.name}-0 and on"
+        lines.append(f"{names}: {kind}, {_placed_by(each)}{memory}")
+    return lines
+
+
+def _placed_by(given: RemoteClass) -> str:
+    if given.dns is not None:
+        return f"found in DNS as {given.dns.name}, port {given.dns.port}"
+    assert given.ray is not None
+    return f"placed by Ray, cluster {given.ray.address}"
 
 
 def _bounded(partition: Partition) -> str:

@@ -26,7 +26,7 @@ def report(
     environment: Mapping[str, str] = {},
     timeout_s: float = TIMEOUT_S,
 ) -> bytes:
-    """What a namespace has, as JSON, after an action (see `sluice.gateway.cluster.ray.report`).
+    """The contents of a namespace, as JSON, after an action (see `sluice.gateway.cluster.ray.report`).
 
     Raises ConfigError if the cluster does not answer, or the action is not possible.
     """

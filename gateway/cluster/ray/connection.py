@@ -11,12 +11,12 @@ from sluice.gateway.cluster.ray.registry import ClassSpec, Renewal
 from sluice.gateway.cluster.ray.worker_actor import CALL_TIMEOUT_S
 
 
-class NoAnswer(Exception):
+class NoRayAnswer(Exception):
     """The cluster does not answer, or does not give what is asked of it; the message is a sentence."""
 
 
 class RayConnection:
-    """The classes of a gateway at their keeper. Raises NoAnswer if there is no cluster at the address."""
+    """The classes of a gateway at their keeper. Raises NoRayAnswer if there is no cluster at the address."""
 
     def __init__(self, begin: Begin) -> None:
         self._gateway = begin.gateway
@@ -33,35 +33,35 @@ class RayConnection:
         try:
             ray.init(address=first.address, namespace=self._namespace, log_to_driver=False, logging_level="ERROR")
         except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-            raise NoAnswer(f"no Ray cluster at {first.address}: {str(error).splitlines()[0]}") from error
+            raise NoRayAnswer(f"no Ray cluster at {first.address}: {str(error).splitlines()[0]}") from error
         self._keeper: Any = None
 
     def give_up(self, name: str, slots: tuple[int, ...]) -> None:
         """Do not keep the leases of these slots."""
         for slot in slots:
             self._held[name].pop(slot, None)
-            self._workers.pop((name, slot), None)  # it is told again if the slot comes back
+            self._workers.pop((name, slot), None)  # it is reported again if the slot comes back
 
     def renew(self) -> Iterator[FromRay]:
-        """Renew all leases; yields what has changed. Raises NoAnswer."""
+        """Renew all leases; yields what has changed. Raises NoRayAnswer."""
         try:
             if self._keeper is None:
                 self._keeper = keeper(self._namespace)
             for name in list(self._to_open):
                 reason = ray.get(self._keeper.open_class.remote(name, self._specs[name]), timeout=CALL_TIMEOUT_S)
                 if reason:
-                    raise NoAnswer(reason)
+                    raise NoRayAnswer(reason)
                 self._to_open.remove(name)
             asked = {name: (self.wanted[name], self._held[name]) for name in self._specs}
             renewals = ray.get(self._keeper.renew.remote(self._gateway, asked), timeout=CALL_TIMEOUT_S)
         except (ray.exceptions.ActorDiedError, ValueError) as error:
             self._keeper, self._to_open = None, list(self._specs)
-            raise NoAnswer(f"the keeper of leases has ended: {str(error).splitlines()[0]}") from error
+            raise NoRayAnswer(f"the keeper of leases has ended: {str(error).splitlines()[0]}") from error
         except ray.exceptions.RayError as error:
-            raise NoAnswer(f"the keeper of leases does not answer: {str(error).splitlines()[0]}") from error
+            raise NoRayAnswer(f"the keeper of leases does not answer: {str(error).splitlines()[0]}") from error
         for name, renewal in renewals.items():
             if renewal is None:
-                self._to_open.append(name)  # the keeper was started anew
+                self._to_open.append(name)  # the keeper was restarted
             else:
                 yield from self._changes(name, renewal)
 

@@ -10,10 +10,10 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from sluice.gateway.cluster.ray.guardian import END_TIMEOUT_S
 from sluice.gateway.cluster.ray.placement import Node, alive_nodes, allowed_nodes, no_room
 from sluice.gateway.cluster.ray.registry import ClassSpec, Registry, Renewal, WorkerInfo
 from sluice.gateway.cluster.ray.worker_actor import KEEPER, PartitionActor
-from sluice.gateway.cluster.ray.worker_child import END_TIMEOUT_S
 from sluice.gateway.config.ray_settings import RaySettings, Strategy
 
 SILENT_S = 15.0

@@ -33,14 +33,14 @@ _ADVICE = "see ray.log and gateway.log in"
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A process that was started: its pid, and the time of its start, by which it is told from a later one."""
+    """A process that was started: its pid, and the time of its start, which differs from that of a later one."""
 
     pid: int
     started: str
 
 
 class LocalState(msgspec.Struct, frozen=True):
-    """What runs; `dashboard` and `http` are URLs, and `namespace` is that of the gateway's workers in Ray."""
+    """The processes that run, with their addresses; `namespace` is that of the gateway's workers in Ray."""
 
     address: str
     namespace: str
@@ -68,7 +68,7 @@ class LocalCluster:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token, "RAY_USAGE_STATS_ENABLED": "0"}
 
     def state(self) -> LocalState | None:
-        """What runs; None if nothing does."""
+        """The state of what runs; None if nothing does."""
         try:
             state = msgspec.json.decode((self._directory / "state.json").read_bytes(), type=LocalState)
         except OSError:

@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import suppress
 
-from sluice.gateway.cluster.ray.connection import NoAnswer, RayConnection
+from sluice.gateway.cluster.ray.connection import NoRayAnswer, RayConnection
 from sluice.gateway.cluster.ray.messages import Begin, Leave, RayState, ToRay, Want
 from sluice.models.processes import leave_signals_to_gateway
 from sluice.mps.ipc.channel import Channel
@@ -49,7 +49,7 @@ def _run(channel: Channel[ToRay]) -> None:
             for change in connection.renew():
                 channel.send(change)
             state = ""
-        except NoAnswer as error:
+        except NoRayAnswer as error:
             state = str(error)
         if state != trouble:
             trouble = state
@@ -60,7 +60,7 @@ def _connect(channel: Channel[ToRay], begin: Begin) -> RayConnection:
     while True:
         try:
             connection = RayConnection(begin)
-        except NoAnswer as error:
+        except NoRayAnswer as error:
             channel.send(RayState(str(error)))
             time.sleep(CONNECT_PAUSE_S)
         else:

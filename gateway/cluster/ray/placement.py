@@ -1,4 +1,4 @@
-"""What a Ray cluster has room for, and where its workers may be placed; without Ray, on what it says of its nodes."""
+"""Room for workers in a Ray cluster, and where they may be placed; without Ray, by what it says of its nodes."""
 
 import math
 from collections import Counter
@@ -80,7 +80,7 @@ def found(name: str, settings: RaySettings, nodes: Sequence[Node]) -> RaySetting
     if not count:
         raise ConfigError(
             f"partitions: {name}: ray: no node of the cluster has {amounts(resources)}; "
-            f"{'; '.join(f'{node.name}: {amounts(_told(node.resources))}' for node in allowed[:8])}"
+            f"{'; '.join(f'{node.name}: {amounts(_named_by_people(node.resources))}' for node in allowed[:8])}"
         )
     return msgspec.structs.replace(settings, resources=resources, count=count)
 
@@ -91,7 +91,7 @@ def no_room(resources: Mapping[str, float], nodes: Sequence[Node], free: Mapping
         return "no node that may be used is in the Ray cluster"
     if not room(nodes, resources):
         return f"no node of the Ray cluster has {amounts(resources)}"
-    return f"Ray waits for a node with {amounts(resources)} free; {amounts(_told(free)) or 'nothing'} is free in all"
+    return f"Ray waits for a node with {amounts(resources)} free; {amounts(_named_by_people(free)) or 'nothing'} is free in all"
 
 
 def amounts(resources: Mapping[str, float]) -> str:
@@ -99,7 +99,7 @@ def amounts(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(resources.items()))
 
 
-def _told(resources: Mapping[str, float]) -> dict[str, float]:
+def _named_by_people(resources: Mapping[str, float]) -> dict[str, float]:
     """Those that people name: Ray adds some of its own."""
     hidden = ("node:", "memory", "object_store_memory", "accelerator_type:")
     return {name: amount for name, amount in resources.items() if not name.startswith(hidden)}

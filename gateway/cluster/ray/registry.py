@@ -1,4 +1,4 @@
-"""What is known of the classes of a Ray namespace: leases, and the worker of each slot; without Ray and clock."""
+"""The classes of a Ray namespace: leases, and the worker of each slot; without Ray and clock."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ LEASE_S = 3.0
 
 
 class ClassSpec(NamedTuple):
-    """What all gateways that share a class must agree on; `key` is that of the workers, "" for none."""
+    """The agreement of all gateways that share a class; `key` is that of the workers, "" for none."""
 
     settings: RaySettings
     slots: int

@@ -11,9 +11,10 @@ import time
 import msgspec
 import ray
 
+from sluice.gateway.cluster.ray.guardian import END_TIMEOUT_S
 from sluice.gateway.cluster.ray.placement import alive_nodes
 from sluice.gateway.cluster.ray.worker_actor import CALL_TIMEOUT_S, KEEPER
-from sluice.gateway.cluster.ray.worker_child import END_TIMEOUT_S, START_TIMEOUT_S
+from sluice.gateway.cluster.ray.worker_child import START_TIMEOUT_S
 
 PAUSE_S = 0.2
 

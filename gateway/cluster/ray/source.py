@@ -72,7 +72,7 @@ class RayCluster:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with the cluster, in a sentence; "" for nothing."""
+        """The trouble with the cluster, in a sentence; "" for none."""
         return self._trouble
 
     def source(self, name: str) -> "RaySource":

@@ -17,13 +17,13 @@ KEEPER = "sluice-keeper"
 CALL_TIMEOUT_S = 5.0
 """The time for the answer of an actor."""
 REPORT_S = 3.0
-"""The time between two reports of a worker, by which a keeper that was started anew learns of it."""
+"""The time between two reports of a worker, by which a keeper that was restarted learns of it."""
 FIRST_RESTART_S, LAST_RESTART_S = 0.5, 30.0
 """The first and the longest time before a worker is started again; it doubles each time."""
 
 
 class PartitionActor:
-    """One worker: starts `sluice worker` on the node where Ray has put this actor, and ends with it.
+    """One worker: starts `sluice worker` on the node where Ray has put this actor.
 
     It restarts a worker that has exited, and tells the keeper where it listens.
     """
@@ -38,7 +38,6 @@ class PartitionActor:
         self._child: WorkerChild | None = None
         self._is_ending = False
         self._is_replaced = threading.Event()
-        # A thread of its own: the worker ends when the thread ends that has started it.
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()
 
@@ -96,6 +95,7 @@ class PartitionActor:
             name=f"{self._name}-{self._slot}",
             node=self._node.name if self._node is not None else host,
             host=host,
+            head=ray.get_runtime_context().gcs_address,
             kind=kind,
             cores=int(settings.resources.get("CPU", 0)),
             uuid=_device(kind),
@@ -103,6 +103,7 @@ class PartitionActor:
             cache=settings.cache,
             cache_mb=settings.cache_mb,
             options=settings.worker_options,
+            without_head_s=settings.without_head_s,
         )
 
     def _ask_number(self) -> int:
@@ -121,7 +122,7 @@ class PartitionActor:
             keeper = ray.get_actor(KEEPER, namespace=self._namespace)
             is_newest = ray.get(keeper.report.remote(self._name, self._slot, info), timeout=CALL_TIMEOUT_S)
         except (ray.exceptions.RayError, ValueError):
-            return  # it is told again soon
+            return  # it is reported again soon
         if not is_newest:
             # Ray has taken this node for lost, and has started the worker on another one.
             os._exit(1)

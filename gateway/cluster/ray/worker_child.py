@@ -13,19 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sluice.mps.isolation.launch import launch_command, module_environment
+from sluice.gateway.cluster.ray.guardian import END_TIMEOUT_S
+from sluice.mps.isolation.launch import module_environment
 
 START_TIMEOUT_S = 120.0
 """The time for a worker to listen; it proves its partition before."""
-END_TIMEOUT_S = 40.0
-"""The time for a worker to end when it is asked to, which is more than it takes to finish its batches."""
 PAUSE_S = 0.1
 
 _TAIL_LINES, _LINE_BYTES = 5, 300
+_KILLED = 128
+"""Added to the number of a signal, the exit status of a process that has seen its child killed by that."""
 
 
 class WorkerOrder(NamedTuple):
     """A worker to start: its `name`, the name and address of its node, its profile `kind`, and its whole `cores`.
+
+    `head` is the address of Ray's head, and `without_head_s` the time for which the worker goes on when that is gone.
 
     `uuid` is the device of a kind on a GPU, else "", where `cores` do not count. `key` is the text of its key file, ""
     for none. `cache` is the directory of models, and `cache_mb` its bound (None: as the worker has them).
@@ -34,6 +37,7 @@ class WorkerOrder(NamedTuple):
     name: str
     node: str
     host: str
+    head: str
     kind: str
     cores: int
     uuid: str = ""
@@ -41,6 +45,7 @@ class WorkerOrder(NamedTuple):
     cache: str | None = None
     cache_mb: int | None = None
     options: tuple[str, ...] = ()
+    without_head_s: float = 0.0
 
 
 def command(order: WorkerOrder, directory: Path) -> list[str]:
@@ -76,7 +81,7 @@ def _partition(order: WorkerOrder) -> dict[str, Any] | None:
 
 
 class WorkerChild:
-    """A running worker. It gets SIGTERM when the thread that made this object ends, for whatever reason.
+    """A running worker, which ends with this process unless Ray's head is gone (see `guardian`).
 
     What it prints goes to standard error, by `say`, and its last lines are kept, to say why it ended.
     """
@@ -93,9 +98,13 @@ class WorkerChild:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         try:
             self._process = subprocess.Popen(
-                [*launch_command(()), *make_command(order, Path(self._directory.name))],
+                [
+                    *(sys.executable, "-P", "-m", "sluice.gateway.cluster.ray.guardian", order.head),
+                    *(str(order.without_head_s), self._directory.name),
+                    *make_command(order, Path(self._directory.name)),
+                ],
                 env=_child_environment() if environment is None else dict(environment),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end tells that this process has gone
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -130,9 +139,10 @@ class WorkerChild:
         except subprocess.TimeoutExpired:
             return None
         self._reader.join(PAUSE_S)
-        self._directory.cleanup()
-        if status < 0:
-            return f"the worker was killed by {signal.Signals(-status).name}{self._output()}"
+        self._clean_up()
+        if status < 0 or status > _KILLED:
+            number = -status if status < 0 else status - _KILLED
+            return f"the worker was killed by {signal.Signals(number).name}{self._output()}"
         return f"the worker exited with status {status}{self._output()}"
 
     def end(self, timeout_s: float = END_TIMEOUT_S) -> None:
@@ -141,7 +151,12 @@ class WorkerChild:
         if self.ended(timeout_s) is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            self._directory.cleanup()
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._directory.cleanup()
 
     def _output(self) -> str:
         return f"; its output: {' / '.join(self._tail)}" if self._tail else ""

@@ -9,11 +9,11 @@ import numpy as np
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import BatchCompleted, BatchFailed, BatchRevoked, FailureCause
-from sluice.gateway.cluster.links import Link
+from sluice.gateway.cluster.links import NodeLink
 from sluice.gateway.executors.base import EventSink
 from sluice.gateway.executors.hang_detector import LATENCY_FACTOR, HangDetector
 from sluice.gateway.executors.remote.answer_check import output_key, read_outputs
-from sluice.gateway.executors.remote.session import Session
+from sluice.gateway.executors.remote.session import WorkerSession
 from sluice.gateway.executors.request_parts import SHOWS_REQUESTS, FindSubmission, member_failures, request_parts
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.tensors.assembly import Assembly, BatchInput
@@ -36,8 +36,8 @@ _CAUSES = {
 }
 
 
-class BatchContext(NamedTuple):
-    """What batches need besides their worker: shared by all workers of a gateway.
+class RemoteBatchContext(NamedTuple):
+    """The needs of batches besides their worker: shared by all workers of a gateway.
 
     `specs` are the specs of models by key. A batch may take `timeout_s`, and 20 times its measured latency if that is
     more. `find` knows the requests without an outcome; `metrics` are those that models define.
@@ -70,12 +70,12 @@ class RemoteBatches:
 
     def __init__(
         self,
-        context: BatchContext,
-        session: Session,
+        context: RemoteBatchContext,
+        session: WorkerSession,
         files: Mapping[str, ModelFile],
         tables: Mapping[str, LatencyTable],
         loading: Mapping[str, None],
-        link: Link,
+        link: NodeLink,
         overdue: Callable[[str], None],
     ) -> None:
         self._context = context

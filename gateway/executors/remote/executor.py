@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sluice.batcher.interface.decisions import DispatchBatch, LoadModel, UnloadModel
-from sluice.batcher.interface.events import AnyEvent, LinkMeasured
-from sluice.gateway.cluster.links import Link
-from sluice.gateway.cluster.nodes import Nodes
+from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchFailed, BatchRevoked, LinkMeasured
+from sluice.gateway.cluster.links import NodeLink
+from sluice.gateway.cluster.nodes import NodeWatch
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.executors.base import EventSink
-from sluice.gateway.executors.remote.batches import BatchContext
+from sluice.gateway.executors.remote.batches import RemoteBatchContext
 from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.partition import RemotePartition
 from sluice.gateway.executors.remote.session import OpenSession
@@ -35,7 +35,7 @@ class RemoteSlots(NamedTuple):
 
 
 class SharedParts(NamedTuple):
-    """What all executors share: the tensors of requests, and what models say of themselves.
+    """The parts that all executors share: the tensors of requests, and what models say of themselves.
 
     `loaded` gets what came of loads, and `reported_ready` a partition, the number of a question to a model and its
     answer.
@@ -51,7 +51,7 @@ class RemoteExecutor:
     """Runs batches on remote workers.
 
     `specs` are the specs of models by key. `open_session` opens sessions as a gateway of that `version`, and
-    `models` brings models to workers. Limits are proved as for `WorkerContext`; times are as for `BatchContext`.
+    `models` brings models to workers. Limits are proved as for `WorkerContext`; times are as for `RemoteBatchContext`.
     """
 
     def __init__(
@@ -71,9 +71,11 @@ class RemoteExecutor:
         """The submission of a request without an outcome, for models that see requests."""
         self._specs = dict(specs)
         self._sources = {name: each.source for name, each in classes.items()}
+        self._models = models
+        self._running: dict[int, RemotePartition] = {}
         self._sink: EventSink
-        self._nodes = Nodes(self._measured)
-        batches = BatchContext(
+        self._nodes = NodeWatch(self._measured)
+        batches = RemoteBatchContext(
             shared.assembly,
             self._specs,
             clock,
@@ -109,7 +111,7 @@ class RemoteExecutor:
         return self._sources
 
     @property
-    def links(self) -> Mapping[str, Link]:
+    def links(self) -> Mapping[str, NodeLink]:
         """The ways to the nodes that have had workers."""
         return self._nodes.links
 
@@ -137,6 +139,7 @@ class RemoteExecutor:
 
     def remove(self, models: Collection[str]) -> None:
         """Remove models that no worker holds."""
+        self._models.forget(models)
         for key in models:
             self._specs.pop(key, None)
         for partition in self._partitions.values():
@@ -144,11 +147,13 @@ class RemoteExecutor:
 
     def run(self, batch: DispatchBatch) -> None:
         """Send a batch; raises PartitionError if its partition cannot take it."""
-        self._partitions[batch.partition].run(batch)
+        partition = self._partitions[batch.partition]
+        partition.run(batch)
+        self._running[batch.batch] = partition
 
     def revoke(self, batch: int) -> None:
         """Ask for a batch back, if a worker has it."""
-        for partition in self._partitions.values():
+        if (partition := self._running.get(batch)) is not None:
             partition.revoke(batch)
 
     def load(self, order: LoadModel) -> None:
@@ -173,4 +178,6 @@ class RemoteExecutor:
         self._report(LinkMeasured(node, round_trip_ns, bytes_per_s))
 
     def _report(self, event: AnyEvent, details: ProcessDetails = NO_DETAILS) -> None:
+        if isinstance(event, BatchCompleted | BatchFailed | BatchRevoked):
+            del self._running[event.batch]
         self._sink(event, details)

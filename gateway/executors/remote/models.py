@@ -1,6 +1,7 @@
-"""How models reach remote workers: their descriptions, their files, and which workers have them already."""
+"""The way of models to remote workers: their descriptions, their files, and which workers have them already."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 from sluice.gateway.worker_protocol.file_parts import FileReader
@@ -10,7 +11,7 @@ from sluice.models.distribution.local_files import LocalFiles
 from sluice.mps.ipc.messages import ModelFile
 
 MOST_PEERS = 4
-"""Workers that another one is told of, which can give it a model."""
+"""Workers that another one hears of, which can give it a model."""
 
 
 class RemoteModels:
@@ -21,6 +22,7 @@ class RemoteModels:
         self._reader = FileReader(local.open)
         self._hashing = asyncio.Lock()
         self._open: dict[ModelFile, asyncio.Task[FileSet]] = {}
+        self._digests: dict[str, str] = {}
         self._holders: dict[str, dict[str, None]] = {}
 
     async def describe(self, file: ModelFile, peer: str) -> RemoteModel:
@@ -34,6 +36,7 @@ class RemoteModels:
             task = self._open[described] = asyncio.get_running_loop().create_task(self._files(described))
             task.add_done_callback(lambda done: self._described(described, done))
         files = await asyncio.shield(task)
+        self._digests[file.key] = files.digest
         peers = [each for each in reversed(self._holders.get(files.digest, {})) if each != peer]
         return RemoteModel(
             file.key,
@@ -54,10 +57,15 @@ class RemoteModels:
         """A part of a file of a model that was described."""
         return await self._reader.answer(wanted)
 
-    def held(self, digest: str, peer: str) -> None:
-        """Record that the worker with that address has the files of a model."""
-        if peer:
+    def held(self, key: str, peer: str) -> None:
+        """Record that the worker with that address has the files of a model that was described."""
+        if peer and (digest := self._digests.get(key)) is not None:
             self._holders.setdefault(digest, {})[peer] = None
+
+    def forget(self, models: Iterable[str]) -> None:
+        """Forget models that no worker holds."""
+        for key in models:
+            self._holders.pop(self._digests.pop(key, ""), None)
 
     def gone(self, peer: str) -> None:
         """Record that a worker is gone, or its machine."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.batcher.interface.events import ModelLoaded, ModelLoadFailed, ModelUnloaded, PartitionLost, PartitionReady
 from sluice.gateway.cluster.source import WorkerSource
-from sluice.gateway.executors.remote.worker import RemoteWorker, WorkerContext, WorkerFacts, WorkerRefused
+from sluice.gateway.executors.remote.worker import RemoteWorker, UnusableWorker, WorkerContext, WorkerFacts
 from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.gateway.worker_protocol.client import SessionRefused
 from sluice.models.errors import PartitionError
@@ -54,7 +54,7 @@ class RemotePartition:
         self._leaving: dict[RemoteWorker, asyncio.Task[None]] = {}
         self._serving: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
-        self._told = ""
+        self._reported = ""
         self._measured_on = ""
         self._back_off = BackOff()
         self._timer: asyncio.TimerHandle | None = None
@@ -147,7 +147,7 @@ class RemotePartition:
                     self._source.refused(self._slot, refusal.holder)
                     return
                 pause_s = LONGEST_PAUSE_S if refusal.retry else REFUSED_S
-            except WorkerRefused as refusal:
+            except UnusableWorker as refusal:
                 self._down(str(refusal), address)
                 pause_s = REFUSED_S
             except PartitionError as error:
@@ -179,8 +179,8 @@ class RemotePartition:
 
     def _down(self, reason: str, url: str = "") -> None:
         """Report that the slot has no worker, once for each reason."""
-        if reason != self._told:
-            self._told = reason
+        if reason != self._reported:
+            self._reported = reason
             details = ProcessDetails(url=url, was_up=False)
             self._report(PartitionLost(self._slot, reason), details)
 
@@ -196,7 +196,7 @@ class RemotePartition:
 
     def worker_ready(self, worker: RemoteWorker, facts: WorkerFacts) -> None:
         """Take the worker into service."""
-        self._told = ""
+        self._reported = ""
         self._back_off.ready(asyncio.get_running_loop().time())
         memory = {each.key: each.memory for each in facts.results if each.memory is not None}
         details = ProcessDetails(
@@ -217,7 +217,7 @@ class RemotePartition:
         if not worker.was_up and not failed:
             self._down(reason, worker.url)
             return
-        self._told = reason
+        self._reported = reason
         url = "" if self._address is None else worker.url
         details = ProcessDetails(url=url, node=worker.node, failed=failed, planned=planned)
         self._report(PartitionLost(self._slot, reason, is_node_lost), details)

@@ -1,4 +1,4 @@
-"""What the executor asks of a session with a worker server."""
+"""The sessions with worker servers, as the executor uses them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -9,8 +9,8 @@ OnMessage = Callable[[FromWorkerServer, Sequence[memoryview]], None]
 """Gets a message with the bytes of its tensors; raises PartitionError for one that cannot be true."""
 
 
-class Session(Protocol):
-    """An open session: the worker of `welcome` takes batches of this gateway alone (see the client's `Session`)."""
+class WorkerSession(Protocol):
+    """An open session: the worker of `welcome` takes batches of this gateway alone (see the client)."""
 
     welcome: Welcome
 
@@ -26,8 +26,10 @@ class Session(Protocol):
         ...
 
 
-OpenSession = Callable[[str, OnMessage, Callable[[str], None]], Awaitable[Session]]
-"""Opens a session with the worker server at an address; the last argument is called when the session ends by itself.
+OpenSession = Callable[[str, str, OnMessage, Callable[[str], None]], Awaitable[WorkerSession]]
+"""Opens a session with the worker server at an address, whose partition is of that kind.
+
+The last argument is called when the session ends by itself.
 
 Raises PartitionError with the reason, and SessionRefused if the worker server refuses the session.
 """

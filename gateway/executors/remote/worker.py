@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from sluice.batcher.interface.decisions import DispatchBatch
-from sluice.gateway.cluster.nodes import Nodes
-from sluice.gateway.executors.remote.batches import BatchContext, RemoteBatches
+from sluice.gateway.cluster.nodes import NodeWatch
+from sluice.gateway.executors.remote.batches import RemoteBatchContext, RemoteBatches
 from sluice.gateway.executors.remote.models import RemoteModels
-from sluice.gateway.executors.remote.session import OpenSession, Session
+from sluice.gateway.executors.remote.session import OpenSession, WorkerSession
 from sluice.gateway.worker_protocol.messages import (
     Asked,
     AskReady,
@@ -42,22 +42,25 @@ from sluice.mps.partitions.partition import Partition
 LOAD_LIMIT_S = 600.0
 """A worker that has not loaded another one of its models within this time is given up."""
 
+MOST_NAME = 253
+"""Characters of the name of a node or worker."""
 
-class WorkerRefused(PartitionError):
+
+class UnusableWorker(PartitionError):
     """The worker is not one that the gateway can use: of another version or kind, or without its limits."""
 
 
 class WorkerContext(NamedTuple):
-    """What workers need besides their slot: shared by all of a gateway.
+    """The needs of workers besides their slot: shared by all of a gateway.
 
     `strict` refuses workers whose evidence does not prove their limits. `models` describes models to workers. `loaded`
     gets what came of loads, and `reported_ready` the answers of models that say whether they are ready:
     the partition, the number of the question and the answer.
     """
 
-    batches: BatchContext
+    batches: RemoteBatchContext
     open: OpenSession
-    nodes: Nodes
+    nodes: NodeWatch
     version: str
     strict: bool
     models: RemoteModels
@@ -142,7 +145,6 @@ class RemoteWorker:
         self._kind = kind
         self._models = models
         self._files: dict[str, ModelFile] = {}
-        self._digests: dict[str, str] = {}
         self._reads: set[asyncio.Task[None]] = set()
         self._tables: dict[str, LatencyTable] = {}
         self._loading: dict[str, None] = {}
@@ -153,7 +155,7 @@ class RemoteWorker:
         self._results: list[LoadResult] = []
         self._is_up = self._is_starting = self._is_process_lost = self._is_leaving = False
         self._loop = asyncio.get_running_loop()
-        self._session: Session
+        self._session: WorkerSession
         self._batches: RemoteBatches
         self._partition: Partition
         self._evidence = Evidence()
@@ -165,7 +167,7 @@ class RemoteWorker:
         Raises PartitionError: the worker server cannot be reached, refuses the session, or has another worker.
         """
         context = self._context
-        self._session = session = await context.open(self.url, self._message, self._closed)
+        self._session = session = await context.open(self.url, self._kind, self._message, self._closed)
         welcome = session.welcome
         self.heard_s = self._loop.time()
         self.node = welcome.node
@@ -226,8 +228,7 @@ class RemoteWorker:
 
     def end(self, reason: str) -> None:
         """End the session: the worker is lost for that reason."""
-        if self._stop():
-            self._session.close()
+        if not self._batches.is_closed:
             self._context.nodes.left(self.node, self)
             self.lost(f"node {self.node}: {reason}", is_node_lost=False)
             self.abandoned(reason)
@@ -249,7 +250,9 @@ class RemoteWorker:
             self.abandoned(reason)
 
     def lost(self, reason: str, *, is_node_lost: bool) -> None:
-        """Tell the owner that the worker is lost."""
+        """Tell the owner that the worker is lost, alone or with its node; the session ends if it has not ended yet."""
+        if self._stop():
+            self._session.close()
         if self._is_leaving or self._is_process_lost:
             return  # it knows
         self._is_up = False
@@ -386,11 +389,16 @@ class RemoteWorker:
 
     def _check(self) -> None:
         welcome = self._session.welcome
-        who = f"the worker {welcome.name} at {self.url}"
+        who = f"the worker {welcome.name[:MOST_NAME]} at {self.url}"
         if welcome.version != self._context.version:
-            raise WorkerRefused(f"{who} has the version {welcome.version}, expected {self._context.version}")
+            raise UnusableWorker(f"{who} has the version {welcome.version}, expected {self._context.version}")
         if welcome.kind != self._kind:
-            raise WorkerRefused(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+            raise UnusableWorker(f"{who} is a partition of the kind {welcome.kind}, expected {self._kind}")
+        if not 0 < len(welcome.node) <= MOST_NAME or not welcome.node.isprintable():
+            raise UnusableWorker(
+                f"the worker at {self.url} is on the node {welcome.node[:MOST_NAME]!r}, expected a name of 1 to "
+                f"{MOST_NAME} printable characters"
+            )
 
     def _begin(self, worker: Worker) -> None:
         """Load the models that the worker is to begin with."""
@@ -432,7 +440,6 @@ class RemoteWorker:
             return
         if order.key in self._loading:  # the worker process was not lost meanwhile
             self._files[order.key] = order
-            self._digests[order.key] = "" if model.files is None else model.files.digest
             self._session.send(Load(model))
 
     async def _read_file(self, wanted: FileWanted) -> None:
@@ -451,7 +458,7 @@ class RemoteWorker:
             self._evidence = result.evidence
         if result.table is not None:
             self._tables[result.key] = result.table
-            self._context.models.held(self._digests[result.key], self._session.welcome.peers_url)
+            self._context.models.held(result.key, self._session.welcome.peers_url)
             self._models[result.key] = msgspec.structs.replace(self._files[result.key], table=result.table)
         if self._is_starting:
             self._results.append(result)

@@ -19,10 +19,12 @@ _TABLE = LatencyTable.from_ms({1: 1})
 
 
 class PlayedInventory(Inventory):
-    """Partitions of one core each, and Triton servers, with a method for each event."""
+    """Partitions of one core each, `remote` ones among them, and Triton servers, with a method for each event."""
 
-    def __init__(self, *names: str, servers: Iterable[str] = ()) -> None:
-        super().__init__([CpuPartition(name, (core,)) for core, name in enumerate(names)], servers)
+    def __init__(self, *names: str, servers: Iterable[str] = (), remote: Iterable[str] = ()) -> None:
+        there = dict.fromkeys(remote, "cpu1")
+        here = [CpuPartition(name, (core,)) for core, name in enumerate(names) if name not in there]
+        super().__init__(here, servers, remote=there)
 
     def partition_ready(self, partition: str, loaded: Iterable[str] = (), failed: Mapping[str, str] = {}) -> None:
         self.apply(PartitionReady(partition, dict.fromkeys(loaded, _TABLE)), ProcessDetails(failed=failed))

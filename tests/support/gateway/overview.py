@@ -53,16 +53,24 @@ def overview_sources(registry: ModelRegistry, inventory: PlayedInventory, **part
 
 
 class PlayedServer:
-    """Pipelines on partitions that hold all their models; time stands at `now_ns` until `tick`."""
+    """Pipelines on partitions that hold all their models; time stands at `now_ns` until `tick`.
+
+    Those that are `remote` have no workers yet.
+    """
 
     def __init__(
-        self, *pipelines: Pipeline, partitions: Sequence[str] = ("cpu0",), broken: Sequence[BrokenEntry] = ()
+        self,
+        *pipelines: Pipeline,
+        partitions: Sequence[str] = ("cpu0",),
+        broken: Sequence[BrokenEntry] = (),
+        remote: Sequence[str] = (),
     ) -> None:
         models = list(dict.fromkeys(key for each in pipelines for stage in each.stages for key in stage.models))
-        self.inventory = PlayedInventory(*partitions)
+        self.inventory = PlayedInventory(*partitions, remote=remote)
         self.registry = ModelRegistry("1.2.3", pipelines, broken, self.inventory)
         for name in partitions:
-            self.inventory.partition_ready(name, models)
+            if name not in remote:
+                self.inventory.partition_ready(name, models)
         spec = SchedulerSpec(
             tuple(ScheduledModel(key, 8, DeadlineSettings()) for key in models),
             tuple(map(scheduled, pipelines)),

@@ -216,7 +216,7 @@ class Bench:
         self.events.append(event)
         self.details.append(details)
 
-    async def _open(self, url: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> FakeSession:
+    async def _open(self, url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> FakeSession:
         peer = self.peers[url]
         await asyncio.sleep(0)
         if peer.refusal is not None:
@@ -269,7 +269,7 @@ def benched(**settings: Any) -> Callable[[Callable[[Bench], Awaitable[None]]], C
 
             run_virtual(main)
 
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would look for the fixture `bench`
+        del run.__wrapped__  # pytest would look for the fixture `bench`
         return run
 
     return decorate

@@ -59,14 +59,19 @@ class GatewayServer(NamedTuple):
 
 @contextmanager
 def gateway_server(
-    repository: Path | None, directory: Path, config: dict[str, object] | None = None, arguments: Sequence[str] = ()
+    repository: Path | None,
+    directory: Path,
+    config: dict[str, object] | None = None,
+    arguments: Sequence[str] = (),
+    launcher: Sequence[str] = (),
 ) -> Iterator[GatewayServer]:
     """Serve `repository` (a folder or one model file) until the block ends; files are kept in `directory`.
 
-    `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. There
-    is no spare worker unless it asks for one, so that the children of the server are its workers. The environment
-    variable GRPC_SERVER chooses the gRPC server, and SLUICE_TEST_FRONT_ENDS the number of front ends. Raises
-    RuntimeError with the server's log when it does not become ready.
+    `config` is the server's configuration without its ports, and `arguments` are further command-line arguments. The
+    command `launcher` runs the command of the server, which comes behind it. There is no spare worker unless it asks
+    for one, so that the children of the server are its workers. The environment variable GRPC_SERVER chooses the gRPC
+    server, and SLUICE_TEST_FRONT_ENDS the number of front ends. Raises RuntimeError with the server's log when it does
+    not become ready.
     """
     settings, ready, log = directory / "sluice.yaml", directory / "ready.json", directory / "server.log"
     base = {
@@ -80,7 +85,7 @@ def gateway_server(
     if repository is not None:
         source = ["--repository", str(repository)] if repository.is_dir() else [str(repository)]
     with log.open("wb") as output:
-        process = _start([*source, *arguments, "--config", str(settings), "--ready-file", str(ready)], output)
+        process = _start([*source, *arguments, "--config", str(settings), "--ready-file", str(ready)], output, launcher)
     try:
         ports = _wait_ready(process, ready, log)
         server = GatewayServer(process, ports["http_port"], ports["grpc_port"], log)
@@ -101,10 +106,10 @@ def stop(process: subprocess.Popen[bytes]) -> int:
         raise
 
 
-def _start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(arguments: list[str], output: IO[bytes], launcher: Sequence[str]) -> subprocess.Popen[bytes]:
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "sluice.gateway.cli.main", "serve", *arguments]
+    command = [*launcher, sys.executable, "-m", "sluice.gateway.cli.main", "serve", *arguments]
     return subprocess.Popen(command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 

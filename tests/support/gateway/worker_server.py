@@ -53,14 +53,26 @@ class WorkerProcess(NamedTuple):
 
 
 @contextmanager
-def worker_server(directory: Path, arguments: Sequence[str] = ()) -> Iterator[WorkerProcess]:
+def worker_server(
+    directory: Path, arguments: Sequence[str] = (), within: Sequence[str] = ()
+) -> Iterator[WorkerProcess]:
     """Run a worker server on the first core until the block ends; its files are in `directory`.
 
+    `within` is a command that runs another one, such as one that enters a network namespace.
     Raises RuntimeError with its log when it does not become ready.
     """
     ready, log = directory / "ready.json", directory / "worker.log"
     ready.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "sluice.gateway.cli.main", "worker", "--ready-file", str(ready), *arguments]
+    command = [
+        *within,
+        sys.executable,
+        "-m",
+        "sluice.gateway.cli.main",
+        "worker",
+        "--ready-file",
+        str(ready),
+        *arguments,
+    ]
     if not {"--cores", "--config"} & set(arguments):
         command += ["--cores", str(available_cores()[0])]
     root = Path(__file__).parents[3]

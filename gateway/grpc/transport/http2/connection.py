@@ -172,7 +172,7 @@ class Http2Connection(Outgoing, Generic[T]):
         self._frames_left = 0
 
     def take_rest(self) -> bytes:
-        """What has been read and not been taken."""
+        """Return the bytes that have been read and not been taken."""
         rest, self._rest = self._rest, b""
         return rest
 

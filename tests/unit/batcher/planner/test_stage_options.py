@@ -14,7 +14,7 @@ from sluice.batcher.interface.config import (
     StageConfig,
     WhenConfig,
 )
-from sluice.batcher.interface.plan_data import Observed
+from sluice.batcher.interface.plan_data import Observed, Way
 from sluice.batcher.planner.demand import DemandTable, demand_table
 from sluice.batcher.planner.exact import plan_exact
 from sluice.batcher.planner.problem.problem import Problem
@@ -365,3 +365,32 @@ def test_4096_options_a_stage() -> None:
     asked = demand(spec([model("m", 4096)]), {"m": {"cpu1": table}}, 100)
     (stage,) = problem(asked, MS).stages
     assert stage.cost.shape == (4096,)
+
+
+MEGABYTE = 1_000_000
+HERE_AND_AWAY = (PartitionConfig("here", "cpu1"), PartitionConfig("away", "cpu1"))
+
+
+def over(way: Way, rate: float = 0.0, partitions: Sequence[PartitionConfig] = HERE_AND_AWAY) -> DemandTable:
+    """A model with a megabyte a row each way, which takes 10 ms, also on the partition `away`."""
+    heavy = ScheduledModel("m", 4, DeadlineSettings(), input_bytes=MEGABYTE, output_bytes=MEGABYTE)
+    served = spec([heavy], partitions=partitions)
+    return demand_table(served, Observed({"m": {"cpu1": FLAT}}, {"m": rate}, {}, ways={"away": way}))
+
+
+def test_partitions_behind_a_link_are_a_kind_of_their_own_with_the_time_of_their_way() -> None:
+    """A row is 1 ms on its way there and 1 ms back, and 0.5 ms pass in any case; it costs no more than a local one."""
+    choices = only_stage(over(Way("10g", MS // 2, 1.0)))
+    assert figures([each for each in choices if each.option.batch == 1]) == [
+        ("cpu1", 1, 10, 0.01),
+        ("cpu1 over 10g", 1, 12.5, 0.01),
+    ]
+
+
+def test_a_link_that_is_slower_than_the_partition_bounds_what_is_planned_for_it() -> None:
+    """4 rows are 40 ms on their way there, so at most 100 rows a second come instead of 400."""
+    away = HERE_AND_AWAY[1:]
+    assert over(Way("1g", 0, 1.0), partitions=away).capacities("m") == {"cpu1 over 1g": pytest.approx(400)}
+    assert over(Way("1g", 0, 10.0), partitions=away).capacities("m") == {"cpu1 over 1g": pytest.approx(4 / 0.045)}
+    assert only_stage(over(Way("1g", 0, 1.0), 200, away))[-1].predicted is not None
+    assert only_stage(over(Way("1g", 0, 10.0), 200, away))[-1].predicted is None

@@ -272,3 +272,21 @@ def test_rows_are_gathered_unless_more_is_planned_or_their_stage_follows_others(
     assert policy.choose(WaitingQueue(Waiting()), context) == Choice(0, DELAY, 3 * MS, 4)
     assert policy.choose(WaitingQueue(Waiting(follows=True)), context) == Choice(1, IDLE)
     assert policy.choose(WaitingQueue(Waiting()), context._replace(has_more_planned=True)) == Choice(1, IDLE)
+
+
+def test_a_batch_has_the_rows_for_whose_way_there_is_time() -> None:
+    """1 ms to run, 0.15 ms of hand-off, 0.2 ms there and back: 0.65 ms are left for rows of 0.2 ms each."""
+    policy = DeadlinePolicy(Limits())
+    queue = WaitingQueue(*[Waiting(2 * MS)] * 6)
+    assert policy.choose(queue, idle(ONE)).rows == 6
+    far = idle(ONE)._replace(round_trip_ns=200 * US, row_way_ns=200.0 * US)
+    assert policy.choose(queue, far).rows == 3
+
+
+def test_a_batch_that_gathers_closes_earlier_by_its_way() -> None:
+    """It gathers for 0.1 ms at most, and has to be back by 1.25 ms: with a way of 90 us it closes at 10 us."""
+    policy = DeadlinePolicy(Limits())
+    context = idle(ONE)._replace(expected_rows=4)
+    queue = WaitingQueue(Waiting(1250 * US))
+    assert policy.choose(queue, context) == Choice(0, DELAY, 100 * US, 4)
+    assert policy.choose(queue, context._replace(round_trip_ns=90 * US)) == Choice(0, DELAY, 10 * US, 4)

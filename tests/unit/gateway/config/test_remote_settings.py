@@ -149,3 +149,8 @@ def test_addresses(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "a", "a:", ":1", "a:0", "a:65536", "http://a:1", "::1:1", "[]:1", "a:x"])
 def test_what_is_no_address(text: str) -> None:
     assert not is_address(text)
+
+
+@pytest.mark.parametrize(("kind", "is_cpu"), [("cpu4/x2", True), ("mig-1g.10gb", False), ("mps-25", False)])
+def test_partitions_of_cores_and_of_gpus_differ(kind: str, is_cpu: bool) -> None:
+    assert RemoteClass("edge", kind, urls=("a:1",)).is_cpu is is_cpu

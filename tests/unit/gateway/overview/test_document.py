@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -11,10 +12,13 @@ from sluice.gateway.deployment.registry import UNLOADED, VersionStatus
 from sluice.gateway.observability.trace import Trace
 from sluice.gateway.overview.document import MAX_BYTES, Question
 from sluice.gateway.overview.sampled import MAX_PIPELINES
+from sluice.gateway.partitions.inventory import ProcessDetails
 from sluice.models.pipelines.pipeline import Combiner, Pipeline, Stage, TensorSource, When
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.repository.scan import BrokenEntry
 from sluice.models.units import NS_PER_S, ms_to_ns
+from sluice.mps.partitions.isolation_report import Evidence
+from sluice.mps.partitions.partition import CpuPartition
 from sluice.mps.supervisor.quarantine import Quarantined
 from tests.support.gateway.overview import DAY_NS, PlayedServer, scheduled
 
@@ -282,6 +286,25 @@ def test_a_server_that_serves_nothing_has_no_pipeline_to_show() -> None:
     assert found["not_served"] == [{"name": "torn", "version": "", "reason": "torn/1/model.onnx: not a model"}]
     assert found["server"]["state"] == "degraded"
     assert found["server"]["reasons"] == ["nothing is served"]
+
+
+def test_remote_partitions_show_where_their_workers_are_and_none_is_no_fault() -> None:
+    server = PlayedServer(model("small"), partitions=("cpu0", "edge-0", "edge-1"), remote=("edge-0", "edge-1"))
+    there = ProcessDetails(url="10.0.0.5:9001", node="n1", resized=CpuPartition("edge-0", (3,)), worker=7)
+    there = msgspec.structs.replace(there, evidence=Evidence((3,)))
+    server.inventory.apply(PartitionReady("edge-0", {}, node="n1"), there)
+    server.inventory.apply(PartitionLost("edge-1", "no worker is placed there yet"), ProcessDetails(was_up=False))
+    server.tick()
+    document = server.document()
+    shown = {each["name"]: (each["state"], each["node"], each["url"]) for each in document["partitions"]}
+    assert shown["edge-0"] == ("ready", "n1", "10.0.0.5:9001")
+    assert shown["edge-1"] == ("vacant", "", "")
+    assert document["server"]["state"] == "ready"
+    server.inventory.apply(PartitionLost("edge-0", "node n1: gone"), ProcessDetails(url="10.0.0.5:9001", node="n1"))
+    server.tick()
+    document = server.document()
+    assert document["server"]["state"] == "degraded"
+    assert document["server"]["reasons"] == ["partition edge-0 is down: node n1: gone"]
 
 
 def test_partitions_show_their_state_memory_and_models() -> None:

@@ -2,8 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from sluice.gateway.config.remote_settings import DnsSettings, PartitionSettings, RemoteClass
+from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.what_if.answer import TableSource
-from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions
+from sluice.gateway.what_if.latency_tables import latency_tables, planned_partitions, remote_partitions
 from sluice.models.errors import ConfigError
 from sluice.models.profiles.file import FigureSource, ModelProfile, ProfileEntry, model_hash, write_profile
 from sluice.models.profiles.hardware import SIMULATED, hardware_id
@@ -132,3 +134,15 @@ def test_kinds_of_partitions() -> None:
 def test_what_is_no_kind(kinds: str) -> None:
     with pytest.raises(ConfigError):
         planned_partitions(kinds)
+
+
+def test_remote_partitions_are_planned_as_if_they_were_here() -> None:
+    edge = RemoteClass("edge", "cpu2/x3", urls=("10.0.0.5:9001",), price=0.5, memory_mb=100)
+    pods = RemoteClass("pods", "mig-1g.10gb", dns=DnsSettings("workers.test", 9001, 2))
+    config = ServerConfig(partitions=PartitionSettings(remote=(edge, pods)))
+    found = remote_partitions(config)
+    assert [(each.name, each.profile_kind, each.price, each.memory_mb) for each in found] == [
+        ("edge-0", "cpu2/x3", 0.5, 100),
+        ("pods-0", "mig-1g.10gb", None, None),
+        ("pods-1", "mig-1g.10gb", None, None),
+    ]

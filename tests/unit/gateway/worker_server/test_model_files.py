@@ -11,7 +11,7 @@ from sluice.gateway.worker_server.model_files import GatewayFiles, Loading, Mode
 from sluice.gateway.worker_server.peers import Peers
 from sluice.models.distribution.cache import FilesUnavailable
 from sluice.models.distribution.file_set import FileEntry, FileSet, make_file_set
-from sluice.models.errors import PartitionError
+from sluice.models.errors import ConfigError, PartitionError
 
 CONTENTS = b"x" * 700_000
 
@@ -166,6 +166,17 @@ def test_few_peers_are_asked_and_never_itself(tmp_path: Path, monkeypatch: pytes
         await side.files.close()
 
     asyncio.run(run())
+
+
+def test_a_cache_that_cannot_be_used_is_an_error_if_it_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cache: .*/file cannot be used: .*; expected a directory to write to"):
+        ModelFiles(str(tmp_path / "file"), 1, Peers(), "127.0.0.1:1").prepare()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ModelFiles(None, 1, Peers(), "127.0.0.1:1").prepare()
+    assert [record.message for record in caplog.records] == ["no models from other machines"]
 
 
 def test_the_default_place_is_the_cache_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

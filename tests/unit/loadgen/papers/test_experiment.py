@@ -16,7 +16,7 @@ EXPERIMENT = PaperExperiment("answers", "what the answer is", lambda: "| 42 |\\n
 
 def test_every_experiment_is_found_once() -> None:
     names = [experiment.name for experiment in find_experiments()]
-    assert sorted(names) == ["mixed-packing", "packing", "shares"]
+    assert sorted(names) == ["mixed-packing", "nodes", "packing", "shares"]
 
 
 def test_a_file_in_the_folder_is_a_command(

@@ -43,6 +43,13 @@ def test_the_host_takes_its_time_as_well(tmp_path: Path) -> None:
     assert (result.record.done_ns - result.record.due_ns).tolist() == [12_100_000] * 50
 
 
+def test_what_runs_on_another_node_is_on_its_way_there_and_back(tmp_path: Path) -> None:
+    """A row has 8 bytes each way, which 1 kB/s carries in 8 ms; each direction takes 1 ms more."""
+    nodes = [{"name": "far", "partitions": ["cpu0"], "mb_per_s": 0.001, "latency_us": 1000}]
+    result = run_server_scenario(config(write_simulation(tmp_path, nodes=nodes), "small", rate=0.01, queries=50))
+    assert (result.record.done_ns - result.record.due_ns).tolist() == [28_000_000] * 50
+
+
 def test_batches_take_what_was_measured_not_what_the_scheduler_expects(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, service_ms={"small": {"4": [11.0, 12.0, 14.0]}})
     result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
@@ -185,6 +192,26 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
         ({"pace": {"medium": []}}, "small", "sim.yaml: pace: no model 'medium'"),
         ({"strays_us": [2, 1]}, "small", "sim.yaml: strays_us: expected finite ascending times"),
         ({"host": {"send_us": -1}}, "small", "sim.yaml: host: expected finite times of at least 0"),
+        (
+            {"nodes": [{"name": "a", "partitions": ["cpu9"], "mb_per_s": 1}]},
+            "small",
+            r"sim.yaml: nodes\[0\].partitions: no partition 'cpu9'; did you mean 'cpu0'",
+        ),
+        (
+            {"nodes": [{"name": name, "partitions": ["cpu0"], "mb_per_s": 1} for name in ("a", "b")]},
+            "small",
+            r"sim.yaml: nodes\[1\].partitions: 'cpu0' is on node 'a' already",
+        ),
+        (
+            {"nodes": [{"name": "a", "partitions": [], "mb_per_s": 1}] * 2},
+            "small",
+            r"sim.yaml: nodes\[1\].name: there is a node 'a' already",
+        ),
+        (
+            {"nodes": [{"name": "a", "partitions": [], "mb_per_s": 0}]},
+            "small",
+            r"sim.yaml: nodes\[0\]: mb_per_s: expected a finite number above 0, got 0",
+        ),
         ({"latency_ms": {"small": {"4": 0.0}}}, "small", "sim.yaml: latency_ms.small: .* expected latencies above 0"),
         (
             {"latency_ms": {"small": {"4": 2.0, "8": 1.0}}},

@@ -15,6 +15,7 @@ from sluice.models.tensors.arrays import Array, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.timed_file import read_tensors
 from tests.support.models.onnx_models import (
+    save_external,
     save_fixed_batch,
     save_identity,
     save_mlp,
@@ -23,7 +24,6 @@ from tests.support.models.onnx_models import (
     save_variable,
     value,
 )
-from tests.unit.models.triton_config.test_onnx_outline import save_external
 
 TIMED = """{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}],
  "outputs": [{"name": "y", "datatype": "FP32", "shape": [2]}],

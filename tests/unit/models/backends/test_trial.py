@@ -11,8 +11,7 @@ from sluice.models.backends.trial import SIZES, TrialOrder, TrialRun, judged, tr
 from sluice.models.tensors.spec import DataType, TensorSpec
 from sluice.models.triton_config.file_tensors import FileTensors
 from sluice.models.triton_config.onnx_file import read_tensors
-from tests.support.models.onnx_models import save_model, value
-from tests.unit.models.triton_config.test_onnx_outline import save_external
+from tests.support.models.onnx_models import save_external, save_model, value
 
 WHY = "the first dimensions have different names: a, b; set max_batch_size if it is the rows"
 FILE = FileTensors(

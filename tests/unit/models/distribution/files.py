@@ -25,6 +25,8 @@ class Holder:
         self.breaks_after: int | None = None
         self.lies = False
         self.hangs = False
+        self.hangs_then = False
+        self.broke = asyncio.Event()
         self.asked = asyncio.Event()
         self.release = asyncio.Event()
         self.release.set()
@@ -49,4 +51,7 @@ class Holder:
             yield bytes(len(chunk)) if self.lies else chunk
             sent += len(chunk)
             if self.breaks_after is not None and sent >= self.breaks_after and data:
+                self.broke.set()
+                if self.hangs_then:
+                    await asyncio.Event().wait()
                 raise ConnectionResetError("the connection was reset")

@@ -4,6 +4,8 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -71,7 +73,9 @@ def test_files_come_from_a_source_once(tmp_path: Path, ensure: Ensure) -> None:
     first = ensure(cache, set_of(ONE), [holder.source()])
     assert (tree(first), first.model.name, first.is_copy) == (ONE, "model.py", True)
     assert sorted(path for path, _ in holder.reads) == [MODEL, "m/config.pbtxt"]  # what is empty is not asked for
-    assert tree(ensure(cache, set_of(ONE), [])) == ONE
+    assert first.received == {"peer a:1": 17}
+    again = ensure(cache, set_of(ONE), [])
+    assert (tree(again), again.received) == (ONE, {})
     assert tree(ensure(cache_in(tmp_path), set_of(ONE), [])) == ONE  # another process of the machine
     assert left_over(tmp_path) == []
 
@@ -231,6 +235,26 @@ def test_what_a_crash_leaves_is_removed_but_not_what_others_receive(tmp_path: Pa
     assert contents(tmp_path) == sorted(ONE.values())
 
 
+def test_a_small_disk_keeps_a_part_of_itself_free(
+    tmp_path: Path, ensure: Ensure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "SPARE_BYTES", 256 << 20)
+    small = shutil.disk_usage(tmp_path)._replace(total=2000, free=116)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small)
+    with pytest.raises(FilesUnavailable, match="17 bytes are missing, and 16 are free beside a reserve"):
+        ensure(cache_in(tmp_path), set_of(THREE), [Holder(THREE).source()])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: small._replace(free=117))
+    assert tree(ensure(cache_in(tmp_path), set_of(THREE), [Holder(THREE).source()])) == THREE
+
+
+def test_a_cache_is_prepared_before_its_first_use(tmp_path: Path) -> None:
+    cache = cache_in(tmp_path)
+    cache.prepare()
+    (tmp_path / "cache/receiving" / f"{'0' * 64}.part-1-1").write_bytes(b"half")
+    cache.prepare()
+    assert left_over(tmp_path) == []
+
+
 def test_a_manifest_that_is_damaged_costs_another_copy(tmp_path: Path, ensure: Ensure) -> None:
     ensure(cache_in(tmp_path), set_of(ONE), [Holder(ONE).source()]).release()
     (tmp_path / "cache/sets" / set_of(ONE).digest / "manifest.json").write_text("[]")
@@ -320,3 +344,38 @@ def test_files_of_this_machine_are_not_copied(tmp_path: Path, ensure: Ensure) ->
     holder = Holder({MODEL: b"model"})
     copied = ensure(ModelCache(tmp_path / "cache", 10, machine="another"), files, [holder.source()])
     assert (tree(copied), copied.is_copy) == ({MODEL: b"model"}, True)
+
+
+_LOADING = """
+import asyncio, sys
+from pathlib import Path
+from sluice.models.distribution.cache import ModelCache
+from tests.unit.models.distribution.files import Holder, set_of
+from tests.unit.models.distribution.test_cache import ONE, TWO
+
+async def load():
+    cache = ModelCache(Path(sys.argv[1]), 40, machine="")
+    held = await cache.ensure(set_of(ONE), [Holder(ONE).source()])
+    half = Holder(TWO)
+    half.breaks_after, half.hangs_then = 8, True
+    loading = asyncio.ensure_future(cache.ensure(set_of(TWO), [half.source()]))
+    await half.broke.wait()
+    print("half", flush=True)
+    await loading
+
+asyncio.run(load())
+"""
+
+
+def test_a_process_that_is_killed_holds_nothing(tmp_path: Path, ensure: Ensure) -> None:
+    cache = cache_in(tmp_path, 40)
+    command = [sys.executable, "-c", _LOADING, str(tmp_path / "cache")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half\n"
+        assert left_over(tmp_path) != []
+        with pytest.raises(FilesUnavailable, match="all other models in it are in use"):
+            ensure(cache, set_of(THREE), [Holder(THREE).source()])
+        process.kill()
+    assert tree(ensure(cache, set_of(THREE), [Holder(THREE).source()])) == THREE
+    assert left_over(tmp_path) == []

@@ -21,7 +21,7 @@ def test_the_digest_is_that_of_paths_sizes_and_contents_in_any_order() -> None:
 
 
 def test_a_set_is_the_same_after_a_journey() -> None:
-    origin = Origin("boot", "/models/mlp/1/model.onnx", (LocalStamp("/a", 1, 2), LocalStamp("/b", 3, 4)))
+    origin = Origin("boot", (LocalStamp("/a", 1, 2), LocalStamp("/b", 3, 4)))
     files = make_file_set(FILES, "mlp/1/model.onnx", origin=origin)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(files), type=FileSet) == files
 
@@ -88,7 +88,7 @@ def test_the_digest_must_be_that_of_the_files() -> None:
     with pytest.raises(ValueError, match="expected the digest of the files"):
         FileSet(ONE, "mlp/1/model.onnx", FILES)
     with pytest.raises(ValueError, match="expected 2 stamps of files, got 1"):
-        make_file_set(FILES, "mlp/1/model.onnx", origin=Origin("boot", "/a", (LocalStamp("/a", 1, 2),)))
+        make_file_set(FILES, "mlp/1/model.onnx", origin=Origin("boot", (LocalStamp("/a", 1, 2),)))
 
 
 def test_the_number_of_files_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

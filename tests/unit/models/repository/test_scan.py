@@ -8,9 +8,8 @@ from sluice.models.errors import ConfigError
 from sluice.models.repository.scan import Repository, entry_of_file
 from sluice.models.tensors.spec import DataType
 from tests.support.located import without_line
-from tests.support.models.onnx_models import save_fixed_batch, save_identity, save_mlp
+from tests.support.models.onnx_models import save_external, save_fixed_batch, save_identity, save_mlp
 from tests.unit.models.backends.test_backends import TIMED
-from tests.unit.models.triton_config.test_onnx_outline import save_external
 
 PIPELINE = """
 stages:

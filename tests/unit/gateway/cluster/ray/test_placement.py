@@ -22,7 +22,7 @@ def listed(name: str, number: int, alive: bool = True, **resources: float) -> di
 NODES = alive_nodes([listed("a", 1, CPU=4), listed("b", 2, CPU=2, GPU=1), listed("c", 3, False, CPU=64)])
 
 
-def test_dead_nodes_are_left_out_and_equal_names_are_told_apart() -> None:
+def test_dead_nodes_are_left_out_and_equal_names_get_a_part_of_the_id() -> None:
     assert [node.name for node in NODES] == ["a", "b"]
     twins = alive_nodes([listed("10.0.0.9", 1), listed("10.0.0.9", 2)])
     assert [node.name for node in twins] == ["10.0.0.9-000001", "10.0.0.9-000002"]

@@ -25,7 +25,7 @@ def test_a_gateway_gets_leases_with_the_workers_there() -> None:
     assert known.renew("g", "other", 2, {}, 0.0) is None
 
 
-def test_a_worker_that_was_replaced_is_told_to_end() -> None:
+def test_a_worker_that_was_replaced_is_to_end() -> None:
     known = registry()
     first, second = known.new_number(), known.new_number()
     assert known.report("edge", 0, worker(second, "b:1"))

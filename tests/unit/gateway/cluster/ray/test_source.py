@@ -75,7 +75,7 @@ class Bench:
         return self.processes[-1]
 
     def news(self) -> list[tuple[str, str | None, str]]:
-        """What was placed since the last call."""
+        """All that was placed since the last call."""
         placed, self.placed = self.placed, []
         return placed
 
@@ -129,7 +129,7 @@ def test_the_process_gets_the_settings_and_its_workers_are_placed() -> None:
     run(conversation)
 
 
-def test_a_worker_is_placed_once_and_again_when_it_was_started_anew() -> None:
+def test_a_worker_is_placed_once_and_again_when_it_was_restarted() -> None:
     async def conversation(bench: Bench) -> None:
         bench.news()
         await bench.process.says(Granted("edge", {0: 10}), WorkerAt("edge", 0, 5, "a:1", ""))

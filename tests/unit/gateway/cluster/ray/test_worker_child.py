@@ -1,8 +1,9 @@
 """The process of a worker on a node, for which a small program stands."""
 
 import json
-import os
+import socket
 import stat
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from sluice.gateway.cluster.ray.worker_child import WorkerChild, WorkerOrder, command
+from sluice.mps.isolation.launch import module_environment
+from tests.support.gateway.processes import alive, until
 
-ORDER = WorkerOrder("edge-0", "n1", "10.0.0.2", "cpu2", 2)
+ORDER = WorkerOrder("edge-0", "n1", "10.0.0.2", "10.0.0.1:6379", "cpu2", 2)
 LISTENS = """
 import json, os, signal, sys
 directory = sys.argv[1]
@@ -25,15 +28,11 @@ while True:
 """
 
 
-def program(text: str) -> "list[str]":
-    return [sys.executable, "-c", text]
-
-
 def started(text: str, said: list[str]) -> WorkerChild:
     def make(_: WorkerOrder, directory: Path) -> Sequence[str]:
-        return [*program(text), str(directory)]
+        return [sys.executable, "-c", text, str(directory)]
 
-    return WorkerChild(ORDER, said.append, make, os.environ)
+    return WorkerChild(ORDER, said.append, make, module_environment())
 
 
 def test_a_worker_on_cores_has_its_node_its_name_and_a_key_that_others_cannot_read(tmp_path: Path) -> None:
@@ -80,3 +79,42 @@ def test_a_worker_that_is_not_ready_in_time_is_ended() -> None:
     child = started("import signal; signal.pause()", [])
     assert child.wait_ready(0) == ("", "the worker did not listen within 0 s")
     assert child.ended() == "the worker was killed by SIGTERM"
+
+
+# An actor that starts a worker, tells the pid of that, and dies.
+ACTOR = """
+import os, sys
+from pathlib import Path
+from sluice.gateway.cluster.ray.worker_child import WorkerChild, WorkerOrder
+def make(order, directory):
+    return [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
+said = []
+child = WorkerChild(WorkerOrder("edge-0", "n1", "h", sys.argv[1], "cpu1", 1, without_head_s=60), said.append, make)
+while not said:
+    pass
+print(said[0], flush=True)
+os._exit(1)
+"""
+
+
+def worker_of_a_dead_actor(head: str) -> int:
+    """The pid of a worker whose actor has died."""
+    done = subprocess.run(
+        [sys.executable, "-c", ACTOR, head], env=module_environment(), capture_output=True, check=False, timeout=30
+    )
+    return int(done.stdout)
+
+
+def test_a_worker_ends_with_its_actor_while_the_head_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        pid = worker_of_a_dead_actor(f"127.0.0.1:{head.getsockname()[1]}")
+        until(lambda: not alive(pid))
+
+
+def test_a_worker_goes_on_without_its_actor_until_the_head_answers_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    pid = worker_of_a_dead_actor(f"127.0.0.1:{port}")
+    assert alive(pid)
+    with socket.create_server(("127.0.0.1", port)):
+        until(lambda: not alive(pid))

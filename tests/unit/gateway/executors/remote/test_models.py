@@ -48,16 +48,25 @@ def test_files_are_read_in_parts(file: ModelFile) -> None:
 
 def test_workers_hear_of_others_that_have_the_model(file: ModelFile) -> None:
     models = RemoteModels(LocalFiles())
-    files = described(models, file).files
-    assert files is not None
+    described(models, file)
     for number in range(6):
-        models.held(files.digest, f"n{number}:9001")
-    models.held(files.digest, "")
+        models.held("mlp:1", f"n{number}:9001")
+    models.held("mlp:1", "")
+    models.held("never-described:1", "n1:9001")
     models.gone("n4:9001")
     assert described(models, file, "n5:9001").peers == ("n3:9001", "n2:9001", "n1:9001", "n0:9001")
     assert len(described(models, file, "n9:9001").peers) == MOST_PEERS
     for number in range(6):
         models.gone(f"n{number}:9001")
+    assert described(models, file).peers == ()
+
+
+def test_nothing_is_known_of_a_model_that_was_forgotten(file: ModelFile) -> None:
+    models = RemoteModels(LocalFiles())
+    described(models, file)
+    models.held("mlp:1", "n1:9001")
+    models.forget(["mlp:1", "other:1"])
+    models.held("mlp:1", "n2:9001")
     assert described(models, file).peers == ()
 
 

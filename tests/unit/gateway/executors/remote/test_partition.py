@@ -103,6 +103,20 @@ async def test_a_worker_of_another_version_is_refused_with_both_named(bench: Ben
     assert lost.reason == "the worker n1a at n1a:1 has the version 0.9, expected 1.2.3"
 
 
+@pytest.mark.parametrize("node", ["", "n" * 254, "n\n1"])
+def test_a_worker_on_a_node_without_a_usable_name_is_refused(node: str) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        peer = bench.peers["n1a:1"]
+        peer.welcome = msgspec.structs.replace(peer.welcome, node=node)
+        await bench.place()
+        (lost,) = bench.take()
+        assert isinstance(lost, PartitionLost)
+        assert "expected a name of 1 to 253 printable characters" in lost.reason
+
+    scenario()
+
+
 @benched()
 async def test_a_worker_that_cannot_be_reached_is_tried_again_and_reported_once(bench: Bench) -> None:
     peer = bench.peers["n1a:1"]
@@ -423,8 +437,7 @@ async def test_a_worker_that_is_lost_alone_leaves_its_node(bench: Bench) -> None
 
 @benched()
 async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(bench: Bench) -> None:
-    first = await bench.place("edge-0", "n1a:1")
-    await bench.place("edge-1", "n1b:1")
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
@@ -433,6 +446,9 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
+    assert not second.is_open
+    second.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "it was lost already"
 
 
 @benched()
