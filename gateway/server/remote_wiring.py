@@ -101,8 +101,10 @@ def _opener(credentials: Credentials, hello: Hello, bodies: BodyMemory) -> OpenS
         """Shared memory for large outputs: workers of this machine read them there."""
         return bodies.allocate(nbytes) if nbytes >= LARGE_BYTES else None
 
-    async def open(url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> WorkerSession:
-        greeting = msgspec.structs.replace(hello, kind=kind)
+    async def open(
+        url: str, kind: str, workers: int, on_message: OnMessage, on_closed: Callable[[str], None]
+    ) -> WorkerSession:
+        greeting = msgspec.structs.replace(hello, kind=kind, workers=workers)
         return await open_session(url, credentials, greeting, on_message, on_closed, memory)
 
     return open

@@ -16,6 +16,7 @@ from sluice.gateway.worker_protocol.address import split_address
 from sluice.gateway.worker_protocol.framing import MessageDecoder, tensors_of, views_of
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
+    message_name,
     KEY_METADATA,
     SESSION,
     FromGateway,
@@ -222,7 +223,7 @@ class Session:
         elif isinstance(message, Welcome | Refusal) and not self._answer.done():
             self._answer.set_result(message)
         elif not self._answer.done() or isinstance(message, Welcome | Refusal):
-            raise PartitionError(f"a {type(message).__name__} came before the worker server had answered the session")
+            raise PartitionError(f"a {message_name(message)} came before the worker server had answered the session")
         else:  # right behind the answer, which is taken in the next turn of the loop
             self._loop.call_soon(self._take, message, body)
 

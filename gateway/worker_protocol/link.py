@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from sluice.gateway.http2.frames import (
     ACK,
     DATA,
@@ -166,7 +168,7 @@ class Link(asyncio.BufferedProtocol):
         self._paused = False
         self._control: list[bytes] = []
         self._urgent: deque[bytes] = deque()
-        self._waiting: deque[tuple[object, bytes, deque[memoryview], int, Callable[[], None] | None]] = deque()
+        self._waiting: deque[tuple[msgspec.Struct, bytes, deque[memoryview], int, Callable[[], None] | None]] = deque()
         """Messages of which nothing has been sent: each with its head, its body, the size of that, and whom to call."""
         self._parts: deque[memoryview] = deque()
         """The rest of a message of gRPC that is being sent."""
@@ -215,7 +217,7 @@ class Link(asyncio.BufferedProtocol):
 
     def send(
         self,
-        message: object,
+        message: msgspec.Struct,
         tensors: Sequence[memoryview | Sequence[memoryview]] = (),
         sent: Callable[[], None] | None = None,
     ) -> None:
@@ -243,7 +245,7 @@ class Link(asyncio.BufferedProtocol):
         self._waiting.append((message, head, body, size, sent))
         self._pump_soon()
 
-    def send_urgent(self, message: object) -> None:
+    def send_urgent(self, message: msgspec.Struct) -> None:
         """Send a small message ahead of those that wait, and between the chunks of a large one."""
         if not self.over:
             head = head_of(message)

@@ -85,27 +85,29 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first message of a gateway. Its version must be that of the worker server, and so must the `kind` ("": any).
 
     The session is the gateway's lease of the worker. It ends with the call, or when nothing has come for `lease_s`.
+    `workers` is the number of workers of the class that the gateway has already; the holder of the worker hears it.
     """
 
     version: str
     gateway: str
     lease_s: float
     kind: str = ""
+    workers: int = 0
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Load(msgspec.Struct, frozen=True, tag="Load", array_like=True):
     """Load a model while batches run; answered by `Loaded`, at once if the worker holds the same model already."""
 
     model: RemoteModel
 
 
-class Unload(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Unload(msgspec.Struct, frozen=True, tag="Unload", array_like=True):
     """Unload a model after the batches of it that were sent before; answered by `Unloaded`."""
 
     key: str
 
 
-class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Run(msgspec.Struct, frozen=True, tag="Run", array_like=True):
     """Run a batch; answered by `Finished`, `Refused` or `Withdrawn`.
 
     `batch` is a number that the session has not used before. The batch is refused if it has not begun `deadline_in_ns`
@@ -126,7 +128,7 @@ class Withdraw(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AskReady(msgspec.Struct, frozen=True, tag="AskReady", array_like=True):
     """Ask a model that says by itself whether it is ready; answered by `ModelReadiness` of that number."""
 
     number: int
@@ -176,7 +178,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     peers_url: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Refusal(msgspec.Struct, frozen=True, tag="Refusal", array_like=True):
     """The gateway does not get the worker, and the call ends.
 
     With `retry` it may do so later. `holder` is the gateway that has the worker, if that is the reason.
@@ -188,9 +190,10 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Another gateway has asked for the worker, and was refused."""
+    """Another gateway, which has that many workers, has asked for the worker, and was refused."""
 
     gateway: str
+    workers: int = 0
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -237,7 +240,7 @@ class Fault(enum.StrEnum):
     """The worker process ended with the batch."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Refused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
     """A batch did not run, or failed."""
 
     batch: int
@@ -300,3 +303,8 @@ FromWorkerServer = (
     | Draining
     | FileWanted
 )
+
+
+def message_name(message: msgspec.Struct) -> str:
+    """The name of a message on the wire."""
+    return str(type(message).__struct_config__.tag)

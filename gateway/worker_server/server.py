@@ -27,6 +27,7 @@ from sluice.gateway.worker_protocol.address import join_address
 from sluice.gateway.worker_protocol.framing import MessageDecoder
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
+    message_name,
     KEY_METADATA,
     SERVICE,
     SESSION,
@@ -239,7 +240,7 @@ class WorkerServer:
         elif self._session is not None and self._session.gateway != hello.gateway:
             holder = self._session.gateway
             opening.refuse(f"gateway {holder} has the worker", holder=holder)
-            self._session.asked(hello.gateway)
+            self._session.asked(hello.gateway, hello.workers)
         else:
             if self._session is not None:
                 self._session.close("the gateway has opened another session")
@@ -261,8 +262,9 @@ class WorkerServer:
             return session
         return None
 
-    def opening_ended(self, opening: "_Opening") -> None:
+    def opening_ended(self, opening: "_Opening", reason: str) -> None:
         """A connection has ended before its first message."""
+        log(logger, logging.INFO, "no session", reason=reason)
         self._opening.discard(opening)
 
     def session_ended(self, session: Session, reason: str) -> None:
@@ -337,7 +339,7 @@ class _Opening:
 
     def _place(self, message: Any, size: int) -> memoryview | None:
         if self._session is None:
-            raise PartitionError(f"a {type(message).__name__} came before Hello")
+            raise PartitionError(f"a {message_name(message)} came before Hello")
         return self._session.place(message, size)
 
     def _take(self, message: Any, body: memoryview | None) -> None:
@@ -349,10 +351,11 @@ class _Opening:
             self._timer.cancel()
             self._session = self._server.opened(self, message)
         else:
-            raise PartitionError(f"a {type(message).__name__} came before Hello")
+            raise PartitionError(f"a {message_name(message)} came before Hello")
 
     def refuse(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
         """Answer with the reason, and end the connection."""
+        log(logger, logging.INFO, "session refused", reason=reason)
         self._is_refused = True
         self._timer.cancel()
         self.link.send(Refusal(reason, retry, holder))
@@ -366,7 +369,7 @@ class _Opening:
         if self._session is not None:
             self._session.ended(reason)
         else:
-            self._server.opening_ended(self)
+            self._server.opening_ended(self, reason)
 
 
 class _ServerRole:

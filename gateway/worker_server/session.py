@@ -11,6 +11,7 @@ import msgspec
 from sluice.gateway.tensors.input_slots import InputSlot
 from sluice.gateway.worker_protocol.link import Link
 from sluice.gateway.worker_protocol.messages import (
+    message_name,
     Asked,
     AskReady,
     Drain,
@@ -38,7 +39,7 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerLost,
 )
 from sluice.gateway.worker_server.host import NO_RESPONSES, WorkerHost
-from sluice.gateway.worker_server.model_files import GatewayFiles, Loading, ModelFiles
+from sluice.gateway.worker_server.model_files import FileLoads, GatewayFiles, ModelFiles
 from sluice.models.errors import PartitionError
 from sluice.models.triton_config.model_config import decode_config
 from sluice.mps.ipc.messages import BatchFinished, LoadResult
@@ -90,7 +91,7 @@ class Session:
         self._refusal = ""
         self._loading: set[str] = set()
         self._gateway_files = GatewayFiles(self._send)
-        self._files_loading = Loading(owner.files, self._gateway_files, self._have_files, self._have_no_files)
+        self._files_loading = FileLoads(owner.files, self._gateway_files, self._have_files, self._have_no_files)
         self._unclaimed = set(owner.host.models)
         """Models of an earlier session that this one has not asked for."""
         self._is_over = self._is_draining = False
@@ -134,9 +135,9 @@ class Session:
             self._host.withdraw(number)
         self._owner.session_ended(self, reason)
 
-    def asked(self, gateway: str) -> None:
-        """Another gateway was refused."""
-        self._send(Asked(gateway[:MOST_NAME]))
+    def asked(self, gateway: str, workers: int) -> None:
+        """Another gateway, which has that many workers, was refused."""
+        self._send(Asked(gateway[:MOST_NAME], workers))
 
     def drain(self, reason: str) -> None:
         """Take no new batches."""
@@ -148,7 +149,7 @@ class Session:
     def place(self, message: Any, size: int) -> memoryview | None:
         """The memory for the inputs of a batch."""
         if not isinstance(message, Run):
-            raise PartitionError(f"a {type(message).__name__} came with tensors")
+            raise PartitionError(f"a {message_name(message)} came with tensors")
         self._refusal = ""
         try:
             slot = self._host.place(message.model, size)
@@ -186,7 +187,7 @@ class Session:
             for number in list(self._batches.values()):
                 self._host.withdraw(number)
         else:
-            raise PartitionError(f"a {type(message).__name__} came within a session")
+            raise PartitionError(f"a {message_name(message)} came within a session")
 
     def _run(self, message: Run) -> None:
         slot, self._slot = self._slot, None

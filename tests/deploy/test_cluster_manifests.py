@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sluice.models.conversion import NO_LINES, convert
 from sluice.mps.partitions.partition import MpsPartition
 from tests.support.manifests import PLACE, Objects, check, found, rendered
 from tests.support.packaging import ROOT
+from tests.support.tools import require_tool
 
 OVERLAYS = sorted(path.name for path in (PLACE / "cluster" / "overlays").iterdir())
 CLASSES = sorted(path.name for path in (PLACE / "cluster" / "classes").iterdir())
@@ -329,3 +331,24 @@ def test_the_autoscaler_and_the_monitor_find_what_they_name() -> None:
     ]
     assert len(services) == 1
     assert f'service="{services[0]["metadata"]["name"]}", class="{one.name}"' in trigger["metadata"]["query"]
+
+
+def test_the_autoscaler_adds_up_what_all_gateways_want(tmp_path: Path) -> None:
+    (trigger,) = found(objects_of("cpu-autoscaled"), "ScaledObject", "sluice-worker-cpu")["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "1"
+    series = 'sluice_partitions_wanted{{service="sluice", class="{}", pod="{}"}}'
+    values = {("cpu", "a"): 3, ("cpu", "b"): 2, ("other", "a"): 7}
+    expected = {"labels": "{}", "value": 5}
+    rules, unit = tmp_path / "rules.yaml", tmp_path / "test.yaml"
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": []}]}))
+    test = {
+        "interval": "5s",
+        "input_series": [{"series": series.format(*key), "values": f"{value}x4"} for key, value in values.items()],
+        "promql_expr_test": [{"expr": trigger["metadata"]["query"], "eval_time": "20s", "exp_samples": [expected]}],
+    }
+    unit.write_text(yaml.safe_dump({"rule_files": [str(rules)], "tests": [test]}))
+    done = subprocess.run(
+        [require_tool("promtool"), "test", "rules", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| `sluice_partitions_wanted` |" in (ROOT / "docs" / "reference" / "metrics.md").read_text()

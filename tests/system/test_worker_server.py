@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,17 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerLost,
 )
 from sluice.gateway.worker_server.server import MOST_OPENING
+from sluice.models.backends.requests import RequestPart
 from sluice.models.client_tls import ClientTls
 from sluice.models.errors import PartitionError
+from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.repository.scan import ModelEntry, Repository
+from sluice.models.sequence_batching import SequenceRow, SequenceStep
 from sluice.models.tensors.spec import DataType
 from tests.support.certificates import certificate
 from tests.support.gateway.worker_server import WorkerProcess, gateway_session, worker_server
 from tests.support.models.onnx_models import save_identity
+from tests.support.models.sequence_models import save_accumulator
 from tests.support.models.timed_models import save_timed
 
 KEY = "open-sesame"
@@ -66,7 +71,26 @@ def infer(inputs):
         os.kill(os.getppid(), signal.SIGKILL)
     return {"y": inputs["x"]}
 """
-DYING_CONFIG = """
+STRICT = """
+import triton_python_backend_utils as utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        family = utils.MetricFamily("seen_rows", "Rows.", utils.MetricFamily.COUNTER)
+        self.seen = family.Metric(labels={})
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = utils.get_input_tensor_by_name(request, "x").as_numpy()
+            self.seen.increment(len(x))
+            if (x < 0).any():
+                answers.append(utils.InferenceResponse(error=utils.TritonError(f"{request.request_id()} is below 0")))
+            else:
+                answers.append(utils.InferenceResponse([utils.Tensor("y", x / 10)]))
+        return answers
+"""
+PYTHON_CONFIG = """
 backend: "python" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: 1 }
 output { name: "y" data_type: TYPE_FP32 dims: 1 }
@@ -89,9 +113,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RemoteModel]:
     save_identity(root / "same" / "1" / "model.onnx", DataType.FP32, ("n",))
     save_timed(root, "slow", {1: 300.0})
     save_timed(root, "quick", {1: 1.0})
-    (root / "dying" / "1").mkdir(parents=True)
-    (root / "dying" / "config.pbtxt").write_text(DYING_CONFIG)
-    (root / "dying" / "1" / "model.py").write_text(DYING)
+    save_accumulator(root / "sums")
+    for name, code in (("dying", DYING), ("strict", STRICT)):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(PYTHON_CONFIG)
+        (root / name / "1" / "model.py").write_text(code)
     found = Repository.scan(root)
     assert not found.broken
     return {entry.spec.name: remote_model(entry) for entry in found.models.values()}
@@ -187,6 +213,40 @@ def test_batches_begin_within_their_deadline_or_not_at_all_and_can_be_taken_back
             refused = {(each.batch, each.fault) for each in [await gateway.next(Refused) for _ in range(2)]}
             assert refused == {(next_one, Fault.DEADLINE), (late, Fault.DEADLINE)}
             assert (await gateway.outputs())[0].batch == running
+
+    asyncio.run(go())
+
+
+def test_confidences_errors_of_requests_and_metrics_come_with_the_outputs(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    strict = msgspec.structs.replace(models["strict"], confidences=(("y", Confidence.MAX),))
+    x = np.array([[2], [-1], [5]], np.float32)
+    requests = (RequestPart(1, "first"), RequestPart(1, "second"), RequestPart(1, "third"))
+
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            assert (await gateway.load(strict)).table is not None
+            gateway.run("strict:1", requests=requests, x=x)
+            finished, outputs = await gateway.outputs()
+            assert [(each.position, each.message) for each in finished.errors] == [(1, "second is below 0")]
+            np.testing.assert_allclose(outputs["y"][[0, 2], 0], [0.2, 0.5])
+            ((first, _, third),) = finished.confidences
+            assert (first, third) == pytest.approx((0.2, 0.5))
+            assert [(each.name, each.value) for each in finished.metrics][-1] == ("seen_rows", 3.0)
+
+    asyncio.run(go())
+
+
+def test_states_of_sequences_stay_in_the_worker(worker: WorkerProcess, models: dict[str, RemoteModel]) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            assert (await gateway.load(models["sums"])).table is not None
+            for number, total in ((1, 1), (2, 3), (3, 6)):
+                rows = (SequenceRow(0, SequenceStep(7, start=number == 1)),)
+                gateway.run("sums:1", sequences=rows, INPUT=np.array([[number]], np.int32))
+                _, outputs = await gateway.outputs()
+                assert outputs["OUTPUT"].tolist() == [[total]]
 
     asyncio.run(go())
 
@@ -429,14 +489,14 @@ def test_a_gateway_that_does_not_read_loses_its_session(worker: WorkerProcess, m
         client.sendall(window_update(0, 1 << 30))
         stream = message(Hello(server_version(), "deaf", 60.0)) + message(Load(models["same"]))
         with pytest.raises(ConnectionError):
-            send_in_frames(client, stream, *(message(Run(number, "same:1", (tensor,)), x) for number in range(1, 200)))
+            send_in_frames(client, stream, (message(Run(number, "same:1", (tensor,)), x) for number in range(1, 200)))
     is_served(worker)
     assert "the gateway does not read its answers" in worker.log.read_text()
 
 
-def send_in_frames(client: socket.socket, *messages: bytes) -> None:
+def send_in_frames(client: socket.socket, first: bytes, more: Iterable[bytes]) -> None:
     """Send messages in frames of the least size that every server takes."""
-    for each in messages:
+    for each in chain((first,), more):
         for begin in range(0, len(each), 16384):
             client.sendall(frame(DATA, 0, 1, each[begin : begin + 16384]))
 

@@ -40,8 +40,9 @@ _CAUSES = {
 class RemoteBatchContext(NamedTuple):
     """The needs of batches besides their worker: shared by all workers of a gateway.
 
-    Large outputs are received into `bodies`, if it has room. `specs` are the specs of models by key. A batch may take `timeout_s`, and 20 times its measured latency if that is
-    more. `find` knows the requests without an outcome; `metrics` are those that models define.
+    Large outputs are received into `bodies`, if it has room. `specs` are the specs of models by key. A batch may take
+    `timeout_s`, and 20 times its measured latency if that is more. `find` knows the requests without an outcome;
+    `metrics` are those that models define.
     """
 
     assembly: Assembly

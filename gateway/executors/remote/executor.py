@@ -38,8 +38,8 @@ class RemoteSlots(NamedTuple):
 class SharedParts(NamedTuple):
     """The parts that all executors share: the tensors of requests, and what models say of themselves.
 
-    `bodies` is memory that workers of this machine read. `loaded` gets what came of loads, and `reported_ready` a partition, the number of a question to a model and its
-    answer.
+    `bodies` is memory that workers of this machine read. `loaded` gets what came of loads, and `reported_ready` a
+    partition, the number of a question to a model and its answer.
     """
 
     assembly: Assembly

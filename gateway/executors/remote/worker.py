@@ -104,8 +104,13 @@ class WorkerOwner(Protocol):
         """
         ...
 
-    def worker_asked_for(self, gateway: str) -> None:
-        """Another gateway has asked for the worker, and was refused."""
+    @property
+    def leases(self) -> int:
+        """The workers of the class that the gateway has."""
+        ...
+
+    def worker_asked_for(self, gateway: str, workers: int) -> None:
+        """Another gateway, which has that many workers, has asked for the worker, and was refused."""
         ...
 
     def model_loaded(self, worker: "RemoteWorker", result: LoadResult) -> None:
@@ -167,7 +172,9 @@ class RemoteWorker:
         Raises PartitionError: the worker server cannot be reached, refuses the session, or has another worker.
         """
         context = self._context
-        self._session = session = await context.open(self.url, self._kind, self._message, self._closed)
+        self._session = session = await context.open(
+            self.url, self._kind, self._owner.leases, self._message, self._closed
+        )
         welcome = session.welcome
         self.heard_s = self._loop.time()
         self.node = welcome.node
@@ -333,9 +340,9 @@ class RemoteWorker:
                 self._process_lost(reason)
             case WorkerBack(worker):
                 self._process_back(worker)
-            case Asked(gateway):
+            case Asked(gateway, workers):
                 if not self._is_leaving:
-                    self._owner.worker_asked_for(gateway)
+                    self._owner.worker_asked_for(gateway, workers)
             case FileWanted():
                 read = self._loop.create_task(self._read_file(message))
                 self._reads.add(read)

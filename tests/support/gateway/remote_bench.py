@@ -154,8 +154,12 @@ class FakeSource:
     def refused(self, slot: str, holder: str) -> None:
         self.heard.append(f"refused {slot} {holder}")
 
-    def asked(self, slot: str, gateway: str) -> None:
-        self.heard.append(f"asked {slot} {gateway}")
+    @property
+    def leases(self) -> int:
+        return 0
+
+    def asked(self, slot: str, gateway: str, workers: int) -> None:
+        self.heard.append(f"asked {slot} {gateway} {workers}")
 
     async def close(self) -> None:
         self.heard.append("close")
@@ -219,7 +223,9 @@ class Bench:
         self.events.append(event)
         self.details.append(details)
 
-    async def _open(self, url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> FakeSession:
+    async def _open(
+        self, url: str, kind: str, workers: int, on_message: OnMessage, on_closed: Callable[[str], None]
+    ) -> FakeSession:
         peer = self.peers[url]
         await asyncio.sleep(0)
         if peer.refusal is not None:

@@ -27,6 +27,8 @@ from sluice.gateway.worker_protocol.messages import (
     Run,
     WireTensor,
 )
+from sluice.models.backends.requests import RequestPart
+from sluice.models.sequence_batching import SequenceRow
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.mps.ipc.messages import LoadResult
 from sluice.mps.partitions.cpu import available_cores
@@ -124,12 +126,19 @@ class GatewaySession:
         self.session.send(Load(model))
         return (await self.next(Loaded)).model
 
-    def run(self, model: str, deadline_in_ns: int = 0, **inputs: Array) -> int:
+    def run(
+        self,
+        model: str,
+        deadline_in_ns: int = 0,
+        requests: tuple[RequestPart, ...] = (),
+        sequences: tuple[SequenceRow, ...] = (),
+        **inputs: Array,
+    ) -> int:
         """Send a batch; returns its number."""
         self._batch += 1
         tensors = tuple(WireTensor(name, datatype_of(x.dtype), x.shape, x.nbytes) for name, x in inputs.items())
         data = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in inputs.values()]
-        self.session.send(Run(self._batch, model, tensors, deadline_in_ns), data)
+        self.session.send(Run(self._batch, model, tensors, deadline_in_ns, requests, sequences), data)
         return self._batch
 
     async def outputs(self) -> tuple[Finished, dict[str, Array]]:

@@ -68,7 +68,7 @@ def test_tensors_begin_at_multiples_of_64() -> None:
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ((X, X), "tensor x: it comes twice"),
+        ((X, X), "tensors come twice: x, x"),
         (
             (WireTensor("x", DataType.FP32, (2, 3), 25),),
             "which do not make up FP32 of the shape [2, 3]",

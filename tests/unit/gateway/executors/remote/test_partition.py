@@ -159,9 +159,9 @@ async def test_a_worker_of_another_gateway_is_left_alone_until_the_source_says_s
 @benched()
 async def test_the_source_hears_who_else_asks_for_a_worker(bench: Bench) -> None:
     session = await bench.place()
-    session.say(Asked("other"))
+    session.say(Asked("other", 3))
     await bench.wait()
-    assert bench.source.heard[-1] == "asked edge-0 other"
+    assert bench.source.heard[-1] == "asked edge-0 other 3"
 
 
 @benched()
