@@ -199,9 +199,7 @@ def _link(node: str, surveys: Sequence[Survey]) -> Finding:
     to, back = (max(getattr(each, name) for each in surveys) for name in ("bytes_per_s_to", "bytes_per_s_from"))
     text = f"node {node}: round trip {trip_ns / 1e6:.2f} ms, {to / 1e6:.0f} MB/s there, {back / 1e6:.0f} MB/s back"
     if trip_ns > SLOW_TRIP_NS:
-        return Finding(
-            "links", Severity.NOTE, f"{text}: each batch takes that much longer"
-        )
+        return Finding("links", Severity.NOTE, f"{text}: each batch takes that much longer")
     if min(to, back) < SLOW_BYTES_PER_S:
         return Finding("links", Severity.NOTE, f"{text}: large tensors take long on this link")
     return Finding("links", Severity.OK, text)
