@@ -53,7 +53,7 @@ from sluice.gateway.worker_protocol.framing import (
     head_of,
     tensors_of,
 )
-from sluice.gateway.worker_protocol.messages import WireTensor
+from sluice.gateway.worker_protocol.messages import SessionTensor
 from sluice.models.errors import PartitionError
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Role(Protocol):
         ...
 
 
-class Link(asyncio.BufferedProtocol):
+class SessionLink(asyncio.BufferedProtocol):
     """One end of the connection, which is open: both have sent their preface, and the stream exists.
 
     `decoder` reads messages, whose bodies have at most `max_body_bytes` and go to the memory of `place`. `on_message`
@@ -728,7 +728,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 def _lay_out(
-    described: Sequence[WireTensor], tensors: Sequence[memoryview | Sequence[memoryview]], body: deque[memoryview]
+    described: Sequence[SessionTensor], tensors: Sequence[memoryview | Sequence[memoryview]], body: deque[memoryview]
 ) -> int:
     """Add the pieces of tensors, and the gaps between them, to a body; returns its size."""
     end = 0
