@@ -18,7 +18,15 @@ from sluice.gateway.executors.request_parts import SHOWS_REQUESTS, FindSubmissio
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.tensors.assembly import Assembly, BatchInput
 from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
-from sluice.gateway.worker_protocol.messages import Fault, Finished, Refused, Run, WireTensor, Withdraw, Withdrawn
+from sluice.gateway.worker_protocol.messages import (
+    Fault,
+    Finished,
+    RemoteRun,
+    RunRefused,
+    SessionTensor,
+    Withdraw,
+    Withdrawn,
+)
 from sluice.models.errors import BadTensor, PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
@@ -166,7 +174,7 @@ class RemoteBatches:
         key = output_key(spec, tensors)
         context.report(BatchCompleted(batch.batch, started_ns, ended_ns, answer.confidences, key, failures))
 
-    def refused(self, answer: Refused) -> None:
+    def refused(self, answer: RunRefused) -> None:
         """Take the failure of a batch; raises PartitionError for one that is not in flight."""
         batch = self._known(answer.batch).batch
         self._end(batch.batch)
@@ -190,14 +198,14 @@ class RemoteBatches:
         context = self._context
         pieces = [[_bytes_of(piece) for piece in each.pieces] for each in inputs]
         tensors = tuple(
-            WireTensor(each.spec.name, each.spec.datatype, tuple(each.shape), sum(piece.nbytes for piece in own))
+            SessionTensor(each.spec.name, each.spec.datatype, tuple(each.shape), sum(piece.nbytes for piece in own))
             for each, own in zip(inputs, pieces, strict=True)
         )
         shows_requests = self._files[batch.model].backend == SHOWS_REQUESTS
         requests = request_parts(batch, context.find) if shows_requests else ()
         latency_ns = self._tables[batch.model].latency_ns(batch.rows)
         limit_ns = max(round(context.timeout_s * NS_PER_S), LATENCY_FACTOR * latency_ns)
-        run = Run(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
+        run = RemoteRun(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
         self._session.send(run, pieces)
         return sum(tensor.nbytes for tensor in tensors)
 

@@ -21,15 +21,15 @@ from sluice.gateway.worker_protocol.messages import (
     Finished,
     FromGateway,
     FromWorkerServer,
-    Load,
     Loaded,
+    RemoteLoad,
     RemoteModel,
-    Run,
-    Unload,
+    RemoteRun,
+    RemoteUnload,
+    ServedWorker,
+    SessionTensor,
     Unloaded,
     Welcome,
-    WireTensor,
-    Worker,
 )
 from sluice.models.distribution.local_files import LocalFiles
 from sluice.models.errors import PartitionError
@@ -62,7 +62,7 @@ class Peer:
             node,
             "cpu1",
             CpuPartition("w", (3,)),
-            Worker(77, (3,), Evidence(cores=(3,))),
+            ServedWorker(77, (3,), Evidence(cores=(3,))),
             1,
         )
         self.refusal: PartitionError | None = None
@@ -90,14 +90,14 @@ class FakeSession:
         self._on_closed = on_closed
 
     def send(self, message: FromGateway, tensors: Sequence[Sequence[memoryview]] = ()) -> None:
-        if not self.is_open or (self.is_full and isinstance(message, Run)):
+        if not self.is_open or (self.is_full and isinstance(message, RemoteRun)):
             raise PartitionError("the session has no room")
         self.sent.append(message)
-        if isinstance(message, Run):
+        if isinstance(message, RemoteRun):
             self.tensors.append([b"".join(pieces) for pieces in tensors])
-        if isinstance(message, Load) and not self._peer.keeps:
+        if isinstance(message, RemoteLoad) and not self._peer.keeps:
             self.loaded(message.model.key, self._peer.broken.get(message.model.key, ""))
-        if isinstance(message, Unload) and not self._peer.keeps:
+        if isinstance(message, RemoteUnload) and not self._peer.keeps:
             self.say(Unloaded(message.key))
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class FakeSession:
 
     def runs(self) -> list[int]:
         """The numbers of the batches that were sent."""
-        return [each.batch for each in self.sent if isinstance(each, Run)]
+        return [each.batch for each in self.sent if isinstance(each, RemoteRun)]
 
     def say(self, message: FromWorkerServer, views: Sequence[memoryview] = ()) -> None:
         """Let a message arrive in the next turn of the loop."""
@@ -120,7 +120,7 @@ class FakeSession:
 
     def finish(self, batch: int, y: Array, waited_ns: int = 0, ran_ns: int = MS, name: str = "probs") -> None:
         """Answer a batch with an output."""
-        wire = WireTensor(name, DataType.FP32, y.shape, y.nbytes)
+        wire = SessionTensor(name, DataType.FP32, y.shape, y.nbytes)
         self.say(
             Finished(batch, waited_ns, ran_ns, (wire,)), (np.ascontiguousarray(y).reshape(-1).view(np.uint8).data,)
         )
