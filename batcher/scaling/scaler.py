@@ -24,9 +24,9 @@ START_WEIGHT = 0.3
 """Weight of one start in the smoothed time that a class takes to start a partition."""
 OVERDUE = 0.25
 """A start that is overdue is expected to take this part of the time that it has taken so far."""
-MOST_GROWTH = 1.5
+MOST_GROWTH = 1.2
 """The forecast of a rate is at most this many times the rate of the panic window: steps are left to panic."""
-CHANCE = 3
+CHANCE = 2
 """A forecast counts where the panic window is this many standard deviations of its count above the stable one."""
 TAKEN_AWAY_NS = 10 * NS_PER_S
 """A partition that was to go and is still up after this time may stay in the place of another that went."""

@@ -39,7 +39,7 @@ from sluice.gateway.worker_protocol.messages import (
     message_name,
 )
 from sluice.gateway.worker_server.host import NO_RESPONSES, WorkerHost
-from sluice.gateway.worker_server.model_files import GatewayFiles, Loading, ModelFiles
+from sluice.gateway.worker_server.model_files import FileLoads, GatewayFiles, ModelFiles
 from sluice.models.errors import PartitionError
 from sluice.models.triton_config.model_config import decode_config
 from sluice.mps.ipc.messages import BatchFinished, LoadResult
@@ -91,7 +91,7 @@ class LeasedSession:
         self._refusal = ""
         self._loading: set[str] = set()
         self._gateway_files = GatewayFiles(self._send)
-        self._files_loading = Loading(owner.files, self._gateway_files, self._have_files, self._have_no_files)
+        self._files_loading = FileLoads(owner.files, self._gateway_files, self._have_files, self._have_no_files)
         self._unclaimed = set(owner.host.models)
         """Models of an earlier session that this one has not asked for."""
         self._is_over = self._is_draining = False
