@@ -574,10 +574,13 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
         certificate(tmp_path, name, signer)
     pem = {name: str(tmp_path / name) for name in ("ca.pem", "worker.pem", "worker.key", "gateway.pem", "gateway.key")}
     arguments = ["--tls-ca", pem["ca.pem"], "--tls-certificate", pem["worker.pem"]]
-    with worker_server(tmp_path, [*arguments, "--tls-private-key", pem["worker.key"]]) as server:
+    # The certificates are for localhost and 127.0.0.1.
+    arguments += ["--tls-private-key", pem["worker.key"], "--listen", "127.0.0.5:0"]
+    with worker_server(tmp_path, arguments) as server:
 
         async def go() -> None:
-            known = Credentials.read(None, ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"]))
+            ours = ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"])
+            known = Credentials.read(None, ours, "localhost")
             async with gateway_session(server.url, known) as gateway:
                 await gateway.load(models["same"])
                 x = np.random.default_rng(1).random((3, WIDTH), np.float32)
@@ -585,14 +588,19 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
                 np.testing.assert_array_equal((await gateway.outputs())[1]["y"], x)
             stranger = ClientTls(pem["ca.pem"], str(tmp_path / "stranger.pem"), str(tmp_path / "stranger.key"))
             for credentials in (
-                Credentials.read(None, stranger),
-                Credentials.read(None, ClientTls(pem["ca.pem"])),
-                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem"))),
+                Credentials.read(None, ours),
+                Credentials.read(None, stranger, "localhost"),
+                Credentials.read(None, ClientTls(pem["ca.pem"]), "localhost"),
+                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem")), "localhost"),
                 Credentials(),
             ):
                 with pytest.raises(PartitionError, match=server.url):
                     async with gateway_session(server.url, credentials):
                         pass
+
+            assert (await asyncio.to_thread(survey, server.url, "", ours, "localhost")).about.holder == ""
+            with pytest.raises(PartitionError, match="Hostname Verification"):
+                await asyncio.to_thread(survey, server.url, "", ours)
 
         asyncio.run(go())
 
