@@ -221,6 +221,22 @@ async def test_a_batch_is_sent_as_it_lies_and_its_outputs_are_those_of_the_worke
 
 
 @benched()
+async def test_outputs_in_shared_memory_stay_there_for_workers_of_this_machine(bench: Bench) -> None:
+    session = await bench.place()
+    bench.run(7, 1)
+    memory = bench.bodies.allocate(8)
+    assert memory is not None
+    memory[:] = rows(5).tobytes()
+    wire = WireTensor("probs", DataType.FP32, (1, 2), 8)
+    session.say(Finished(7, 0, 1, (wire,)), (memory,))
+    await bench.wait()
+    outputs = bench.tensors.assembly._requests[1].stage_outputs[0]
+    assert outputs is not None
+    assert [each.name for each in outputs.outputs.located.values()] == ["probs"]
+    assert bench.answer(1) == [[5.0, 5.5]]
+
+
+@benched()
 async def test_a_batch_ended_half_a_round_trip_before_its_answer_came(bench: Bench) -> None:
     session = await bench.place()
     session.say(Pong(1, bench.loop.clock() - 4 * MS, 0))
