@@ -227,7 +227,7 @@ async def test_outputs_in_shared_memory_stay_there_for_workers_of_this_machine(b
     memory = bench.bodies.allocate(8)
     assert memory is not None
     memory[:] = rows(5).tobytes()
-    wire = WireTensor("probs", DataType.FP32, (1, 2), 8)
+    wire = SessionTensor("probs", DataType.FP32, (1, 2), 8)
     session.say(Finished(7, 0, 1, (wire,)), (memory,))
     await bench.wait()
     outputs = bench.tensors.assembly._requests[1].stage_outputs[0]
