@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.conftest import Report
 from benchmarks.support.clients import save_sleeping
 from sluice.gateway.version import server_version
-from sluice.gateway.worker_protocol.client import Credentials, ClientSession, open_session
+from sluice.gateway.worker_protocol.client import ClientSession, Credentials, open_session
 from sluice.gateway.worker_protocol.file_parts import FileReader
 from sluice.gateway.worker_protocol.messages import (
     FileWanted,
