@@ -222,9 +222,14 @@ class RemotePartition:
         details = ProcessDetails(url=url, node=worker.node, failed=failed, planned=planned)
         self._report(PartitionLost(self._slot, reason, is_node_lost), details)
 
-    def worker_asked_for(self, gateway: str) -> None:
-        """Tell the source that another gateway asked for the worker."""
-        self._source.asked(self._slot, gateway)
+    @property
+    def leases(self) -> int:
+        """The workers of the class that the gateway has."""
+        return self._source.leases
+
+    def worker_asked_for(self, gateway: str, workers: int) -> None:
+        """Let the source decide which worker is given up, if any."""
+        self._source.asked(self._slot, gateway, workers)
 
     def model_loaded(self, worker: RemoteWorker, result: LoadResult) -> None:
         """Report a load."""
