@@ -24,9 +24,9 @@ START_WEIGHT = 0.3
 """Weight of one start in the smoothed time that a class takes to start a partition."""
 OVERDUE = 0.25
 """A start that is overdue is expected to take this part of the time that it has taken so far."""
-MOST_GROWTH = 1.5
+MOST_GROWTH = 1.2
 """The forecast of a rate is at most this many times the rate of the panic window: steps are left to panic."""
-CHANCE = 3
+CHANCE = 2
 """A forecast counts where the panic window is this many standard deviations of its count above the stable one."""
 TAKEN_AWAY_NS = 10 * NS_PER_S
 """A partition that was to go and is still up after this time may stay in the place of another that went."""
@@ -137,12 +137,23 @@ class Scaler:
             if start is None or done_ns > start.done_ns:
                 start = Start(soonest.scaled.name, model.config.key, done_ns)
         for each in asked:
-            each.autoscaler.note_traffic(now_ns)
-            if each.wanted < 1:
-                each.asked = True
-                self.next_ns = now_ns
-                self.wake_ns = now_ns
+            self._ask(each, now_ns)
         return start
+
+    def start_for(self, models: Sequence[str], now_ns: int) -> None:
+        """Have partitions started for new models, none of which can be loaded by a partition that is up."""
+        for model in map(self._fleet.models.__getitem__, models):
+            able = [each for each in self.classes if each.may_run(model)]
+            if able:
+                self._ask(min(able, key=lambda each: each.remaining_ns(now_ns)), now_ns)
+
+    def _ask(self, asked: ScaledPartitions, now_ns: int) -> None:
+        """Have a class get a partition at the next wake-up, which is now, if it has none."""
+        asked.autoscaler.note_traffic(now_ns)
+        if asked.wanted < 1:
+            asked.asked = True
+            self.next_ns = now_ns
+            self.wake_ns = now_ns
 
     def expected(self, model: ModelState) -> str:
         """The class of which a partition is being started that may run a model; "" without one."""
@@ -331,6 +342,9 @@ class NoScaler:
         """It is not counted."""
 
     def forecast(self, pipeline: PipelineState, now_ns: int) -> Start | None:
+        """No partition can be started."""
+
+    def start_for(self, models: Sequence[str], now_ns: int) -> None:
         """No partition can be started."""
 
     def expected(self, model: ModelState) -> str:

@@ -124,10 +124,16 @@ class PipelineRegistry:
             self._add(config)
         self.retiring += map(self.pipelines.pop, retired)
         self._specify([model.key for model in event.models])
+        self.scaler.start_for([model.key for model in event.models if not self._is_up(placement, model.key)], now_ns)
         self.residency.add_extra(placement.residency, placement.spare, now_ns, decisions)
         self.reap(now_ns, decisions)
         self.loader.check_pinned(now_ns)
         self.replanner.redefined()
+
+    def _is_up(self, placement: NewPlacement, key: str) -> bool:
+        """True if a partition that is to hold a new model can load it now."""
+        hosts = map(self._fleet.partitions.__getitem__, placement.hosts(key))
+        return any(host.ready and not host.closed for host in hosts)
 
     def _place(self, event: ServingChanged) -> NewPlacement | RejectChange:
         """Place the models of a change; a model without room waits for demand, if that is possible."""

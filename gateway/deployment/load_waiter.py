@@ -26,21 +26,22 @@ class Placed(NamedTuple):
 class _ExpectedModel:
     """A new model: it is `placed` by the scheduler, some of these `partitions` have not reported it yet.
 
-    `reasons` are the failures on others.
+    `reasons` are the failures on others. With `any_is_enough` the first partition that holds it is waited for.
     """
 
     def __init__(self) -> None:
         self.placed: tuple[str, ...] = ()
         self.partitions: set[str] = set()
-        self.held = False
+        self.held = self.any_is_enough = False
         self.workers = MAX_LOST_WORKERS
         self.reasons: list[str] = []
         self.ended: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
 
-    def place(self, placed: tuple[str, ...], awaited: Collection[str]) -> None:
-        """Record where the model is to be; it has ended if that is nowhere."""
+    def place(self, placed: tuple[str, ...], up: Collection[str]) -> None:
+        """Record where the model is to be, and which of that is up; it has ended if that is nowhere."""
         self.placed = placed
-        self.partitions = set(awaited)
+        self.partitions = set(up or placed)
+        self.any_is_enough = not up
         if not placed:
             self.ended.set_result(Placed(()))
 
@@ -49,6 +50,8 @@ class _ExpectedModel:
         self.held |= not reason
         if reason:
             self.reasons.append(reason)
+        elif self.any_is_enough:
+            self.partitions.clear()
         self._without(partition)
 
     def lost(self, partition: str, reason: str) -> None:
@@ -82,9 +85,9 @@ class LoadWaiter:
     def wait_loaded(self, model: str) -> asyncio.Future[Placed]:
         """Done when each partition that is to hold a new model has loaded it, or failed to; to be called first.
 
-        Partitions that are down do not count if another one is up. The result is an error if the model is rejected:
-        RejectedError if there is no room for it now, ConfigError if there never is. Raises RejectedError once the
-        server is stopping.
+        Partitions that are down do not count if another one is up; if none is, the first one to load it is enough. The
+        result is an error if the model is rejected: RejectedError if there is no room for it now, ConfigError if there
+        never is. Raises RejectedError once the server is stopping.
         """
         if self._closed:
             raise RejectedError("the server is stopping")
@@ -99,7 +102,7 @@ class LoadWaiter:
                 for model, partitions in placed.items():
                     if (expected := self._expected.get(model)) and not expected.ended.done():
                         up = [name for name in partitions if self._inventory.is_up(name)]
-                        expected.place(partitions, up or partitions)
+                        expected.place(partitions, up)
             case RejectChange(models, reason, passing):
                 for model in models:
                     if (expected := self._expected.get(model)) and not expected.ended.done():

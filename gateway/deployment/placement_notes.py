@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from sluice.batcher.interface.config import ScheduledModel
+from sluice.batcher.interface.config import ScheduledModel, SchedulerSpec
 from sluice.batcher.interface.residency_config import Loading
 from sluice.batcher.settings.initial_residency import InitialResidency
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -35,6 +35,13 @@ def note_initial(begin: InitialResidency, registry: ModelRegistry) -> None:
             registry.mark_waiting(key)
     hosts = {key: [name for name, held in begin.residency.items() if key in held] for key in sizes}
     _log_missing_instances(spec.models, hosts)
+
+
+def started_on_demand(spec: SchedulerSpec) -> set[str]:
+    """The models for which a request has a partition started where none is up."""
+    zero = {scaled.slots[0] for scaled in spec.scaling.classes if scaled.to_zero}
+    hosts = [each.models for each in spec.partitions if each.name in zero]
+    return {model.key for model in spec.models if any(models is None or model.key in models for models in hosts)}
 
 
 def note_added(models: Iterable[ScheduledModel], hosts: Mapping[str, Collection[str]], registry: ModelRegistry) -> None:

@@ -12,7 +12,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec
 from sluice.gateway.config.server_config import ServerConfig
 from sluice.gateway.deployment.load_waiter import LoadWaiter
-from sluice.gateway.deployment.placement_notes import note_added
+from sluice.gateway.deployment.placement_notes import note_added, started_on_demand
 from sluice.gateway.deployment.registry import ModelRegistry
 from sluice.gateway.deployment.revision import Deployed
 from sluice.gateway.deployment.stored_profiles import footprints, model_memory, stored_entries
@@ -138,8 +138,9 @@ class Rollout:
             raise ConfigError(failure)
         hosts = {model.key: each.partitions for model, each in zip(models, placed, strict=True)}
         note_added(models, hosts, self._registry)
-        if self._scheduler.spec.residency.loading is Loading.DEMAND:
-            self._registry.mark_on_demand(hosts)
+        spec = self._scheduler.spec
+        on_demand = hosts if spec.residency.loading is Loading.DEMAND else started_on_demand(spec)
+        self._registry.mark_on_demand(key for key in hosts if key in on_demand)
 
     def retire(self, pipelines: Collection[str]) -> None:
         """Send no more requests to pipelines."""

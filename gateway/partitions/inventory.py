@@ -150,11 +150,13 @@ class Inventory:
         self._held: dict[str, set[str]] = {}  # models by partition, for partitions that are up
         self._starts_on_demand = starts_on_demand
         self._unreachable: set[str] = set(vacant)  # what is elsewhere and was lost, or could not be reached yet
-        self._were_all_up = False
+        self._were_all_up = self._unreachable.issuperset(self.names)
         self._loaded_ever: set[str] = set()
         self._failed: dict[str, str] = {}
         self._losses: Counter[str] = Counter()
         self.in_service = asyncio.Event()
+        if self.is_serving:
+            self.in_service.set()
         self.refused = asyncio.Event()
         self.refusal = ""
 

@@ -30,7 +30,7 @@ from sluice.gateway.deployment.deployer import Deployer
 from sluice.gateway.deployment.known_sizes import KnownSizes
 from sluice.gateway.deployment.load_waiter import LoadWaiter
 from sluice.gateway.deployment.model_notes import log_batching
-from sluice.gateway.deployment.placement_notes import note_initial
+from sluice.gateway.deployment.placement_notes import note_initial, started_on_demand
 from sluice.gateway.deployment.poll import Poll
 from sluice.gateway.deployment.read import model_source
 from sluice.gateway.deployment.registry import ModelRegistry
@@ -382,15 +382,8 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
         server_version(), core.pipelines, core.repository.broken, inventory, strict=config.strict_readiness
     )
     note_initial(core.begin, registry)
-    registry.mark_on_demand(_started_on_demand(core.begin.spec))
+    registry.mark_on_demand(started_on_demand(core.begin.spec))
     return _State(inventory, registry, LoadWaiter(inventory))
-
-
-def _started_on_demand(spec: SchedulerSpec) -> set[str]:
-    """The models for which a request has a partition started where none is up."""
-    zero = {scaled.slots[0] for scaled in spec.scaling.classes if scaled.to_zero}
-    hosts = [each.models for each in spec.partitions if each.name in zero]
-    return {model.key for model in spec.models if any(models is None or model.key in models for models in hosts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +429,9 @@ def _build_execution(
     confidence_specs = {model.key: model.confidences for model in spec.models}
     remote = None
     if config.remote_classes:
-        shared = SharedParts(workers.assembly, workers.metrics, workers.note_loaded, workers.note_readiness)
+        shared = SharedParts(
+            workers.assembly, workers.bodies, workers.metrics, workers.note_loaded, workers.note_readiness
+        )
         remote = remote_executor(config, shared, core.specs, files, core.begin.residency, clock)
         inventory.link_of = link_reports(remote)
     executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, clock, processes, remote)

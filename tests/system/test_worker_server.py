@@ -22,10 +22,12 @@ from sluice.gateway.cli.main import main
 from sluice.gateway.http2.frames import DATA, END_HEADERS, HEADERS, PREFACE, frame, settings_frame, window_update
 from sluice.gateway.http2.header_blocks import encode_fields
 from sluice.gateway.version import server_version
+from sluice.gateway.worker_protocol.about import METHOD, MOST_PADDING, AskAbout, survey
 from sluice.gateway.worker_protocol.client import Credentials, SessionRefused, open_session
 from sluice.gateway.worker_protocol.framing import head_of
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
+    SERVICE,
     SESSION,
     Asked,
     Draining,
@@ -572,10 +574,13 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
         certificate(tmp_path, name, signer)
     pem = {name: str(tmp_path / name) for name in ("ca.pem", "worker.pem", "worker.key", "gateway.pem", "gateway.key")}
     arguments = ["--tls-ca", pem["ca.pem"], "--tls-certificate", pem["worker.pem"]]
-    with worker_server(tmp_path, [*arguments, "--tls-private-key", pem["worker.key"]]) as server:
+    # The certificates are for localhost and 127.0.0.1.
+    arguments += ["--tls-private-key", pem["worker.key"], "--listen", "127.0.0.5:0"]
+    with worker_server(tmp_path, arguments) as server:
 
         async def go() -> None:
-            known = Credentials.read(None, ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"]))
+            ours = ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"])
+            known = Credentials.read(None, ours, "localhost")
             async with gateway_session(server.url, known) as gateway:
                 await gateway.load(models["same"])
                 x = np.random.default_rng(1).random((3, WIDTH), np.float32)
@@ -583,14 +588,19 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
                 np.testing.assert_array_equal((await gateway.outputs())[1]["y"], x)
             stranger = ClientTls(pem["ca.pem"], str(tmp_path / "stranger.pem"), str(tmp_path / "stranger.key"))
             for credentials in (
-                Credentials.read(None, stranger),
-                Credentials.read(None, ClientTls(pem["ca.pem"])),
-                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem"))),
+                Credentials.read(None, ours),
+                Credentials.read(None, stranger, "localhost"),
+                Credentials.read(None, ClientTls(pem["ca.pem"]), "localhost"),
+                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem")), "localhost"),
                 Credentials(),
             ):
                 with pytest.raises(PartitionError, match=server.url):
                     async with gateway_session(server.url, credentials):
                         pass
+
+            assert (await asyncio.to_thread(survey, server.url, "", ours, "localhost")).about.holder == ""
+            with pytest.raises(PartitionError, match="Hostname Verification"):
+                await asyncio.to_thread(survey, server.url, "", ours)
 
         asyncio.run(go())
 
@@ -610,3 +620,46 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
 def test_settings_that_cannot_be_met(arguments: list[str], reason: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", *arguments]) == 2
     assert reason in capfd.readouterr().err
+
+
+# -- questions without a lease
+
+
+def test_a_worker_server_says_what_it_is_to_those_with_the_key(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "first") as first:
+            await first.load(models["same"])
+            found = await asyncio.to_thread(survey, worker.url, KEY, None)
+            about = found.about
+            assert (about.name, about.kind, about.version, about.state) == ("w0", "cpu1", server_version(), "")
+            assert (about.holder, about.models) == ("first", (models["same"].key,))
+            assert about.cache is not None
+            assert about.cache.free_bytes > 0
+            assert abs(found.clock_ahead_ns) <= found.round_trip_ns, "it is the same clock"
+            assert min(found.bytes_per_s_to, found.bytes_per_s_from) > 0
+
+    asyncio.run(go())
+
+
+def test_questions_without_the_key_or_that_ask_for_too_much_are_refused(worker: WorkerProcess) -> None:
+    with pytest.raises(PartitionError, match="the key is wrong"):
+        survey(worker.url, "open-sesam", None)
+    with grpc.insecure_channel(worker.url) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{METHOD}", bytes, bytes)
+        for question, reason in (
+            (msgspec.msgpack.encode(AskAbout(b"", MOST_PADDING + 1)), "answer_padding: expected 0 to"),
+            (b"\xc1 no message", "the question cannot be read"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(question, metadata=((KEY_METADATA, KEY),), timeout=30)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason in str(refused.value.details())
+
+
+def test_what_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with pytest.raises(PartitionError, match=r"^it cannot be reached: Connection refused$"):
+        survey(url, "", None)

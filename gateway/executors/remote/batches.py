@@ -17,6 +17,7 @@ from sluice.gateway.executors.remote.session import WorkerSession
 from sluice.gateway.executors.request_parts import SHOWS_REQUESTS, FindSubmission, member_failures, request_parts
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.tensors.assembly import Assembly, BatchInput
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
 from sluice.gateway.worker_protocol.messages import (
     Fault,
@@ -47,11 +48,13 @@ _CAUSES = {
 class RemoteBatchContext(NamedTuple):
     """The needs of batches besides their worker: shared by all workers of a gateway.
 
-    `specs` are the specs of models by key. A batch may take `timeout_s`, and 20 times its measured latency if that is
-    more. `find` knows the requests without an outcome; `metrics` are those that models define.
+    Large outputs are received into `bodies`, if it has room. `specs` are the specs of models by key. A batch may take
+    `timeout_s`, and 20 times its measured latency if that is more. `find` knows the requests without an outcome;
+    `metrics` are those that models define.
     """
 
     assembly: Assembly
+    bodies: BodyMemory
     specs: Mapping[str, ModelSpec]
     clock: Callable[[], int]
     timeout_s: float
@@ -170,7 +173,9 @@ class RemoteBatches:
             reason = f"{batch.model}: output {missing} is missing"
             context.report(BatchFailed(batch.batch, FailureCause.BACKEND, reason))
             return
-        context.assembly.complete(batch.batch, BatchOutputs(tensors, {}, no_release))
+        # Workers of this machine read them where they lie, if that is in shared memory.
+        outputs = context.bodies.locate(tensors) or BatchOutputs(tensors, {}, no_release)
+        context.assembly.complete(batch.batch, outputs)
         key = output_key(spec, tensors)
         context.report(BatchCompleted(batch.batch, started_ns, ended_ns, answer.confidences, key, failures))
 

@@ -15,6 +15,7 @@ from sluice.gateway.executors.remote.partition import NOT_PLACED
 from sluice.gateway.executors.remote.session import OnMessage
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.worker_protocol.messages import (
     FilePart,
     FileWanted,
@@ -197,8 +198,10 @@ class Bench:
         other = ModelFile("large:1", "/models/large", "onnxruntime", (1, 8), True)
         files = {f"edge-{number}": {file.key: file, other.key: other} for number in range(3)}
         initial: dict[str, Collection[str]] = dict.fromkeys(files, (file.key,))
+        self.bodies = BodyMemory(1 << 16, self.tensors.slots.take_part)
         shared = SharedParts(
             self.tensors.assembly,
+            self.bodies,
             CustomMetrics(),
             self.results.extend,
             lambda partition, number, is_ready: self.said_ready.append((partition, number, is_ready)),

@@ -11,10 +11,19 @@ from sluice.batcher.interface.decisions import (
     CompleteRequest,
     DispatchBatch,
     FailRequest,
+    LoadModel,
     RejectRequest,
     SetPartitions,
+    UnloadModel,
 )
-from sluice.batcher.interface.events import AnyEvent, BatchCompleted, PartitionLost, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    PartitionLost,
+    PartitionReady,
+    RequestArrived,
+    ServingChanged,
+)
 from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.interface.scaling_config import ScaledClass, ScalingConfig
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -38,6 +47,7 @@ class Driver:
         scaled = ScaledClass("edge", SLOTS, least, len(SLOTS), to_zero)
         spec = msgspec.structs.replace(spec, scaling=ScalingConfig((scaled,)))
         self.scheduler = Scheduler(spec)
+        self.tables = {"m:1": TABLE}
         self.now_ns = 0
         self.requests = 0
 
@@ -58,7 +68,7 @@ class Driver:
         return self.at(at_ns, *(RequestArrived(number, "m:1", 1, at_ns + budget_ns) for number in numbers))
 
     def up(self, at_ns: int, *slots: str) -> list[AnyDecision]:
-        return self.at(at_ns, *(PartitionReady(slot, {"m:1": TABLE}) for slot in slots))
+        return self.at(at_ns, *(PartitionReady(slot, dict(self.tables)) for slot in slots))
 
     def quiet(self, until_ns: int) -> list[AnyDecision]:
         """Let all wake-ups until then happen."""
@@ -170,6 +180,25 @@ def test_a_request_whose_partition_never_comes_fails_at_its_deadline() -> None:
     (failed,) = of(driver.quiet(22 * S), FailRequest)
     assert failed.outcome is Outcome.FAILED_UNAVAILABLE
     assert failed.reason == "model m:1 waits for a partition of class edge, which is being started"
+
+
+def test_a_new_model_has_a_partition_started_where_none_is_up_to_load_it() -> None:
+    driver = Driver(0, to_zero=True)
+    driver.at(0)
+    change = ServingChanged((model("n:1", 1),), (single("n:1"),))
+    assert of(driver.at(5 * S, change), SetPartitions) == [SetPartitions("edge", 1)]
+    assert LoadModel("edge-0", "n:1") in driver.up(14 * S, "edge-0")
+    assert not of(driver.at(15 * S, ServingChanged((model("o:1", 1),), (single("o:1"),))), SetPartitions)
+
+
+def test_a_model_that_is_gone_is_unloaded_where_a_partition_is_opened_again() -> None:
+    driver = Driver()
+    driver.at(0, ServingChanged((model("n:1", 1),), (single("n:1"),)))
+    driver.tables["n:1"] = TABLE
+    closed, _ = driver.close_a_busy_one()
+    driver.at(driver.now_ns, ServingChanged(retired=("n:1",)))
+    decisions = driver.arrive(driver.now_ns + MS, 40) + driver.quiet(driver.now_ns + 3 * S)
+    assert UnloadModel(closed, "n:1") in decisions
 
 
 def test_a_model_that_local_partitions_hold_waits_for_none() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.gateway.cluster.leasing import KNOCK_PAUSE_S, NOT_WANTED, UNREACHABLE_S
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.cluster.sources import worker_source
@@ -141,3 +142,10 @@ def test_workers_without_a_partition_are_named(caplog: pytest.LogCaptureFixture)
     started(StaticSource("edge", ["edge-0"], ["a:1", "b:1"]))
     (record,) = caplog.records
     assert (record.message, vars(record)["fields"]["without"]) == ("more workers than partitions", "b:1")
+
+
+def test_a_class_that_is_scaled_has_no_workers_until_a_number_is_wanted() -> None:
+    source = worker_source(RemoteClass("edge", "cpu1", urls=("a:1", "b:1"), scale=ScaleSettings(min=1)))
+    assert started(source) == []
+    source = worker_source(RemoteClass("edge", "cpu1", urls=("a:1", "b:1"), scale=ScaleSettings(min=1)))
+    assert started(source, lambda: source.want(1)) == [("edge-0", "a:1", "")]

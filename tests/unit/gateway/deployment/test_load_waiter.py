@@ -34,6 +34,15 @@ async def test_a_model_has_come_when_all_partitions_have_reported_and_one_holds_
 
 
 @in_loop
+async def test_where_no_partition_is_up_the_first_one_that_loads_a_model_is_enough() -> None:
+    inventory = PlayedInventory("a", "b")
+    waiter = LoadWaiter(inventory)
+    coming = placed(waiter, "a", "b")
+    inventory.partition_ready("b", ["m"], {})
+    assert await coming == Placed(("a", "b"))
+
+
+@in_loop
 async def test_a_model_has_not_come_when_it_failed_wherever_a_worker_is_left() -> None:
     inventory = PlayedInventory("a", "b", "down")
     waiter = LoadWaiter(inventory)

@@ -4,6 +4,7 @@ import json
 import msgspec
 
 from sluice.batcher.interface.events import ModelLoaded, PartitionLost, PartitionReady
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.inventory import (
     Enforcement,
     Inventory,
@@ -13,6 +14,7 @@ from sluice.gateway.partitions.inventory import (
     ProcessDetails,
     WorkerRefused,
 )
+from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition
@@ -145,6 +147,21 @@ def test_partitions_are_in_service_when_all_are_up_at_once_and_then_while_any_is
     assert known.is_serving
 
 
+def test_slots_that_may_be_empty_are_not_waited_for() -> None:
+    kinds = {"edge-0": "cpu1", "edge-1": "cpu1"}
+    known = Inventory([], remote=kinds, vacant=["edge-1"])
+    assert not known.is_serving
+    known.apply(PartitionReady("edge-0", {}))
+    assert known.is_serving
+    known.apply(PartitionLost("edge-0", "gone"))
+    assert not known.is_serving
+
+
+def test_a_server_whose_partitions_are_started_for_requests_serves_without_any() -> None:
+    known = Inventory([], remote={"edge-0": "cpu1"}, vacant=["edge-0"], starts_on_demand=True)
+    assert (known.any_up, known.is_serving, known.in_service.is_set()) == (True, True, True)
+
+
 def test_the_reason_of_the_last_failure_is_kept_until_a_model_is_forgotten() -> None:
     known = PlayedInventory("a", "b")
     known.partition_ready("a", [], {"m:1": "torn"})
@@ -226,3 +243,14 @@ def test_a_remote_worker_without_proof_does_not_stop_a_strict_server() -> None:
     inventory.apply(PartitionReady("edge-0", {"m:1": TABLE}, node="n1"), strayed)
     assert inventory.statuses["edge-0"].enforcement is Enforcement.UNENFORCED
     assert not inventory.refused.is_set()
+
+
+def test_a_vacant_slot_has_no_sample_of_readiness() -> None:
+    inventory = with_remote()
+    inventory.apply(PartitionLost("edge-0", "cannot be reached"), ProcessDetails(url="10.0.0.5:9001", was_up=False))
+    inventory.apply(PartitionLost("edge-1", "no worker is placed there"), ProcessDetails(was_up=False))
+    metrics = ServerMetrics({}, [], queues=list, arena_bytes=lambda: 0)
+    metrics.include(PartitionMetrics(inventory))
+    lines = metrics.exposition().decode().splitlines()
+    ready = [line for line in lines if line.startswith('sluice_partition_ready{partition="edge')]
+    assert ready == ['sluice_partition_ready{partition="edge-0"} 0.0']

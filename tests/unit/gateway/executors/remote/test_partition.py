@@ -152,6 +152,7 @@ async def test_a_worker_of_another_gateway_is_left_alone_until_the_source_says_s
     peer.refusal = None
     await bench.wait(60)
     assert (bench.source.heard, peer.sessions) == (["refused edge-0 other"], [])
+    assert bench.details[-1].url == "", "the slot is vacant, which is no fault"
     await bench.place()
     assert bench.take()[-1] == READY
 
@@ -218,6 +219,22 @@ async def test_a_batch_is_sent_as_it_lies_and_its_outputs_are_those_of_the_worke
     assert isinstance(done, BatchCompleted)
     assert (done.batch, done.ended_ns - done.started_ns) == (7, 3 * MS)
     assert (bench.answer(1), bench.answer(2)) == ([[10.0, 10.5]], [[20.0, 20.5]])
+
+
+@benched()
+async def test_outputs_in_shared_memory_stay_there_for_workers_of_this_machine(bench: Bench) -> None:
+    session = await bench.place()
+    bench.run(7, 1)
+    memory = bench.bodies.allocate(8)
+    assert memory is not None
+    memory[:] = rows(5).tobytes()
+    wire = SessionTensor("probs", DataType.FP32, (1, 2), 8)
+    session.say(Finished(7, 0, 1, (wire,)), (memory,))
+    await bench.wait()
+    outputs = bench.tensors.assembly._requests[1].stage_outputs[0]
+    assert outputs is not None
+    assert [each.name for each in outputs.outputs.located.values()] == ["probs"]
+    assert bench.answer(1) == [[5.0, 5.5]]
 
 
 @benched()
@@ -441,14 +458,30 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "what the second one has sent may not have been read yet"
+    await bench.wait(0.051)
     reason = "node n1: its 2 workers are gone: nothing has come for 2.2 s (n1a:1)"
-    assert bench.take() == [
+    lost, also_lost, *_ = bench.take()
+    assert [lost, also_lost] == [
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
     assert not second.is_open
     second.end("nothing has come for 2.2 s")
-    assert bench.take() == [], "it was lost already"
+    await bench.wait(0.1)
+    assert not any(isinstance(each, PartitionLost) for each in bench.take()), "it was lost already"
+
+
+@benched()
+async def test_a_loop_that_stood_still_makes_no_worker_silent(bench: Bench) -> None:
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
+    await bench.wait(2)
+    bench.take()
+    first.end("connection reset")
+    second.say(Pong(1, bench.loop.clock(), 0))
+    await bench.wait(0.06)
+    assert [each.partition for each in bench.take() if isinstance(each, PartitionLost)] == ["edge-0"]
+    assert second.is_open
 
 
 @benched()
