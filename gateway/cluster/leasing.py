@@ -153,7 +153,7 @@ class Leasing:
         return [self._take(each, f"{each.address} is no longer listed") for each in gone if each.slot is not None]
 
     def _shrink(self) -> list[Placement]:
-        """Slots that are to leave, which get no batches any more, and those without a lease beyond the number wanted."""
+        """Slots that are to leave, which get no batches any more; beyond the number wanted, those without a lease."""
         leaving = [slot for slot in self._leaving if slot in self._placed]
         surplus = max(len(self._placed) - len(leaving) - self._wanted, 0)
         without = [
