@@ -153,16 +153,16 @@ class Leasing:
         return [self._take(each, f"{each.address} is no longer listed") for each in gone if each.slot is not None]
 
     def _shrink(self) -> list[Placement]:
-        """Slots beyond the number that is wanted: those that are to leave, then those without a lease."""
-        surplus = max(len(self._placed) - self._wanted, 0)
-        order = [slot for slot in self._leaving if slot in self._placed]
-        order += [
+        """Slots that are to leave, which get no batches any more; beyond the number wanted, those without a lease."""
+        leaving = [slot for slot in self._leaving if slot in self._placed]
+        surplus = max(len(self._placed) - len(leaving) - self._wanted, 0)
+        without = [
             slot
             for slot in reversed(self._slots)
-            if slot in self._placed and slot not in self._leaving and not self._placed[slot].leased
+            if slot in self._placed and slot not in leaving and not self._placed[slot].leased
         ]
         self._leaving = ()
-        return [self._take(self._placed[slot], NOT_WANTED) for slot in order[:surplus]]
+        return [self._take(self._placed[slot], NOT_WANTED) for slot in (*leaving, *without[:surplus])]
 
     def _give_up(self, now_s: float) -> list[Placement]:
         """Workers beyond the part of this gateway, while others ask."""

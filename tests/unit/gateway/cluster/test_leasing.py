@@ -128,6 +128,18 @@ def test_slots_that_are_to_leave_go_first_and_then_those_without_a_lease() -> No
     assert leasing.step(3.0) == [listed("edge-0", "a:1")]
 
 
+def test_a_slot_that_is_to_leave_goes_also_if_others_have_no_worker() -> None:
+    leasing = Leasing(["edge-0", "edge-1", "edge-2"])
+    leasing.offer(["a:1", "b:1"])
+    leasing.step(0.0)
+    leasing.leased("edge-0")
+    leasing.leased("edge-1")
+    leasing.want(1, ("edge-0",))
+    assert leasing.step(1.0) == [Placement("edge-0", None, NOT_WANTED)]
+    leasing.want(1, ("edge-1",))
+    assert leasing.step(2.0)[0] == Placement("edge-1", None, NOT_WANTED)
+
+
 def test_a_worker_of_another_gateway_is_tried_again_after_a_pause() -> None:
     leasing = Leasing(["edge-0"])
     leasing.offer(["a:1"])
