@@ -12,15 +12,15 @@ import msgspec
 from benchmarks.conftest import Report
 from benchmarks.support.clients import save_sleeping
 from sluice.gateway.version import server_version
-from sluice.gateway.worker_protocol.client import Credentials, Session, open_session
+from sluice.gateway.worker_protocol.client import ClientSession, Credentials, open_session
 from sluice.gateway.worker_protocol.file_parts import FileReader
 from sluice.gateway.worker_protocol.messages import (
     FileWanted,
     FromWorkerServer,
     Hello,
-    Load,
     Loaded,
     Pong,
+    RemoteLoad,
     RemoteModel,
 )
 from sluice.models.distribution.local_files import LocalFiles
@@ -44,7 +44,7 @@ class Gateway:
     def __init__(self, local: LocalFiles) -> None:
         self.loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         self.ping_ms = 0.0
-        self.session: Session
+        self.session: ClientSession
         self._reader = FileReader(local.open)
         self._answers: set[asyncio.Task[None]] = set()
 
@@ -70,7 +70,7 @@ async def load(url: str, local: LocalFiles, model: RemoteModel) -> Loading:
     hello = Hello(server_version(), "the benchmark", LEASE_S)
     gateway.session = await open_session(url, Credentials(), hello, gateway.on_message, print)
     began = time.perf_counter()
-    gateway.session.send(Load(model))
+    gateway.session.send(RemoteLoad(model))
     loaded = await gateway.loaded
     took_s = time.perf_counter() - began
     gateway.session.close()

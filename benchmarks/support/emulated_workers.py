@@ -24,7 +24,7 @@ import uvloop
 from sluice.gateway.front_door.listener import listen
 from sluice.gateway.tensors.input_slots import InputSlot
 from sluice.gateway.worker_protocol.framing import views_of
-from sluice.gateway.worker_protocol.messages import Fault, RemoteModel, WireTensor, Worker
+from sluice.gateway.worker_protocol.messages import Fault, RemoteModel, ServedWorker, SessionTensor
 from sluice.gateway.worker_server.host import BatchOwner, HostEvents, WorkerHost
 from sluice.gateway.worker_server.server import BACKLOG, WorkerServer
 from sluice.gateway.worker_server.settings import ArenaLimits, WorkerSettings
@@ -41,7 +41,7 @@ class _Batch(NamedTuple):
     number: int
     model: str
     rows: int
-    inputs: Sequence[WireTensor]
+    inputs: Sequence[SessionTensor]
     slot: InputSlot | None
     owner: BatchOwner
     arrived_ns: int
@@ -64,9 +64,9 @@ class EmulatedHost:
         self._started_ns = self._free_ns = 0
 
     @property
-    def worker(self) -> Worker:
+    def worker(self) -> ServedWorker:
         """The worker, which is always up."""
-        return Worker(os.getpid(), (0,), Evidence(cores=(0,)), tuple(self.loaded.values()))
+        return ServedWorker(os.getpid(), (0,), Evidence(cores=(0,)), tuple(self.loaded.values()))
 
     @property
     def open_batches(self) -> int:
@@ -104,7 +104,7 @@ class EmulatedHost:
     def submit(
         self,
         model: str,
-        inputs: Sequence[WireTensor],
+        inputs: Sequence[SessionTensor],
         slot: InputSlot | None,
         deadline_in_ns: int,
         requests: tuple[RequestPart, ...],

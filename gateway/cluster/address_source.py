@@ -65,9 +65,14 @@ class AddressSource:
         self._leasing.refused(slot, holder, self._loop.time())
         self._step_soon()
 
-    def asked(self, slot: str, gateway: str) -> None:
-        """The gateway was refused by the slot's worker, because we have its lease."""
-        self._leasing.asked(gateway, self._loop.time())
+    @property
+    def leases(self) -> int:
+        """The number of workers of which we have the lease."""
+        return self._leasing.leases
+
+    def asked(self, slot: str, gateway: str, workers: int) -> None:
+        """The gateway, which has that many workers, was refused by the slot's worker, because we have its lease."""
+        self._leasing.asked(gateway, workers, self._loop.time())
         self._step_soon()
 
     def _step_soon(self) -> None:

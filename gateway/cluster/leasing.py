@@ -2,9 +2,9 @@
 
 The gateways do not know each other. A worker serves one gateway at a time, which has its lease. A gateway that is
 refused learns who has the lease, and the holder learns who asked. So all see how many gateways want workers. A gateway
-takes every worker that is free, up to the number that it wants, and gives some up when it has more than its part while
-another asks. A gateway that died asks for nothing, and its leases end. The others notice when they next try one of its
-workers, and take over the rest at once.
+takes every worker that is free, up to the number that it wants. While another one asks that has at least two fewer, it
+gives some up, down to its part. A gateway that died asks for nothing, and its leases end. The others notice when they
+next try one of its workers, and take over the rest at once.
 
 This is a state machine without clock and I/O: it gets times in seconds and returns what changes.
 """
@@ -26,6 +26,13 @@ UNREACHABLE_S = 5.0
 """A slot whose worker was not reached for this time takes another address, if there is one."""
 TICK_S = 0.25
 NOT_WANTED = "given up: no worker is wanted there"
+
+
+class _Asked(NamedTuple):
+    """A gateway asked for a worker of ours at `at_s`, when it had that many `workers`."""
+
+    workers: int
+    at_s: float
 
 
 class Placement(NamedTuple):
@@ -64,7 +71,7 @@ class Leasing:
         self._leaving: tuple[str, ...] = ()
         self._workers: dict[str, _Worker] = {}
         self._placed: dict[str, _Worker] = {}  # by slot
-        self._asked_s: dict[str, float] = {}  # when other gateways asked for a worker of ours
+        self._asked: dict[str, _Asked] = {}  # by gateway
         self._give_up_s = 0.0
         self._knock_s = 0.0
 
@@ -116,20 +123,25 @@ class Leasing:
             worker.slot, worker.leased, worker.holder = None, False, holder
             worker.try_again_s = now_s + KNOCK_PAUSE_S
 
-    def asked(self, gateway: str, now_s: float) -> None:
-        """Another gateway tried to lease a worker of ours."""
-        self._asked_s[gateway] = now_s
+    def asked(self, gateway: str, workers: int, now_s: float) -> None:
+        """Another gateway, which has that many workers, tried to lease one of ours."""
+        self._asked[gateway] = _Asked(max(workers, 0), now_s)
+
+    @property
+    def leases(self) -> int:
+        """The number of workers of which the gateway has the lease."""
+        return sum(1 for each in self._placed.values() if each.leased)
 
     def step(self, now_s: float) -> list[Placement]:
         """The slots that change now."""
-        self._asked_s = {name: at for name, at in self._asked_s.items() if now_s - at < ASKED_S}
+        self._asked = {name: each for name, each in self._asked.items() if now_s - each.at_s < ASKED_S}
         return [*self._drop(), *self._shrink(), *self._give_up(now_s), *self._move_on(now_s), *self._place(now_s)]
 
     def next_step_s(self, now_s: float) -> float | None:
         """The time of the next step if nothing else happens before; None if nothing is to be done then."""
         waiting = any(each.slot is None for each in self._workers.values())
         free = len(self._placed) < self._wanted or any(not each.leased for each in self._placed.values())
-        return now_s + TICK_S if (waiting and free) or self._asked_s else None
+        return now_s + TICK_S if (waiting and free) or self._asked else None
 
     # -- the parts of a step
 
@@ -154,20 +166,21 @@ class Leasing:
 
     def _give_up(self, now_s: float) -> list[Placement]:
         """Workers beyond the part of this gateway, while others ask."""
-        if not self._asked_s or now_s < self._give_up_s:
+        if not self._asked or now_s < self._give_up_s:
             return []
-        others = self._asked_s.keys() | {each.holder for each in self._workers.values() if each.holder}
-        part = -(-len(self._workers) // (1 + len(others)))
         leased = [slot for slot in self._slots if slot in self._placed and self._placed[slot].leased]
-        surplus = min(len(leased) - part, max(1, len(leased) // 4))
-        if surplus <= 0:
+        # One that goes to the poorest must not make it richer than this gateway.
+        if len(leased) - min(each.workers for each in self._asked.values()) < 2:
             return []
+        others = self._asked.keys() | {each.holder for each in self._workers.values() if each.holder}
+        part = -(-len(self._workers) // (1 + len(others)))
+        surplus = max(1, min(len(leased) - part, len(leased) // 4))
         self._give_up_s = now_s + GIVE_UP_PAUSE_S
-        given, names = [], ", ".join(sorted(self._asked_s))
+        given, names = [], ", ".join(sorted(self._asked))
         for slot in leased[-surplus:]:
             worker = self._placed[slot]
             worker.try_again_s = now_s + GIVEN_UP_PAUSE_S
-            worker.holder = next(iter(self._asked_s))
+            worker.holder = next(iter(self._asked))
             given.append(self._take(worker, f"given up: gateway {names} asks for workers"))
         return given
 
@@ -213,7 +226,7 @@ class Leasing:
 
     def _forget(self, gateway: str) -> None:
         """A worker of this gateway was free: it may be gone, so all its workers are tried at once."""
-        self._asked_s.pop(gateway, None)
+        self._asked.pop(gateway, None)
         for each in self._workers.values():
             if each.holder == gateway:
                 each.holder, each.try_again_s = "", 0.0

@@ -37,8 +37,13 @@ class WorkerSource(Protocol):
         """The worker of a slot serves the gateway `holder`; it is tried again when `placed` is called for the slot."""
         ...
 
-    def asked(self, slot: str, gateway: str) -> None:
-        """Another gateway has asked for the worker of a slot with which this one has a session."""
+    @property
+    def leases(self) -> int:
+        """The number of slots with a session."""
+        ...
+
+    def asked(self, slot: str, gateway: str, workers: int) -> None:
+        """Another gateway, which has that many workers, has asked for the worker of a slot with a session."""
         ...
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from sluice.gateway.cluster.address_source import AddressSource
 from sluice.gateway.cluster.dns import DnsSource
 from sluice.gateway.cluster.ray.source import RayCluster
 from sluice.gateway.cluster.source import WorkerSource
@@ -19,8 +20,16 @@ def worker_sources(classes: Sequence[RemoteClass], gateway: str, version: str, k
 
 
 def worker_source(given: RemoteClass) -> WorkerSource:
-    """The source of a class that has addresses, or a name for which DNS has them."""
+    """The source of a class that has addresses, or a name for which DNS has them.
+
+    That of a class that is scaled places no worker until it is asked for a number.
+    """
+    source: AddressSource
     if given.urls is not None:
-        return StaticSource(given.name, given.slots, given.urls)
-    assert given.dns is not None, "Ray places the workers of all its classes together"
-    return DnsSource(given.name, given.slots, given.dns.name, given.dns.port)
+        source = StaticSource(given.name, given.slots, given.urls)
+    else:
+        assert given.dns is not None, "Ray places the workers of all its classes together"
+        source = DnsSource(given.name, given.slots, given.dns.name, given.dns.port)
+    if given.scale is not None:
+        source.want(0)
+    return source

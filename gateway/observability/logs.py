@@ -34,6 +34,7 @@ def configure(format: LogFormat, level: str, file: Path | None = None) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The server logs its own start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("hpack").setLevel(logging.WARNING)  # it logs headers, some of which are keys
 
 
 def current_settings() -> tuple[LogFormat, int]:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.interface.events import FailureCause
@@ -96,6 +96,12 @@ BATCH_FAILURES = ExposedMetric(
     "counter",
     "Batches that did not complete, by cause; their requests are retried where that can help.",
     ("cause", "model", "partition"),
+)
+BUSY = ExposedMetric(
+    "sluice_partition_busy_seconds_total",
+    "counter",
+    "Time that the partition's backend has computed; its rate is the share of time that the partition is busy.",
+    ("partition",),
 )
 BATCH_ROWS = ExposedMetric("sluice_batch_rows", "histogram", "Rows of a batch.", ("model", "partition"))
 BATCH_COMPUTE = ExposedMetric(
@@ -209,6 +215,7 @@ class ServerMetrics:
         yield Group((BATCHES, BATCH_FAILURES, BATCH_ROWS, BATCH_COMPUTE), self._batch_texts())
         yield Group((QUEUE_REQUESTS, QUEUE_ROWS), self._queue_texts(waiting))
         yield Group((LATENCY_CORRECTION,), self._correction_texts())
+        yield Group((BUSY,), self._busy_texts())
         yield from of_metrics(self._few())
         for remote in self._remotes:
             yield from remote.groups()
@@ -220,14 +227,11 @@ class ServerMetrics:
         )
         yield from self._of_models()
 
+    def _busy_texts(self) -> Iterator[tuple[str, ...]]:
+        for partition, busy_ns in list(self.meters.busy_ns.items()):
+            yield (BUSY.sample((partition,), busy_ns / NS_PER_S),)
+
     def _few(self) -> Iterator[Metric]:
-        busy = CounterMetricFamily(
-            "sluice_partition_busy_seconds",
-            "Time that the partition's backend has computed; its rate is the share of time that the partition is busy.",
-            labels=["partition"],
-        )
-        for partition, busy_ns in self.meters.busy_ns.items():
-            busy.add_metric([partition], busy_ns / NS_PER_S)
         build = GaugeMetricFamily(
             "sluice_build_info",
             "Always 1; the labels have the server's version, and whether core and hot path are compiled.",
@@ -246,7 +250,7 @@ class ServerMetrics:
         for partition, state in self._breakers().items():
             for each in ("closed", "open", "half_open"):
                 breakers.add_metric([partition, each], int(state == each))
-        yield from (busy, build, arena, breakers)
+        yield from (build, arena, breakers)
 
     def _queue_texts(self, waiting: Counter[str]) -> Iterator[tuple[str, ...]]:
         """The lines of queues; adds the waiting requests to `waiting`, by public key."""

@@ -70,8 +70,10 @@ class Rows:
             queued += model.outstanding
             if number % 64 == 63:
                 yield
-        for partition in self._sources.scheduler.dispatcher.fleet.partitions.values():
+        for number, partition in enumerate(self._sources.scheduler.dispatcher.fleet.partitions.values()):
             queued -= sum(batch.rows for batch in partition.batches)
+            if number % 64 == 63:
+                yield
         return max(queued, 0)
 
     def pipeline(self, name: str) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class Rows:
             if sources.inventory.is_vacant(name):
                 state = "vacant"
         resident = self._resident(partition)
-        limit = self._memory_limit(name)
+        limit = sources.scheduler.spec.partitions[partition.number].memory_bytes or None
         held = self._held_bytes(partition)
         running = partition.batches[0] if partition.batches else None
         return {
@@ -139,10 +141,6 @@ class Rows:
             if len(found) < MAX_RESIDENT:
                 found[public_key(key)] = None
         return list(found)
-
-    def _memory_limit(self, name: str) -> int | None:
-        limit = next((each.memory_bytes for each in self._sources.scheduler.spec.partitions if each.name == name), 0)
-        return limit or None
 
     def _held_bytes(self, partition: PartitionState) -> int:
         """The memory of the models that a partition holds; counted again from time to time."""
@@ -198,7 +196,7 @@ class Rows:
         if registry.leaving:
             return "draining", ["the server is about to stop: it serves on, but is not ready"]
         down = [name for name in inventory.names if not inventory.is_up(name) and not inventory.is_vacant(name)]
-        reasons = [self._why_down(name) for name in down]
+        reasons = [self._why_down(name) for name in down[:MAX_REASONS]]
         if not inventory.in_service.is_set():
             return "starting", reasons
         if not registry.server_ready():

@@ -14,6 +14,7 @@ from sluice.gateway.executors.remote.executor import RemoteExecutor, RemoteSlots
 from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.session import OnMessage, OpenSession, WorkerSession
 from sluice.gateway.partitions.inventory import LinkReport
+from sluice.gateway.tensors.body_memory import LARGE_BYTES, BodyMemory
 from sluice.gateway.version import server_version
 from sluice.gateway.worker_protocol.client import Credentials, open_session
 from sluice.gateway.worker_protocol.messages import Hello
@@ -60,7 +61,7 @@ def remote_executor(
         classes,
         shared,
         specs,
-        _opener(credentials, Hello(server_version(), gateway, LEASE_S)),
+        _opener(credentials, Hello(server_version(), gateway, LEASE_S), shared.bodies),
         RemoteModels(LocalFiles(config.copies)),
         server_version(),
         clock,
@@ -91,12 +92,19 @@ def _credentials(settings: PartitionSettings) -> Credentials:
             "" if tls is None else tls.server_name,
         )
     except ConfigError as error:
-        text = " ".join(_OPTIONS.get(word.rstrip(":"), word) for word in str(error).split(" "))
+        text = " ".join(_OPTIONS.get(word, word) for word in str(error).split(" "))
         raise ConfigError(f"partitions: {text}") from error
 
 
-def _opener(credentials: Credentials, hello: Hello) -> OpenSession:
-    async def open(url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> WorkerSession:
-        return await open_session(url, credentials, msgspec.structs.replace(hello, kind=kind), on_message, on_closed)
+def _opener(credentials: Credentials, hello: Hello, bodies: BodyMemory) -> OpenSession:
+    def memory(nbytes: int) -> memoryview | None:
+        """Shared memory for large outputs: workers of this machine read them there."""
+        return bodies.allocate(nbytes) if nbytes >= LARGE_BYTES else None
+
+    async def open(
+        url: str, kind: str, workers: int, on_message: OnMessage, on_closed: Callable[[str], None]
+    ) -> WorkerSession:
+        greeting = msgspec.structs.replace(hello, kind=kind, workers=workers)
+        return await open_session(url, credentials, greeting, on_message, on_closed, memory)
 
     return open

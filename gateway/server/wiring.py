@@ -429,7 +429,9 @@ def _build_execution(
     confidence_specs = {model.key: model.confidences for model in spec.models}
     remote = None
     if config.remote_classes:
-        shared = SharedParts(workers.assembly, workers.metrics, workers.note_loaded, workers.note_readiness)
+        shared = SharedParts(
+            workers.assembly, workers.bodies, workers.metrics, workers.note_loaded, workers.note_readiness
+        )
         remote = remote_executor(config, shared, core.specs, files, core.begin.residency, clock)
         inventory.link_of = link_reports(remote)
     executor = MixedExecutor(workers, config.triton, core.server_models, confidence_specs, clock, processes, remote)

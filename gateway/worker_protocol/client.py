@@ -14,7 +14,7 @@ from sluice.gateway.http2.frames import END_HEADERS, HEADERS, PREFACE, Connectio
 from sluice.gateway.http2.header_blocks import HeaderDecoder, encode_fields
 from sluice.gateway.worker_protocol.address import split_address
 from sluice.gateway.worker_protocol.framing import MessageDecoder, tensors_of, views_of
-from sluice.gateway.worker_protocol.link import Link
+from sluice.gateway.worker_protocol.link import SessionLink
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
     SESSION,
@@ -22,11 +22,12 @@ from sluice.gateway.worker_protocol.messages import (
     FromWorkerServer,
     Hello,
     Ping,
-    Refusal,
-    Run,
+    RemoteRun,
+    SessionRefusal,
     Welcome,
     Withdraw,
     Withdrawn,
+    message_name,
 )
 from sluice.models.client_tls import ClientTls
 from sluice.models.errors import ConfigError, PartitionError
@@ -94,7 +95,7 @@ class _Unauthenticated(PartitionError):
     """The key, or its absence, is the reason why a session ended."""
 
 
-class Session:
+class ClientSession:
     """An open session: the worker of `welcome` takes batches of this gateway alone.
 
     `on_message` gets every further message with the bytes of its tensors, which stay as they are as long as they are
@@ -117,12 +118,14 @@ class Session:
         self._on_closed = on_closed
         self._memory = memory
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[Welcome | Refusal] = self._loop.create_future()
+        self._answer: asyncio.Future[Welcome | SessionRefusal] = self._loop.create_future()
         self._is_open = self._is_closed = False
+        self._end = ""
+        self._early: list[tuple[Any, memoryview | None]] | None = []
         self._pings = 0
         self._timer: asyncio.TimerHandle | None = None
         self._role = _ClientRole()
-        self._link = Link(
+        self._link = SessionLink(
             _decoder, self._place, self._take, self._ended, MOST_OUTPUT_BYTES, MOST_UNSENT_BYTES, self._role
         )
 
@@ -197,13 +200,17 @@ class Session:
         except PartitionError as error:
             reason = f"the worker server at {self.url}: {error}"
         else:
-            if isinstance(answer, Welcome):
+            if isinstance(answer, Welcome) and self._link.over:
+                reason = f"the worker server at {self.url} ended the session at once: {self._end}"
+            elif isinstance(answer, Welcome):
                 self.welcome = answer
                 self._is_open = True
                 self._ping()
+                self._loop.call_soon(self._take_early)
                 return
-            message = f"the worker server at {self.url} refused the session: {answer.reason}"
-            raise SessionRefused(message, answer.reason, retry=answer.retry, holder=answer.holder)
+            else:
+                message = f"the worker server at {self.url} refused the session: {answer.reason}"
+                raise SessionRefused(message, answer.reason, retry=answer.retry, holder=answer.holder)
         raise PartitionError(reason)
 
     # -- the link
@@ -215,19 +222,29 @@ class Session:
     def _take(self, message: Any, body: memoryview | None) -> None:
         if self._is_closed:
             return
-        if self._is_open:
-            if isinstance(message, Welcome | Refusal):
+        if isinstance(message, Welcome | SessionRefusal):
+            if self._answer.done():
                 raise PartitionError("the worker server answered the session twice")
-            self._on_message(message, () if not body else views_of(tensors_of(message), body))
-        elif isinstance(message, Welcome | Refusal) and not self._answer.done():
             self._answer.set_result(message)
-        elif not self._answer.done() or isinstance(message, Welcome | Refusal):
-            raise PartitionError(f"a {type(message).__name__} came before the worker server had answered the session")
-        else:  # right behind the answer, which is taken in the next turn of the loop
-            self._loop.call_soon(self._take, message, body)
+        elif not self._answer.done():
+            raise PartitionError(f"a {message_name(message)} came before the worker server had answered the session")
+        elif self._early is not None:
+            self._early.append((message, body))
+        else:
+            self._on_message(message, () if not body else views_of(tensors_of(message), body))
+
+    def _take_early(self) -> None:
+        """Pass on the messages that came right behind the answer, before `open` had returned."""
+        early, self._early = self._early or [], None
+        try:
+            for message, body in early:
+                self._take(message, body)
+        except PartitionError as error:
+            self._link.fail(str(error))
 
     def _ended(self, reason: str) -> None:
         self._stop()
+        self._end = reason
         if not self._is_open:
             if not self._answer.done():
                 kind = _Unauthenticated if self._role.is_unauthenticated else PartitionError
@@ -266,14 +283,14 @@ async def open_session(
     on_closed: Callable[[str], None],
     memory: Callable[[int], memoryview | None] | None = None,
     timeout_s: float = OPEN_S,
-) -> Session:
-    """Open a session with the worker server at `url` (`HOST:PORT`), on the running event loop; see `Session`.
+) -> ClientSession:
+    """Open a session with the worker server at `url` (`HOST:PORT`), on the running event loop; see `ClientSession`.
 
     `memory` gives the memory for the outputs of a batch; without it, or if it gives None, it is taken from the heap.
     Raises PartitionError with the reason if the worker server cannot be reached, and SessionRefused if it refused the
     session.
     """
-    session = Session(url, hello, on_message, on_closed, memory)
+    session = ClientSession(url, hello, on_message, on_closed, memory)
     await session.open(credentials, hello, timeout_s)
     return session
 
@@ -321,4 +338,4 @@ def _request_block(url: str, credentials: Credentials) -> bytes:
 
 
 def _is_run(message: object, batch: int) -> bool:
-    return isinstance(message, Run) and message.batch == batch
+    return isinstance(message, RemoteRun) and message.batch == batch

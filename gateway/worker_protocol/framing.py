@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sluice.gateway.worker_protocol.messages import Finished, Run, WireTensor
+from sluice.gateway.worker_protocol.messages import Finished, RemoteRun, SessionTensor, message_name
 from sluice.models.errors import BadTensor, PartitionError
 from sluice.models.tensors.arrays import Array, WireBytes, numpy_dtype, wire_row_offsets
 from sluice.models.tensors.spec import DataType
@@ -28,24 +28,24 @@ MOST_MESSAGE_BYTES = 16 << 20
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def head_of(message: object) -> bytes:
+def head_of(message: msgspec.Struct) -> bytes:
     """The beginning of the message of gRPC that carries this message. Raises PartitionError if it is too large."""
     encoded = _encode(message)
     if len(encoded) > MOST_MESSAGE_BYTES:
         raise PartitionError(
-            f"a {type(message).__name__} has {len(encoded)} bytes, expected at most {MOST_MESSAGE_BYTES}"
+            f"a {message_name(message)} has {len(encoded)} bytes, expected at most {MOST_MESSAGE_BYTES}"
         )
     return len(encoded).to_bytes(SIZE_BYTES, "little") + encoded
 
 
-def tensors_of(message: object) -> tuple[WireTensor, ...]:
+def tensors_of(message: object) -> tuple[SessionTensor, ...]:
     """The tensors whose bytes follow a message."""
-    if isinstance(message, Run):
+    if isinstance(message, RemoteRun):
         return message.inputs
     return message.outputs if isinstance(message, Finished) else ()
 
 
-def offsets_of(tensors: Sequence[WireTensor]) -> list[int]:
+def offsets_of(tensors: Sequence[SessionTensor]) -> list[int]:
     """Where each tensor begins in the body of its message, and where the body ends."""
     offsets, end = [], 0
     for tensor in tensors:
@@ -55,39 +55,39 @@ def offsets_of(tensors: Sequence[WireTensor]) -> list[int]:
     return [*offsets, end]
 
 
-def check_tensors(tensors: Sequence[WireTensor], limit: int) -> int:
+def check_tensors(tensors: Sequence[SessionTensor], limit: int) -> int:
     """The size of the body of these tensors. Raises PartitionError for sizes that do not fit their shapes, or `limit`.
 
     The elements of BYTES are looked at when the tensor is read.
     """
-    names = set()
+    size = 0
     for tensor in tensors:
-        where = f"tensor {tensor.name:.80}"
-        if tensor.name in names:
-            raise PartitionError(f"{where}: it comes twice")
-        names.add(tensor.name)
         if min(tensor.shape, default=0) < 0:
-            raise PartitionError(f"{where}: expected no dimension below 0, got {list(tensor.shape)}")
+            raise PartitionError(f"tensor {tensor.name:.80}: expected no dimension below 0, got {list(tensor.shape)}")
         elements = math.prod(tensor.shape)
         itemsize = tensor.datatype.itemsize
         if tensor.nbytes != elements * itemsize if itemsize else tensor.nbytes < 4 * elements:
             raise PartitionError(
-                f"{where}: it has {tensor.nbytes} bytes, which do not make up {tensor.datatype} of the shape "
-                f"{list(tensor.shape)}"
+                f"tensor {tensor.name:.80}: it has {tensor.nbytes} bytes, which do not make up {tensor.datatype} of "
+                f"the shape {list(tensor.shape)}"
             )
-    size = offsets_of(tensors)[-1]
+        size += -size % ALIGNMENT + tensor.nbytes
+    if len(tensors) > 1 and len(names := [tensor.name for tensor in tensors]) != len(set(names)):
+        raise PartitionError(f"tensors come twice: {', '.join(sorted(names)):.200}")
     if size > limit:
         raise PartitionError(f"the tensors of a batch have {size} bytes, expected at most {limit}")
     return size
 
 
-def views_of(tensors: Sequence[WireTensor], body: memoryview) -> list[memoryview]:
+def views_of(tensors: Sequence[SessionTensor], body: memoryview) -> list[memoryview]:
     """The bytes of each tensor in the body of its message."""
+    if len(tensors) == 1:
+        return [body[: tensors[0].nbytes]]
     begins = offsets_of(tensors)
     return [body[begin : begin + tensor.nbytes] for begin, tensor in zip(begins, tensors, strict=False)]
 
 
-def read_tensor(tensor: WireTensor, data: memoryview, rows: int) -> Array | WireBytes:
+def read_tensor(tensor: SessionTensor, data: memoryview, rows: int) -> Array | WireBytes:
     """A tensor over its bytes, of `rows` rows. Raises BadTensor for BYTES that are not in wire form. O(rows) for those.
 
     Tensors of other datatypes have been checked when they came.

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from sluice.gateway.http2.frames import (
     ACK,
     DATA,
@@ -51,7 +53,7 @@ from sluice.gateway.worker_protocol.framing import (
     head_of,
     tensors_of,
 )
-from sluice.gateway.worker_protocol.messages import WireTensor
+from sluice.gateway.worker_protocol.messages import SessionTensor
 from sluice.models.errors import PartitionError
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class Role(Protocol):
         ...
 
 
-class Link(asyncio.BufferedProtocol):
+class SessionLink(asyncio.BufferedProtocol):
     """One end of the connection, which is open: both have sent their preface, and the stream exists.
 
     `decoder` reads messages, whose bodies have at most `max_body_bytes` and go to the memory of `place`. `on_message`
@@ -166,7 +168,7 @@ class Link(asyncio.BufferedProtocol):
         self._paused = False
         self._control: list[bytes] = []
         self._urgent: deque[bytes] = deque()
-        self._waiting: deque[tuple[object, bytes, deque[memoryview], int, Callable[[], None] | None]] = deque()
+        self._waiting: deque[tuple[msgspec.Struct, bytes, deque[memoryview], int, Callable[[], None] | None]] = deque()
         """Messages of which nothing has been sent: each with its head, its body, the size of that, and whom to call."""
         self._parts: deque[memoryview] = deque()
         """The rest of a message of gRPC that is being sent."""
@@ -215,7 +217,7 @@ class Link(asyncio.BufferedProtocol):
 
     def send(
         self,
-        message: object,
+        message: msgspec.Struct,
         tensors: Sequence[memoryview | Sequence[memoryview]] = (),
         sent: Callable[[], None] | None = None,
     ) -> None:
@@ -243,7 +245,7 @@ class Link(asyncio.BufferedProtocol):
         self._waiting.append((message, head, body, size, sent))
         self._pump_soon()
 
-    def send_urgent(self, message: object) -> None:
+    def send_urgent(self, message: msgspec.Struct) -> None:
         """Send a small message ahead of those that wait, and between the chunks of a large one."""
         if not self.over:
             head = head_of(message)
@@ -436,7 +438,9 @@ class Link(asyncio.BufferedProtocol):
                 position = begin + taken
                 continue
             if length > LEAST_FRAME_BYTES:
-                raise PartitionError(f"a frame of type {kind} has {length} bytes")
+                is_text = buffer[position : position + 5] == b"HTTP/"
+                what = "HTTP/1 came, expected HTTP/2" if is_text else f"a frame of type {kind} has {length} bytes"
+                raise PartitionError(what)
             if begin + length > end:
                 break
             position = begin + length
@@ -726,7 +730,7 @@ class Link(asyncio.BufferedProtocol):
 
 
 def _lay_out(
-    described: Sequence[WireTensor], tensors: Sequence[memoryview | Sequence[memoryview]], body: deque[memoryview]
+    described: Sequence[SessionTensor], tensors: Sequence[memoryview | Sequence[memoryview]], body: deque[memoryview]
 ) -> int:
     """Add the pieces of tensors, and the gaps between them, to a body; returns its size."""
     end = 0

@@ -1,7 +1,7 @@
 """The messages of a session between a gateway and a worker server.
 
 A session is one call of the bidirectional method `SESSION` over gRPC. It begins with `Hello`, which is answered by
-`Welcome` or `Refusal`. `framing` has the form of messages and tensors on the wire. Times are
+`Welcome` or `SessionRefusal`. `framing` has the form of messages and tensors on the wire. Times are
 durations, since the clocks of two machines have nothing in common.
 """
 
@@ -30,7 +30,7 @@ KEY_METADATA = "sluice-worker-key"
 """The metadata that carries the key which gateways and worker servers share."""
 
 
-class WireTensor(msgspec.Struct, frozen=True, array_like=True):
+class SessionTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor whose bytes follow the message; `shape` has the batch dimension first if the model has one.
 
     BYTES is in wire form: each element is four bytes of length (little-endian), then the bytes.
@@ -85,28 +85,30 @@ class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first message of a gateway. Its version must be that of the worker server, and so must the `kind` ("": any).
 
     The session is the gateway's lease of the worker. It ends with the call, or when nothing has come for `lease_s`.
+    `workers` is the number of workers of the class that the gateway has already; the holder of the worker hears it.
     """
 
     version: str
     gateway: str
     lease_s: float
     kind: str = ""
+    workers: int = 0
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RemoteLoad(msgspec.Struct, frozen=True, tag="Load", array_like=True):
     """Load a model while batches run; answered by `Loaded`, at once if the worker holds the same model already."""
 
     model: RemoteModel
 
 
-class Unload(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RemoteUnload(msgspec.Struct, frozen=True, tag="Unload", array_like=True):
     """Unload a model after the batches of it that were sent before; answered by `Unloaded`."""
 
     key: str
 
 
-class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch; answered by `Finished`, `Refused` or `Withdrawn`.
+class RemoteRun(msgspec.Struct, frozen=True, tag="Run", array_like=True):
+    """Run a batch; answered by `Finished`, `RunRefused` or `Withdrawn`.
 
     `batch` is a number that the session has not used before. The batch is refused if it has not begun `deadline_in_ns`
     after it arrived (0: no deadline). `requests` and `sequences` are as in `sluice.mps.ipc.messages.RunBatch`.
@@ -114,7 +116,7 @@ class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     batch: int
     model: str
-    inputs: tuple[WireTensor, ...]
+    inputs: tuple[SessionTensor, ...]
     deadline_in_ns: int = 0
     requests: tuple[RequestPart, ...] = ()
     sequences: tuple[SequenceRow, ...] = ()
@@ -126,7 +128,7 @@ class Withdraw(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
 
 
-class AskReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AskModelReady(msgspec.Struct, frozen=True, tag="AskReady", array_like=True):
     """Ask a model that says by itself whether it is ready; answered by `ModelReadiness` of that number."""
 
     number: int
@@ -144,10 +146,10 @@ class Drain(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The gateway is leaving: what has not begun is taken back, and what has begun is answered."""
 
 
-FromGateway = Hello | Load | Unload | Run | Withdraw | AskReady | Ping | Drain | FilePart
+FromGateway = Hello | RemoteLoad | RemoteUnload | RemoteRun | Withdraw | AskModelReady | Ping | Drain | FilePart
 
 
-class Worker(msgspec.Struct, frozen=True, array_like=True):
+class ServedWorker(msgspec.Struct, frozen=True, array_like=True):
     """A worker process that is up: what `sluice.mps.ipc.messages.WorkerReady` says of it.
 
     `cores` is its affinity mask, and `models` are those that it holds.
@@ -171,12 +173,12 @@ class Welcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     node: str
     kind: str
     partition: Partition
-    worker: Worker
+    worker: ServedWorker
     session: int
     peers_url: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SessionRefusal(msgspec.Struct, frozen=True, tag="Refusal", array_like=True):
     """The gateway does not get the worker, and the call ends.
 
     With `retry` it may do so later. `holder` is the gateway that has the worker, if that is the reason.
@@ -188,9 +190,10 @@ class Refusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Another gateway has asked for the worker, and was refused."""
+    """Another gateway, which has that many workers, has asked for the worker, and was refused."""
 
     gateway: str
+    workers: int = 0
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -214,7 +217,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch: int
     waited_ns: int
     ran_ns: int
-    outputs: tuple[WireTensor, ...]
+    outputs: tuple[SessionTensor, ...]
     confidences: tuple[tuple[float, ...], ...] = ()
     errors: tuple[RequestFailure, ...] = ()
     metrics: tuple[MetricUpdate, ...] = ()
@@ -237,7 +240,7 @@ class Fault(enum.StrEnum):
     """The worker process ended with the batch."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RunRefused(msgspec.Struct, frozen=True, tag="Refused", array_like=True):
     """A batch did not run, or failed."""
 
     batch: int
@@ -275,7 +278,7 @@ class WorkerLost(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class WorkerBack(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The worker process is up again, with the models that could be loaded."""
 
-    worker: Worker
+    worker: ServedWorker
 
 
 class Draining(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -286,12 +289,12 @@ class Draining(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 FromWorkerServer = (
     Welcome
-    | Refusal
+    | SessionRefusal
     | Asked
     | Loaded
     | Unloaded
     | Finished
-    | Refused
+    | RunRefused
     | Withdrawn
     | ModelReadiness
     | Pong
@@ -300,3 +303,8 @@ FromWorkerServer = (
     | Draining
     | FileWanted
 )
+
+
+def message_name(message: msgspec.Struct) -> str:
+    """The name of a message on the wire."""
+    return str(type(message).__struct_config__.tag)

@@ -17,7 +17,7 @@ from sluice.gateway.executors.hang_detector import HangDetector
 from sluice.gateway.observability.logs import log
 from sluice.gateway.tensors.input_slots import InputSlot, InputSlots
 from sluice.gateway.worker_protocol.framing import offsets_of
-from sluice.gateway.worker_protocol.messages import Fault, RemoteModel, WireTensor, Worker
+from sluice.gateway.worker_protocol.messages import Fault, RemoteModel, ServedWorker, SessionTensor
 from sluice.models.backends.requests import CallResult, FailureCode, RequestPart
 from sluice.models.errors import PartitionError
 from sluice.models.measuring.model_loading import DEFAULT_MODEL_LOADING, ModelLoadingSettings
@@ -92,7 +92,7 @@ class HostEvents(Protocol):
         """It has ended; its batches have been refused."""
         ...
 
-    def worker_back(self, worker: Worker) -> None:
+    def worker_back(self, worker: ServedWorker) -> None:
         """It is up, for the first time or again."""
         ...
 
@@ -129,7 +129,7 @@ class HostedBatch:
         self,
         number: int,
         model: str,
-        inputs: Sequence[WireTensor],
+        inputs: Sequence[SessionTensor],
         slot: InputSlot | None,
         requests: tuple[RequestPart, ...],
         sequences: tuple[SequenceRow, ...],
@@ -217,12 +217,12 @@ class WorkerHost:
         await self._supervisor.drain(timeout_s)
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> ServedWorker | None:
         """The worker process with the models that it holds; None while there is none."""
         ready = self._ready
         if ready is None:
             return None
-        return Worker(ready.pid, ready.cores, ready.evidence, tuple(self.loaded.values()))
+        return ServedWorker(ready.pid, ready.cores, ready.evidence, tuple(self.loaded.values()))
 
     @property
     def open_batches(self) -> int:
@@ -309,7 +309,7 @@ class WorkerHost:
     def submit(
         self,
         model: str,
-        inputs: Sequence[WireTensor],
+        inputs: Sequence[SessionTensor],
         slot: InputSlot | None,
         deadline_in_ns: int,
         requests: tuple[RequestPart, ...],
@@ -418,7 +418,7 @@ class WorkerHost:
         )
         present = self.worker
         assert present is not None, "it has just come up"
-        self._events.worker_back(Worker(present.pid, present.cores, present.evidence, ready.models))
+        self._events.worker_back(ServedWorker(present.pid, present.cores, present.evidence, ready.models))
         tried = {result.key for result in ready.models}
         for key, file in list(self._files.items()):
             if key not in tried:
@@ -591,7 +591,7 @@ def _identity(model: RemoteModel) -> RemoteModel:
     return msgspec.structs.replace(model, path=path, table=None, memory_measured=False, files=None, peers=())
 
 
-def _located(inputs: Sequence[WireTensor], slot: InputSlot | None) -> list[InputTensor]:
+def _located(inputs: Sequence[SessionTensor], slot: InputSlot | None) -> list[InputTensor]:
     """The inputs of a batch where the worker process reads them."""
     if slot is None:
         return [InputTensor(each.name, each.datatype, each.shape, ()) for each in inputs]

@@ -120,7 +120,7 @@ class GatewayFiles:
                 answer.set_exception(PartitionError(reason))
 
 
-class Loading:
+class FileLoads:
     """The loads of a session whose files are still to come, by the model's key.
 
     `have` is called with the model and its path once its files are here, `failed` with the reason if they are not.

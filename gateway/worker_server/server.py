@@ -25,22 +25,23 @@ from sluice.gateway.server.signals import ServerSignals, SignalActions
 from sluice.gateway.version import server_version
 from sluice.gateway.worker_protocol.address import join_address
 from sluice.gateway.worker_protocol.framing import MessageDecoder
-from sluice.gateway.worker_protocol.link import Link
+from sluice.gateway.worker_protocol.link import SessionLink
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
     SERVICE,
     SESSION,
     FromGateway,
     Hello,
-    Refusal,
+    ServedWorker,
+    SessionRefusal,
     Welcome,
-    Worker,
+    message_name,
 )
 from sluice.gateway.worker_server.about import AboutNow, AboutService
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.model_files import ModelFiles
 from sluice.gateway.worker_server.peers import Peers, fetch_method
-from sluice.gateway.worker_server.session import Session
+from sluice.gateway.worker_server.session import LeasedSession
 from sluice.gateway.worker_server.settings import WorkerSettings
 from sluice.gateway.worker_server.v2 import V2Service
 from sluice.models.errors import PartitionError
@@ -112,7 +113,7 @@ class WorkerServer:
             SERVICE, AboutService(settings, self.files.cache, self._about_now).handlers
         )
         V2Service(settings.label, self.host, lambda: not self._draining).add_to(self._grpc)
-        self._session: Session | None = None
+        self._session: LeasedSession | None = None
         self._sessions = 0
         self._opening: set[_Opening] = set()
         self._draining = ""
@@ -217,7 +218,7 @@ class WorkerServer:
             return
         _Opening(self, own)
 
-    def opened(self, opening: "_Opening", hello: Hello) -> Session | None:
+    def opened(self, opening: "_Opening", hello: Hello) -> LeasedSession | None:
         """Give the lease to a gateway, or refuse it with the reason."""
         self._opening.discard(opening)
         settings, version = self._settings, server_version()
@@ -239,12 +240,12 @@ class WorkerServer:
         elif self._session is not None and self._session.gateway != hello.gateway:
             holder = self._session.gateway
             opening.refuse(f"gateway {holder} has the worker", holder=holder)
-            self._session.asked(hello.gateway)
+            self._session.asked(hello.gateway, hello.workers)
         else:
             if self._session is not None:
                 self._session.close("the gateway has opened another session")
             self._sessions += 1
-            self._session = session = Session(self, opening.link, hello, self._sessions)
+            self._session = session = LeasedSession(self, opening.link, hello, self._sessions)
             opening.link.send(
                 Welcome(
                     version,
@@ -261,11 +262,12 @@ class WorkerServer:
             return session
         return None
 
-    def opening_ended(self, opening: "_Opening") -> None:
+    def opening_ended(self, opening: "_Opening", reason: str) -> None:
         """A connection has ended before its first message."""
+        log(logger, logging.INFO, "no session", reason=reason)
         self._opening.discard(opening)
 
-    def session_ended(self, session: Session, reason: str) -> None:
+    def session_ended(self, session: LeasedSession, reason: str) -> None:
         """The lease is over."""
         log(logger, logging.INFO, "session ended", gateway=session.gateway, session=session.number, reason=reason)
         if self._session is session:
@@ -278,7 +280,7 @@ class WorkerServer:
         if self._session is not None:
             self._session.worker_lost(reason)
 
-    def worker_back(self, worker: Worker) -> None:
+    def worker_back(self, worker: ServedWorker) -> None:
         """It is up."""
         self._up.set()
         for model in worker.models:
@@ -315,10 +317,10 @@ class _Opening:
 
     def __init__(self, server: WorkerServer, own: OwnConnection) -> None:
         self._server = server
-        self._session: Session | None = None
+        self._session: LeasedSession | None = None
         self._is_refused = False
         settings = server._settings
-        self.link = Link(
+        self.link = SessionLink(
             _decoder,
             self._place,
             self._take,
@@ -337,7 +339,7 @@ class _Opening:
 
     def _place(self, message: Any, size: int) -> memoryview | None:
         if self._session is None:
-            raise PartitionError(f"a {type(message).__name__} came before Hello")
+            raise PartitionError(f"a {message_name(message)} came before Hello")
         return self._session.place(message, size)
 
     def _take(self, message: Any, body: memoryview | None) -> None:
@@ -349,13 +351,14 @@ class _Opening:
             self._timer.cancel()
             self._session = self._server.opened(self, message)
         else:
-            raise PartitionError(f"a {type(message).__name__} came before Hello")
+            raise PartitionError(f"a {message_name(message)} came before Hello")
 
     def refuse(self, reason: str, *, retry: bool = True, holder: str = "") -> None:
         """Answer with the reason, and end the connection."""
+        log(logger, logging.INFO, "session refused", reason=reason)
         self._is_refused = True
         self._timer.cancel()
-        self.link.send(Refusal(reason, retry, holder))
+        self.link.send(SessionRefusal(reason, retry, holder))
         self.link.close()
 
     def _late(self) -> None:
@@ -366,7 +369,7 @@ class _Opening:
         if self._session is not None:
             self._session.ended(reason)
         else:
-            self._server.opening_ended(self)
+            self._server.opening_ended(self, reason)
 
 
 class _ServerRole:

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from sluice.gateway.tensors.input_slots import InputSlot
-from sluice.gateway.worker_protocol.link import Link
+from sluice.gateway.worker_protocol.link import SessionLink
 from sluice.gateway.worker_protocol.messages import (
     Asked,
-    AskReady,
+    AskModelReady,
     Drain,
     Draining,
     Fault,
@@ -20,25 +20,26 @@ from sluice.gateway.worker_protocol.messages import (
     Finished,
     FromWorkerServer,
     Hello,
-    Load,
     Loaded,
     ModelReadiness,
     Ping,
     Pong,
-    Refused,
+    RemoteLoad,
     RemoteModel,
-    Run,
-    Unload,
+    RemoteRun,
+    RemoteUnload,
+    RunRefused,
+    ServedWorker,
+    SessionTensor,
     Unloaded,
-    WireTensor,
     Withdraw,
     Withdrawn,
-    Worker,
     WorkerBack,
     WorkerLost,
+    message_name,
 )
 from sluice.gateway.worker_server.host import NO_RESPONSES, WorkerHost
-from sluice.gateway.worker_server.model_files import GatewayFiles, Loading, ModelFiles
+from sluice.gateway.worker_server.model_files import FileLoads, GatewayFiles, ModelFiles
 from sluice.models.errors import PartitionError
 from sluice.models.triton_config.model_config import decode_config
 from sluice.mps.ipc.messages import BatchFinished, LoadResult
@@ -63,19 +64,19 @@ class SessionOwner(Protocol):
     host: WorkerHost
     files: ModelFiles
 
-    def session_ended(self, session: "Session", reason: str) -> None:
+    def session_ended(self, session: "LeasedSession", reason: str) -> None:
         """The lease is over."""
         ...
 
 
-class Session:
+class LeasedSession:
     """The session of a gateway that has the lease, numbered `number`, over `link`.
 
     What comes is carried out by the host. When the session ends, batches that have not begun are taken back, and the
     results of the others are dropped.
     """
 
-    def __init__(self, owner: SessionOwner, link: Link, hello: Hello, number: int) -> None:
+    def __init__(self, owner: SessionOwner, link: SessionLink, hello: Hello, number: int) -> None:
         self.number = number
         self.gateway = hello.gateway
         self._owner = owner
@@ -90,7 +91,7 @@ class Session:
         self._refusal = ""
         self._loading: set[str] = set()
         self._gateway_files = GatewayFiles(self._send)
-        self._files_loading = Loading(owner.files, self._gateway_files, self._have_files, self._have_no_files)
+        self._files_loading = FileLoads(owner.files, self._gateway_files, self._have_files, self._have_no_files)
         self._unclaimed = set(owner.host.models)
         """Models of an earlier session that this one has not asked for."""
         self._is_over = self._is_draining = False
@@ -134,9 +135,9 @@ class Session:
             self._host.withdraw(number)
         self._owner.session_ended(self, reason)
 
-    def asked(self, gateway: str) -> None:
-        """Another gateway was refused."""
-        self._send(Asked(gateway[:MOST_NAME]))
+    def asked(self, gateway: str, workers: int) -> None:
+        """Another gateway, which has that many workers, was refused."""
+        self._send(Asked(gateway[:MOST_NAME], workers))
 
     def drain(self, reason: str) -> None:
         """Take no new batches."""
@@ -147,8 +148,8 @@ class Session:
 
     def place(self, message: Any, size: int) -> memoryview | None:
         """The memory for the inputs of a batch."""
-        if not isinstance(message, Run):
-            raise PartitionError(f"a {type(message).__name__} came with tensors")
+        if not isinstance(message, RemoteRun):
+            raise PartitionError(f"a {message_name(message)} came with tensors")
         self._refusal = ""
         try:
             slot = self._host.place(message.model, size)
@@ -165,18 +166,18 @@ class Session:
 
     def take(self, message: Any, body: memoryview | None) -> None:
         """Carry out a message. Raises PartitionError for one that no gateway sends."""
-        if isinstance(message, Run):
+        if isinstance(message, RemoteRun):
             self._run(message)
         elif isinstance(message, Ping):
             self._link.send_urgent(Pong(message.number, message.sent_ns, 0))
         elif isinstance(message, Withdraw):
             if (number := self._batches.get(message.batch)) is not None:
                 self._host.withdraw(number)
-        elif isinstance(message, Load):
+        elif isinstance(message, RemoteLoad):
             self._load(message.model)
-        elif isinstance(message, Unload):
+        elif isinstance(message, RemoteUnload):
             self._unload(message.key)
-        elif isinstance(message, AskReady):
+        elif isinstance(message, AskModelReady):
             if not self._host.ask_ready(message.number, message.key):
                 self._send(ModelReadiness(message.number, False))
         elif isinstance(message, FilePart):
@@ -186,9 +187,9 @@ class Session:
             for number in list(self._batches.values()):
                 self._host.withdraw(number)
         else:
-            raise PartitionError(f"a {type(message).__name__} came within a session")
+            raise PartitionError(f"a {message_name(message)} came within a session")
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: RemoteRun) -> None:
         slot, self._slot = self._slot, None
         if message.batch in self._batches:
             if slot is not None:
@@ -205,7 +206,7 @@ class Session:
             if slot is not None:
                 self._host.free(slot)
             self._refusal = ""
-            self._send(Refused(message.batch, refusal, Fault.RESOURCES))
+            self._send(RunRefused(message.batch, refusal, Fault.RESOURCES))
             return
         owner = _Answer(self, message.batch)
         self._batches[message.batch] = 0
@@ -278,7 +279,7 @@ class Session:
         """The worker process has ended."""
         self._send(WorkerLost(reason))
 
-    def worker_back(self, worker: Worker) -> None:
+    def worker_back(self, worker: ServedWorker) -> None:
         """The worker process is up again."""
         self._loading.difference_update(result.key for result in worker.models)
         self._send(WorkerBack(worker))
@@ -300,7 +301,7 @@ class Session:
         if self._is_over:
             free()
             return
-        tensors = tuple(WireTensor(each.name, each.datatype, each.shape, each.nbytes) for each in answer.outputs)
+        tensors = tuple(SessionTensor(each.name, each.datatype, each.shape, each.nbytes) for each in answer.outputs)
         ran_ns = answer.ended_ns - answer.started_ns
         message = Finished(batch, waited_ns, ran_ns, tensors, answer.confidences, answer.errors, answer.metrics)
         self._send(message, outputs, free)
@@ -325,7 +326,7 @@ class _Answer:
 
     __slots__ = ("_batch", "_session")
 
-    def __init__(self, session: Session, batch: int) -> None:
+    def __init__(self, session: LeasedSession, batch: int) -> None:
         self._session = session
         self._batch = batch
 
@@ -337,7 +338,7 @@ class _Answer:
 
     def refused(self, fault: Fault, reason: str) -> None:
         """The batch failed or did not run."""
-        self._session.answer(self._batch, Refused(self._batch, reason, fault))
+        self._session.answer(self._batch, RunRefused(self._batch, reason, fault))
 
     def withdrawn(self) -> None:
         """The batch was taken back."""

@@ -19,7 +19,7 @@ from sluice.gateway.protocol.signature import Signature
 from sluice.gateway.protocol.status import model_error
 from sluice.gateway.version import server_version
 from sluice.gateway.worker_protocol.framing import offsets_of
-from sluice.gateway.worker_protocol.messages import Fault, RemoteModel, WireTensor
+from sluice.gateway.worker_protocol.messages import Fault, RemoteModel, SessionTensor
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.models.backends.requests import RequestPart
 from sluice.models.errors import (
@@ -138,7 +138,7 @@ class V2Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
         self, call: "_Call", tensors: dict[str, Tensor], remaining_s: float | None, parts: tuple[RequestPart, ...]
     ) -> int:
         wire = [
-            (WireTensor(name, DataType(call.datatypes[name]), tensor.shape, tensor.nbytes), _bytes_of(tensor))
+            (SessionTensor(name, DataType(call.datatypes[name]), tensor.shape, tensor.nbytes), _bytes_of(tensor))
             for name, tensor in tensors.items()
         ]
         inputs = tuple(each for each, _ in wire)

@@ -2,12 +2,15 @@
 
 import argparse
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import grpc
 import jsonschema
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sluice.gateway.cli import worker
 from sluice.gateway.config.contradictions import contradictions
@@ -15,9 +18,12 @@ from sluice.gateway.config.remote_settings import PartitionSettings, RemoteClass
 from sluice.gateway.config.server_config import ServerConfig, convert_config, convert_partition
 from sluice.gateway.worker_server.settings import WorkerSettings
 from sluice.models.conversion import NO_LINES, convert
+from sluice.mps.partitions.cpu import available_cores
 from sluice.mps.partitions.partition import MpsPartition
+from tests.support.gateway.worker_server import worker_server
 from tests.support.manifests import PLACE, Objects, check, found, rendered
 from tests.support.packaging import ROOT
+from tests.support.tools import require_tool
 
 OVERLAYS = sorted(path.name for path in (PLACE / "cluster" / "overlays").iterdir())
 CLASSES = sorted(path.name for path in (PLACE / "cluster" / "classes").iterdir())
@@ -168,11 +174,14 @@ def test_gateways_may_reach_workers_and_dns_and_nobody_else_reaches_workers(name
         assert own >= set(to_workers["podSelector"]["matchLabels"].items())
         assert any(labels_of(gateways) >= selector for selector in allowed)
         assert any(own >= selector for selector in allowed)
-        (out,) = [rule for rule in of_gateways["egress"] if rule["ports"] == [{"port": "worker"}]]
+        (port,) = container(each["template"])["ports"]
+        assert rule["ports"] == [{"port": port["name"]}]
+        # By number: not every network plug-in knows the names of ports of other pods.
+        (out,) = [rule for rule in of_gateways["egress"] if rule["ports"] == [{"port": port["containerPort"]}]]
         assert own >= set(out["to"][0]["podSelector"]["matchLabels"].items())
     assert not any(outside >= selector for selector in allowed)
     ports = {port["port"] for rule in of_gateways["egress"] for port in rule["ports"]}
-    assert ports == {"worker", 53}
+    assert ports == {9001, 53}
 
 
 @every_overlay
@@ -329,3 +338,48 @@ def test_the_autoscaler_and_the_monitor_find_what_they_name() -> None:
     ]
     assert len(services) == 1
     assert f'service="{services[0]["metadata"]["name"]}", class="{one.name}"' in trigger["metadata"]["query"]
+
+
+def test_the_autoscaler_adds_up_what_all_gateways_want(tmp_path: Path) -> None:
+    (trigger,) = found(objects_of("cpu-autoscaled"), "ScaledObject", "sluice-worker-cpu")["spec"]["triggers"]
+    assert trigger["metadata"]["threshold"] == "1"
+    series = 'sluice_partitions_wanted{{service="sluice", class="{}", pod="{}"}}'
+    values = {("cpu", "a"): 3, ("cpu", "b"): 2, ("other", "a"): 7}
+    expected = {"labels": "{}", "value": 5}
+    rules, unit = tmp_path / "rules.yaml", tmp_path / "test.yaml"
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "a", "rules": []}]}))
+    test = {
+        "interval": "5s",
+        "input_series": [{"series": series.format(*key), "values": f"{value}x4"} for key, value in values.items()],
+        "promql_expr_test": [{"expr": trigger["metadata"]["query"], "eval_time": "20s", "exp_samples": [expected]}],
+    }
+    unit.write_text(yaml.safe_dump({"rule_files": [str(rules)], "tests": [test]}))
+    done = subprocess.run(
+        [require_tool("promtool"), "test", "rules", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| `sluice_partitions_wanted` |" in (ROOT / "docs" / "reference" / "metrics.md").read_text()
+
+
+def test_the_command_of_a_pod_starts_a_worker_that_answers_the_probe(tmp_path: Path) -> None:
+    objects = objects_of("cpu")
+    own = workers(objects)["cpu"]
+    options = worker_options(own)
+    key, config = tmp_path / "key", tmp_path / "worker.yaml"
+    key.write_text("open-sesame")
+    document = yaml.safe_load(file_of(objects, own["template"], options.config))
+    here = {**document, "listen": "127.0.0.1:0", "key_file": str(key), "cache": str(tmp_path / "cache")}
+    config.write_text(yaml.safe_dump(here))
+    variables = {"$(POD_NAME)": "worker-0", "$(NODE_NAME)": "node-1", "$(POD_IP)": "127.0.0.1"}
+    arguments = ["--config", str(config), "--cores", str(available_cores()[0])]
+    for each in container(own["template"])["args"]:
+        name, _, value = each.partition("=")
+        if name not in ("--config", "--cores"):
+            arguments.append(f"{name}={variables.get(value, value)}")
+    with worker_server(tmp_path, arguments) as running:
+        assert running.about["name"] == "worker-0"
+        assert running.about["node"] == "node-1"
+        assert "grpc" in container(own["template"])["readinessProbe"]
+        with grpc.insecure_channel(running.url) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sluice.mps.partitions.cpu import available_cores
+from tests.support.certificates import certificate
 from tests.support.gateway.http_load import HttpLoad
 from tests.support.gateway.network import Network, Way, network
 from tests.support.gateway.processes import until
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Served(NamedTuple):
-    """A gateway on this machine, and workers on two nodes of their own."""
+    """A gateway on this machine, and workers on two nodes of their own, which know each other by certificates."""
 
     gateway: GatewayServer
     network: Network
@@ -45,7 +46,9 @@ class Served(NamedTuple):
         arguments = [
             *("--name", slot, "--node", f"n{node}", "--listen", f"{address}:{PORT}"),
             *("--cores", str(cores[number % len(cores)]), "--cache", str(self.directory / "cache")),
-            *("--key-file", str(self.directory / "key")),
+            *("--key-file", str(self.directory / "key"), "--tls-ca", str(self.directory / "ca.pem")),
+            *("--tls-certificate", str(self.directory / "worker.pem")),
+            *("--tls-private-key", str(self.directory / "worker.key")),
         ]
         return self.stack.enter_context(worker_server(directory, arguments, self.network.within(node)))
 
@@ -68,6 +71,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("network")
     save_mlp(directory / "models" / "mlp" / "1" / "model.onnx", [64, 8])
     (directory / "key").write_text("open-sesame")
+    certificate(directory, "ca")
+    for name in ("gateway", "worker"):
+        certificate(directory, name, "ca")
+    tls = {
+        "ca": str(directory / "ca.pem"),
+        "certificate": str(directory / "gateway.pem"),
+        "private_key": str(directory / "gateway.key"),
+        "server_name": "localhost",
+    }
     with network(2) as made, ExitStack() as stack:
         before = Served(None, made, stack, directory)  # type: ignore[arg-type]
         for slot in ("edge-0", "edge-1", "edge-2"):
@@ -77,6 +89,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "partitions": {
                 "remote": [{"name": "edge", "kind": "cpu1", "urls": urls}],
                 "key_file": str(directory / "key"),
+                "tls": tls,
             },
             "default_slo_ms": 30_000,
         }

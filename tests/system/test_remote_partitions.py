@@ -33,7 +33,7 @@ class Served(NamedTuple):
 
     gateway: GatewayServer
     workers: Cluster
-    expected: Array
+    expected: npt.NDArray[np.float32]
     """The answers of the cascade to `IMAGES`."""
 
 
@@ -217,7 +217,7 @@ def test_workers_that_the_gateway_may_not_have_are_named(served: Served, reposit
             {"name": "big", "kind": "cpu2", "urls": open_to_all.urls},
             {"name": "keyed", "kind": "cpu1", "urls": served.workers.urls[:1]},
         ]
-        config = {"partitions": {"local": 1, "remote": classes, "key_file": str(tmp_path / "key")}}
+        config: dict[str, object] = {"partitions": {"local": 1, "remote": classes, "key_file": str(tmp_path / "key")}}
         with gateway_server(repository, tmp_path, config) as gateway:
             until(lambda: all(partitions(gateway)[slot]["lost"] for slot in ("big-0", "keyed-0")))
             lost = {name: str(each["lost"]) for name, each in partitions(gateway).items()}

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from sluice.mps.partitions.cpu import available_cores
 from tests.support.gateway.processes import until
 from tests.support.gateway.server import GatewayServer, gateway_server, stop
 from tests.support.gateway.worker_server import WorkerProcess, worker_server
+from tests.support.haproxy import haproxy
 from tests.support.models.onnx_models import save_mlp
 from tests.support.tools import require_tool
 from tests.support.triton.server import free_ports
@@ -44,7 +46,7 @@ class Pods:
         cores = available_cores()
         arguments = [
             *("--listen", f"{self._address(number)}:{self.port}", "--name", f"pod{number}", "--node", f"n{number % 2}"),
-            *("--cores", str(cores[number % len(cores)]), "--drain-s", "20"),
+            *("--cores", str(cores[number % len(cores)]), "--drain-s", "20", "--cache", str(self._directory / "cache")),
         ]
         self.running[number] = self._stack.enter_context(worker_server(directory, arguments))
         self._publish()
@@ -62,7 +64,7 @@ class Pods:
         """The gateways that have leases ("": none), with the numbers of their workers."""
         return Counter(survey(each.url, "", None).about.holder for each in self.running.values())
 
-    def is_leased(self, number: int) -> bool:
+    def is_in_use(self, number: int) -> bool:
         about = survey(self.running[number].url, "", None).about
         return bool(about.holder and about.models)
 
@@ -75,57 +77,76 @@ class Pods:
 
 
 class Site:
-    """The gateways and their workers."""
+    """Two gateways behind a proxy, and their workers."""
 
-    def __init__(self, gateways: list[GatewayServer], pods: Pods) -> None:
-        self.gateways = gateways
-        self.pods = pods
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.pods = Pods(directory)
+        self.gateways: list[GatewayServer] = []
+        self.proxy = stack.enter_context(haproxy(directory))
+        self._directory = directory
+        self._stack = stack
+        self._started = 0
+        stack.callback(self.pods.close)
+        for number in range(WORKERS):
+            self.pods.start(number)
+
+    def start_gateway(self) -> None:
+        """Start a gateway, and wait until the proxy passes connections to it."""
+        # A file of hosts of its own, which the resolver of the system reads as it asks DNS.
+        rights = [] if os.geteuid() == 0 else ["--map-root-user"]
+        script = f'mount --bind {self.pods.hosts} /etc/hosts && exec "$@"'
+        launcher = [require_tool("unshare"), "--mount", *rights, "sh", "-c", script, "sh"]
+        dns = {"name": NAME, "port": self.pods.port, "max": WORKERS}
+        config: dict[str, object] = {
+            "partitions": {"remote": [{"name": "edge", "kind": "cpu1", "dns": dns}]},
+            "drain_delay_s": 2,
+            "drain_timeout_s": 20,
+        }
+        place = self._directory / f"gateway{self._started}"
+        place.mkdir()
+        made = gateway_server(self._directory / "models", place, config, launcher=launcher)
+        gateway = self._stack.enter_context(made)
+        self.proxy.add(self._started, gateway)
+        self._started += 1
+        self.gateways.append(gateway)
 
     def is_shared(self) -> bool:
-        return sorted(self.pods.holders().values()) == [WORKERS // 2] * 2 and "" not in self.pods.holders()
+        holders = self.pods.holders()
+        return "" not in holders and sorted(holders.values()) == [WORKERS // 2] * 2
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     save_mlp(directory / "models" / "mlp" / "1" / "model.onnx", [4, 2])
-    pods = Pods(directory)
-    # A file of hosts of its own, which the resolver of the system reads as it does DNS.
-    script = f'mount --bind {pods.hosts} /etc/hosts && exec "$@"'
-    rights = [] if os.geteuid() == 0 else ["--map-root-user"]
-    launcher = [require_tool("unshare"), "--mount", *rights, "sh", "-c", script, "sh"]
-    dns = {"name": NAME, "port": pods.port, "max": WORKERS}
-    config: dict[str, object] = {"partitions": {"remote": [{"name": "edge", "kind": "cpu1", "dns": dns}]}}
     with ExitStack() as stack:
-        stack.callback(pods.close)
-        for number in range(WORKERS):
-            pods.start(number)
-        gateways = []
-        for name in ("a", "b"):
-            place = directory / name
-            place.mkdir()
-            gateways.append(stack.enter_context(gateway_server(directory / "models", place, config, launcher=launcher)))
-        yield Site(gateways, pods)
+        made = Site(directory, stack)
+        for _ in range(2):
+            made.start_gateway()
+        yield made
 
 
-def ask(gateway: GatewayServer) -> str:
+def ask(connection: http.client.HTTPConnection) -> str:
     """The outcome of a request: `answered`, or what a client sees of the failure."""
-    status, _, body = gateway.request("POST", "/v2/models/mlp/infer", BODY)
-    return "answered" if status == 200 else f"{status} {body.decode()}"
+    connection.request("POST", "/v2/models/mlp/infer", BODY)
+    response = connection.getresponse()
+    body = response.read()
+    return "answered" if response.status == 200 else f"{response.status} {body.decode()}"
 
 
 class Clients:
-    """Clients that ask one gateway after the other, and the other one at once if the connection to one fails."""
+    """Clients that ask through the proxy; with `again`, once more on a new connection if one has failed."""
 
-    def __init__(self, gateways: list[GatewayServer]) -> None:
+    def __init__(self, site: Site, *, again: bool = False) -> None:
         self.outcomes = Counter[str]()
-        self._gateways = gateways
+        self._site = site
+        self._again = again
         self._over = threading.Event()
         self._lock = threading.Lock()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        threads = [threading.Thread(target=self._run, args=(number,)) for number in range(CLIENTS)]
+        threads = [threading.Thread(target=self._run) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
         try:
@@ -135,41 +156,67 @@ class Clients:
             for thread in threads:
                 thread.join()
 
-    def _run(self, turn: int) -> None:
+    def _run(self) -> None:
+        connection = self._connect()
         while not self._over.wait(PAUSE_S):
-            turn += 1
             try:
-                outcome = ask(self._gateways[turn % 2])
-            except (OSError, http.client.HTTPException):
-                outcome = ask(self._gateways[(turn + 1) % 2])
+                outcome = ask(connection)
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                connection = self._connect()
+                outcome = ask(connection) if self._again else repr(error)
             with self._lock:
                 self.outcomes[outcome] += 1
+        connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._site.proxy.http_url, timeout=60)
 
 
 def test_each_gateway_has_its_part_of_the_workers(site: Site) -> None:
     until(site.is_shared)
-    assert [ask(each) for each in site.gateways] == ["answered"] * 2
+    for each in site.gateways:
+        assert each.request("POST", "/v2/models/mlp/infer", BODY)[0] == 200
 
 
 def test_no_request_fails_while_all_workers_are_replaced(site: Site) -> None:
-    until(site.is_shared)
-    clients = Clients(site.gateways)
+    clients = Clients(site)
     with clients.running():
         for number in range(WORKERS):
             assert site.pods.stop(number) == 0
             site.pods.start(WORKERS + number)
-            until(lambda number=number: site.pods.is_leased(WORKERS + number))  # type: ignore[misc]
+            until(lambda number=number: site.pods.is_in_use(WORKERS + number))  # type: ignore[misc]
     assert set(clients.outcomes) == {"answered"}, clients.outcomes
     until(site.is_shared)
+
+
+def test_no_request_fails_while_all_gateways_are_replaced(site: Site) -> None:
+    clients = Clients(site)
+    with clients.running():
+        for _ in range(2):
+            site.start_gateway()
+            assert stop(site.gateways.pop(0).process) == 0
+    assert set(clients.outcomes) == {"answered"}, clients.outcomes
+    until(site.is_shared)
+
+
+def test_a_paused_gateway_loses_its_workers_and_gets_its_part_again(site: Site) -> None:
+    clients = Clients(site, again=True)
+    with clients.running():
+        until(lambda: clients.outcomes["answered"] > 20)
+        site.gateways[0].process.send_signal(signal.SIGSTOP)
+        until(lambda: list(site.pods.holders().values()) == [WORKERS])
+        site.gateways[0].process.send_signal(signal.SIGCONT)
+        until(site.is_shared)
+    assert set(clients.outcomes) == {"answered"}, clients.outcomes
 
 
 def test_the_workers_of_a_killed_gateway_serve_for_the_other(site: Site) -> None:
-    until(site.is_shared)
-    killed, left = site.gateways
-    clients = Clients(site.gateways)
+    clients = Clients(site, again=True)
     with clients.running():
         until(lambda: clients.outcomes["answered"] > 20)
-        killed.process.kill()
+        site.gateways[0].process.kill()
         until(lambda: list(site.pods.holders().values()) == [WORKERS])
+        served = clients.outcomes["answered"]
+        until(lambda: clients.outcomes["answered"] > served + 20)
     assert set(clients.outcomes) == {"answered"}, clients.outcomes
-    assert ask(left) == "answered"

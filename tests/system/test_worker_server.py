@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +22,42 @@ from sluice.gateway.cli.main import main
 from sluice.gateway.http2.frames import DATA, END_HEADERS, HEADERS, PREFACE, frame, settings_frame, window_update
 from sluice.gateway.http2.header_blocks import encode_fields
 from sluice.gateway.version import server_version
+from sluice.gateway.worker_protocol.about import METHOD, MOST_PADDING, AskAbout, survey
 from sluice.gateway.worker_protocol.client import Credentials, SessionRefused, open_session
 from sluice.gateway.worker_protocol.framing import head_of
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
+    SERVICE,
     SESSION,
     Asked,
     Draining,
     Fault,
     Hello,
-    Load,
     Ping,
-    Refused,
+    RemoteLoad,
     RemoteModel,
-    Run,
-    Unload,
+    RemoteRun,
+    RemoteUnload,
+    RunRefused,
+    SessionTensor,
     Unloaded,
-    WireTensor,
     Withdraw,
     Withdrawn,
     WorkerBack,
     WorkerLost,
 )
 from sluice.gateway.worker_server.server import MOST_OPENING
+from sluice.models.backends.requests import RequestPart
 from sluice.models.client_tls import ClientTls
 from sluice.models.errors import PartitionError
+from sluice.models.pipelines.pipeline import Confidence
 from sluice.models.repository.scan import ModelEntry, Repository
+from sluice.models.sequence_batching import SequenceRow, SequenceStep
 from sluice.models.tensors.spec import DataType
 from tests.support.certificates import certificate
 from tests.support.gateway.worker_server import WorkerProcess, gateway_session, worker_server
 from tests.support.models.onnx_models import save_identity
+from tests.support.models.sequence_models import save_accumulator
 from tests.support.models.timed_models import save_timed
 
 KEY = "open-sesame"
@@ -66,7 +73,26 @@ def infer(inputs):
         os.kill(os.getppid(), signal.SIGKILL)
     return {"y": inputs["x"]}
 """
-DYING_CONFIG = """
+STRICT = """
+import triton_python_backend_utils as utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        family = utils.MetricFamily("seen_rows", "Rows.", utils.MetricFamily.COUNTER)
+        self.seen = family.Metric(labels={})
+
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = utils.get_input_tensor_by_name(request, "x").as_numpy()
+            self.seen.increment(len(x))
+            if (x < 0).any():
+                answers.append(utils.InferenceResponse(error=utils.TritonError(f"{request.request_id()} is below 0")))
+            else:
+                answers.append(utils.InferenceResponse([utils.Tensor("y", x / 10)]))
+        return answers
+"""
+PYTHON_CONFIG = """
 backend: "python" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: 1 }
 output { name: "y" data_type: TYPE_FP32 dims: 1 }
@@ -89,9 +115,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RemoteModel]:
     save_identity(root / "same" / "1" / "model.onnx", DataType.FP32, ("n",))
     save_timed(root, "slow", {1: 300.0})
     save_timed(root, "quick", {1: 1.0})
-    (root / "dying" / "1").mkdir(parents=True)
-    (root / "dying" / "config.pbtxt").write_text(DYING_CONFIG)
-    (root / "dying" / "1" / "model.py").write_text(DYING)
+    save_accumulator(root / "sums")
+    for name, code in (("dying", DYING), ("strict", STRICT)):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "config.pbtxt").write_text(PYTHON_CONFIG)
+        (root / name / "1" / "model.py").write_text(code)
     found = Repository.scan(root)
     assert not found.broken
     return {entry.spec.name: remote_model(entry) for entry in found.models.values()}
@@ -140,10 +168,10 @@ def test_models_stay_loaded_for_the_next_session_unless_it_does_not_ask_for_them
             dropped = {(await gateway.next(Unloaded)).key for _ in held.keys() - {"quick:1"}}
             assert dropped == held.keys() - {"quick:1"}
             await gateway.outputs()
-            gateway.session.send(Unload("quick:1"))
+            gateway.session.send(RemoteUnload("quick:1"))
             await gateway.next(Unloaded)
             gateway.run("quick:1", x=ROW)
-            refused = await gateway.next(Refused)
+            refused = await gateway.next(RunRefused)
             assert refused.fault is Fault.RESOURCES
             assert refused.message == "the worker does not hold quick:1"
 
@@ -184,9 +212,43 @@ def test_batches_begin_within_their_deadline_or_not_at_all_and_can_be_taken_back
             withdrawn = gateway.run("slow:1", x=ROW)
             gateway.session.send(Withdraw(withdrawn))
             assert (await gateway.next(Withdrawn)).batch == withdrawn
-            refused = {(each.batch, each.fault) for each in [await gateway.next(Refused) for _ in range(2)]}
+            refused = {(each.batch, each.fault) for each in [await gateway.next(RunRefused) for _ in range(2)]}
             assert refused == {(next_one, Fault.DEADLINE), (late, Fault.DEADLINE)}
             assert (await gateway.outputs())[0].batch == running
+
+    asyncio.run(go())
+
+
+def test_confidences_errors_of_requests_and_metrics_come_with_the_outputs(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    strict = msgspec.structs.replace(models["strict"], confidences=(("y", Confidence.MAX),))
+    x = np.array([[2], [-1], [5]], np.float32)
+    requests = (RequestPart(1, "first"), RequestPart(1, "second"), RequestPart(1, "third"))
+
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            assert (await gateway.load(strict)).table is not None
+            gateway.run("strict:1", requests=requests, x=x)
+            finished, outputs = await gateway.outputs()
+            assert [(each.position, each.message) for each in finished.errors] == [(1, "second is below 0")]
+            assert outputs["y"][[0, 2], 0].tolist() == pytest.approx([0.2, 0.5])
+            ((first, _, third),) = finished.confidences
+            assert (first, third) == pytest.approx((0.2, 0.5))
+            assert [(each.name, each.value) for each in finished.metrics][-1] == ("seen_rows", 3.0)
+
+    asyncio.run(go())
+
+
+def test_states_of_sequences_stay_in_the_worker(worker: WorkerProcess, models: dict[str, RemoteModel]) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN) as gateway:
+            assert (await gateway.load(models["sums"])).table is not None
+            for number, total in ((1, 1), (2, 3), (3, 6)):
+                rows = (SequenceRow(0, SequenceStep(7, start=number == 1)),)
+                gateway.run("sums:1", sequences=rows, INPUT=np.array([[number]], np.int32))
+                _, outputs = await gateway.outputs()
+                assert outputs["OUTPUT"].tolist() == [[total]]
 
     asyncio.run(go())
 
@@ -200,7 +262,7 @@ def test_a_worker_process_that_dies_comes_back_with_its_models(
             await gateway.load(models["dying"])
             before = gateway.session.welcome.worker.pid
             batch = gateway.run("dying:1", x=-ROW)
-            refused = await gateway.next(Refused)
+            refused = await gateway.next(RunRefused)
             assert (refused.batch, refused.fault) == (batch, Fault.LOST)
             assert "killed by SIGKILL" in (await gateway.next(WorkerLost)).reason
             back = (await gateway.next(WorkerBack)).worker
@@ -291,10 +353,10 @@ def test_a_silent_gateway_loses_its_lease_and_its_batches(
     async def go() -> None:
         async with gateway_session(worker.url, KNOWN) as gateway:
             await gateway.load(models["slow"])
-        tensor = WireTensor("x", DataType.FP32, ROW.shape, ROW.nbytes)
+        tensor = SessionTensor("x", DataType.FP32, ROW.shape, ROW.nbytes)
         hello = Hello(server_version(), "silent", 0.3)
-        sent = [Load(models["slow"]), *(Run(n, "slow:1", (tensor,)) for n in (1, 2, 3))]
-        bodies = [head_of(each) + (ROW.tobytes() if isinstance(each, Run) else b"") for each in (hello, *sent)]
+        sent = [RemoteLoad(models["slow"]), *(RemoteRun(n, "slow:1", (tensor,)) for n in (1, 2, 3))]
+        bodies = [head_of(each) + (ROW.tobytes() if isinstance(each, RemoteRun) else b"") for each in (hello, *sent)]
         status, details, _ = await talk(worker.url, bodies)
         assert status is grpc.StatusCode.INVALID_ARGUMENT
         assert details.startswith("the lease is over: nothing has come for 0.")
@@ -330,7 +392,7 @@ async def talk(url: str, messages: Sequence[bytes], ends: bool = False) -> tuple
 
 
 HELLO = head_of(Hello(server_version(), "hostile", 3.0))
-RUN = Run(7, "same:1", (WireTensor("x", DataType.FP32, (1, 4), 16),))
+RUN = RemoteRun(7, "same:1", (SessionTensor("x", DataType.FP32, (1, 4), 16),))
 
 
 @pytest.mark.parametrize(
@@ -348,12 +410,15 @@ RUN = Run(7, "same:1", (WireTensor("x", DataType.FP32, (1, 4), 16),))
         ([HELLO, head_of(RUN) + bytes(8), head_of(RUN) + bytes(8)], "8 bytes of tensors came with a message"),
         ([HELLO, head_of(RUN) + bytes(8), bytes(4) + bytes(9)], "9 bytes of tensors came, expected 8"),
         (
-            [HELLO, head_of(Run(1, "m", (WireTensor("x", DataType.FP32, (3,), 8),)))],
+            [HELLO, head_of(RemoteRun(1, "m", (SessionTensor("x", DataType.FP32, (3,), 8),)))],
             "tensor x: it has 8 bytes, which do not make up FP32 of the shape [3]",
         ),
-        ([HELLO, head_of(Run(1, "m", (WireTensor("x", DataType.INT8, (-3,), 8),)))], "expected no dimension below 0"),
         (
-            [HELLO, head_of(Run(1, "m", (WireTensor("x", DataType.INT8, (1 << 40,), 1 << 40),)))],
+            [HELLO, head_of(RemoteRun(1, "m", (SessionTensor("x", DataType.INT8, (-3,), 8),)))],
+            "expected no dimension below 0",
+        ),
+        (
+            [HELLO, head_of(RemoteRun(1, "m", (SessionTensor("x", DataType.INT8, (1 << 40,), 1 << 40),)))],
             "the tensors of a batch have 1099511627776 bytes, expected at most 134217728",
         ),
         ([head_of(Hello(server_version(), "hostile", 1e9))], ""),
@@ -385,11 +450,11 @@ def test_a_session_that_ends_within_a_message_frees_what_it_held(
     worker: WorkerProcess, models: dict[str, RemoteModel]
 ) -> None:
     nbytes = 100 << 20  # most of the arena
-    run = Run(1, "same:1", (WireTensor("x", DataType.FP32, (1, nbytes // 4), nbytes),))
+    run = RemoteRun(1, "same:1", (SessionTensor("x", DataType.FP32, (1, nbytes // 4), nbytes),))
 
     async def go() -> None:
         for _ in range(3):
-            await talk(worker.url, [HELLO, head_of(Load(models["same"])), head_of(run) + bytes(1000)], ends=True)
+            await talk(worker.url, [HELLO, head_of(RemoteLoad(models["same"])), head_of(run) + bytes(1000)], ends=True)
         async with gateway_session(worker.url, KNOWN, "good") as gateway:
             await gateway.load(models["same"])
             x = np.ones((1, nbytes // 4), np.float32)
@@ -415,9 +480,9 @@ def test_a_gateway_that_does_not_read_loses_its_session(worker: WorkerProcess, m
     """Its answers fill what the worker server keeps for it, while it renews its lease."""
     host, _, port = worker.url.rpartition(":")
     x = bytes(8 << 20)
-    tensor = WireTensor("x", DataType.FP32, (1, len(x) // 4), len(x))
+    tensor = SessionTensor("x", DataType.FP32, (1, len(x) // 4), len(x))
 
-    def message(content: object, body: bytes = b"") -> bytes:
+    def message(content: msgspec.Struct, body: bytes = b"") -> bytes:
         head = head_of(content)
         return b"\0" + (len(head) + len(body)).to_bytes(4, "big") + head + body
 
@@ -427,16 +492,17 @@ def test_a_gateway_that_does_not_read_loses_its_session(worker: WorkerProcess, m
         block = encode_fields([(name.encode(), value.encode()) for name, value in (*fields, *more)])
         client.sendall(PREFACE + settings_frame({4: (1 << 31) - 1}) + frame(HEADERS, END_HEADERS, 1, block))
         client.sendall(window_update(0, 1 << 30))
-        stream = message(Hello(server_version(), "deaf", 60.0)) + message(Load(models["same"]))
+        stream = message(Hello(server_version(), "deaf", 60.0)) + message(RemoteLoad(models["same"]))
+        runs = (RemoteRun(number, "same:1", (tensor,)) for number in range(1, 200))
         with pytest.raises(ConnectionError):
-            send_in_frames(client, stream, *(message(Run(number, "same:1", (tensor,)), x) for number in range(1, 200)))
+            send_in_frames(client, stream, (message(each, x) for each in runs))
     is_served(worker)
     assert "the gateway does not read its answers" in worker.log.read_text()
 
 
-def send_in_frames(client: socket.socket, *messages: bytes) -> None:
+def send_in_frames(client: socket.socket, first: bytes, more: Iterable[bytes]) -> None:
     """Send messages in frames of the least size that every server takes."""
-    for each in messages:
+    for each in chain((first,), more):
         for begin in range(0, len(each), 16384):
             client.sendall(frame(DATA, 0, 1, each[begin : begin + 16384]))
 
@@ -491,7 +557,7 @@ def test_a_stopping_worker_server_answers_what_it_has(tmp_path: Path, models: di
             process.send_signal(signal.SIGTERM)
             assert "stopping" in (await gateway.next(Draining)).reason
             late = gateway.run("slow:1", x=ROW)
-            refused = await gateway.next(Refused)
+            refused = await gateway.next(RunRefused)
             assert (refused.batch, refused.fault) == (late, Fault.RESOURCES)
             assert (await gateway.outputs())[0].batch == running
             assert (await gateway.outputs())[0].batch == waiting
@@ -508,10 +574,13 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
         certificate(tmp_path, name, signer)
     pem = {name: str(tmp_path / name) for name in ("ca.pem", "worker.pem", "worker.key", "gateway.pem", "gateway.key")}
     arguments = ["--tls-ca", pem["ca.pem"], "--tls-certificate", pem["worker.pem"]]
-    with worker_server(tmp_path, [*arguments, "--tls-private-key", pem["worker.key"]]) as server:
+    # The certificates are for localhost and 127.0.0.1.
+    arguments += ["--tls-private-key", pem["worker.key"], "--listen", "127.0.0.5:0"]
+    with worker_server(tmp_path, arguments) as server:
 
         async def go() -> None:
-            known = Credentials.read(None, ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"]))
+            ours = ClientTls(pem["ca.pem"], pem["gateway.pem"], pem["gateway.key"])
+            known = Credentials.read(None, ours, "localhost")
             async with gateway_session(server.url, known) as gateway:
                 await gateway.load(models["same"])
                 x = np.random.default_rng(1).random((3, WIDTH), np.float32)
@@ -519,14 +588,19 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
                 np.testing.assert_array_equal((await gateway.outputs())[1]["y"], x)
             stranger = ClientTls(pem["ca.pem"], str(tmp_path / "stranger.pem"), str(tmp_path / "stranger.key"))
             for credentials in (
-                Credentials.read(None, stranger),
-                Credentials.read(None, ClientTls(pem["ca.pem"])),
-                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem"))),
+                Credentials.read(None, ours),
+                Credentials.read(None, stranger, "localhost"),
+                Credentials.read(None, ClientTls(pem["ca.pem"]), "localhost"),
+                Credentials.read(None, ClientTls(str(tmp_path / "stranger.pem")), "localhost"),
                 Credentials(),
             ):
                 with pytest.raises(PartitionError, match=server.url):
                     async with gateway_session(server.url, credentials):
                         pass
+
+            assert (await asyncio.to_thread(survey, server.url, "", ours, "localhost")).about.holder == ""
+            with pytest.raises(PartitionError, match="Hostname Verification"):
+                await asyncio.to_thread(survey, server.url, "", ours)
 
         asyncio.run(go())
 
@@ -546,3 +620,46 @@ def test_mutual_tls(tmp_path: Path, models: dict[str, RemoteModel]) -> None:
 def test_settings_that_cannot_be_met(arguments: list[str], reason: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", *arguments]) == 2
     assert reason in capfd.readouterr().err
+
+
+# -- questions without a lease
+
+
+def test_a_worker_server_says_what_it_is_to_those_with_the_key(
+    worker: WorkerProcess, models: dict[str, RemoteModel]
+) -> None:
+    async def go() -> None:
+        async with gateway_session(worker.url, KNOWN, "first") as first:
+            await first.load(models["same"])
+            found = await asyncio.to_thread(survey, worker.url, KEY, None)
+            about = found.about
+            assert (about.name, about.kind, about.version, about.state) == ("w0", "cpu1", server_version(), "")
+            assert (about.holder, about.models) == ("first", (models["same"].key,))
+            assert about.cache is not None
+            assert about.cache.free_bytes > 0
+            assert abs(found.clock_ahead_ns) <= found.round_trip_ns, "it is the same clock"
+            assert min(found.bytes_per_s_to, found.bytes_per_s_from) > 0
+
+    asyncio.run(go())
+
+
+def test_questions_without_the_key_or_that_ask_for_too_much_are_refused(worker: WorkerProcess) -> None:
+    with pytest.raises(PartitionError, match="the key is wrong"):
+        survey(worker.url, "open-sesam", None)
+    with grpc.insecure_channel(worker.url) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{METHOD}", bytes, bytes)
+        for question, reason in (
+            (msgspec.msgpack.encode(AskAbout(b"", MOST_PADDING + 1)), "answer_padding: expected 0 to"),
+            (b"\xc1 no message", "the question cannot be read"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                call(question, metadata=((KEY_METADATA, KEY),), timeout=30)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert reason in str(refused.value.details())
+
+
+def test_what_does_not_answer_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with pytest.raises(PartitionError, match=r"^it cannot be reached: Connection refused$"):
+        survey(url, "", None)

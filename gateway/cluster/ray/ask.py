@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from sluice.gateway.cluster.ray.placement import Node
+from sluice.gateway.cluster.ray.reach import answers
 from sluice.models.errors import ConfigError
 from sluice.models.processes import module_environment
 
@@ -34,6 +35,8 @@ def report(
 
 
 def _ask(program: str, arguments: tuple[str, ...], environment: Mapping[str, str], timeout_s: float) -> bytes:
+    if not answers(arguments[0]):
+        raise ConfigError(f"ray: no cluster at {arguments[0]}: nothing listens there")
     command = [sys.executable, "-P", "-m", f"sluice.gateway.cluster.ray.{program}", *arguments]
     variables = {**module_environment(), **environment}
     try:
@@ -42,5 +45,5 @@ def _ask(program: str, arguments: tuple[str, ...], environment: Mapping[str, str
         raise ConfigError(f"ray: no answer of the cluster at {arguments[0]} in {timeout_s:g} s") from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"]
-        raise ConfigError(f"ray: {arguments[0]}: {lines[-1]:.300}")
+        raise ConfigError(f"ray: cluster at {arguments[0]}: {lines[-1]:.300}")
     return done.stdout

@@ -7,6 +7,7 @@ import ray
 
 from sluice.gateway.cluster.ray.keeper_actor import keeper
 from sluice.gateway.cluster.ray.messages import Begin, FromRay, Granted, WorkerAt
+from sluice.gateway.cluster.ray.reach import answers
 from sluice.gateway.cluster.ray.registry import ClassSpec, Renewal
 from sluice.gateway.cluster.ray.worker_actor import CALL_TIMEOUT_S
 
@@ -30,6 +31,8 @@ class RayConnection:
         self._held = {name: dict(order.held) for name, order in begin.classes.items()}
         self._workers: dict[tuple[str, int], tuple[int, str, str]] = {}
         self._to_open = list(self._specs)
+        if not answers(first.address):
+            raise NoRayAnswer(f"no Ray cluster at {first.address}: nothing listens there")
         try:
             ray.init(address=first.address, namespace=self._namespace, log_to_driver=False, logging_level="ERROR")
         except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:

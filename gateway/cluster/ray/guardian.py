@@ -10,19 +10,18 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 
+from sluice.gateway.cluster.ray.reach import answers
 from sluice.mps.isolation.launch import launch_command
 
 END_TIMEOUT_S = 40.0
 """The time for a worker to end when it is asked to, which is more than it takes to finish its batches."""
 ASK_S = 2.0
 """The time between two questions whether the head answers."""
-CONNECT_TIMEOUT_S = 2.0
 
 _STDIN, _STDOUT = 0, 1
 _PIECE_BYTES = 4096
@@ -53,8 +52,7 @@ class _Watcher:
     def __init__(self, child: "subprocess.Popen[bytes]", head: str, without_head_s: float) -> None:
         assert child.stdout is not None
         self._child, self._output = child, child.stdout.fileno()
-        host, _, port = head.rpartition(":")
-        self._head = host, int(port)
+        self._head = head
         self._without_head_s = without_head_s
         self._exit = os.pidfd_open(child.pid)
         self._poll = select.poll()
@@ -87,16 +85,9 @@ class _Watcher:
         if self._ending_since_s is not None:
             if now_s - self._ending_since_s > END_TIMEOUT_S:
                 self._child.kill()
-        elif self._head_answers() or now_s - since_s > self._without_head_s:
+        elif answers(self._head) or now_s - since_s > self._without_head_s:
             self._ending_since_s = now_s
             self._child.terminate()
-
-    def _head_answers(self) -> bool:
-        try:
-            with socket.create_connection(self._head, CONNECT_TIMEOUT_S):
-                return True
-        except OSError:
-            return False
 
     def _pass_on(self) -> bool:
         piece = os.read(self._output, _PIECE_BYTES)

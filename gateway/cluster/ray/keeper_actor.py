@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from ray.util.placement_group import PlacementGroup, get_placement_group, placem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from sluice.gateway.cluster.ray.guardian import END_TIMEOUT_S
-from sluice.gateway.cluster.ray.placement import Node, alive_nodes, allowed_nodes, no_room
+from sluice.gateway.cluster.ray.placement import Node, alive_nodes, allowed_nodes, no_room, packed_node
 from sluice.gateway.cluster.ray.registry import ClassSpec, Registry, Renewal, WorkerInfo
 from sluice.gateway.cluster.ray.worker_actor import KEEPER, PartitionActor
 from sluice.gateway.config.ray_settings import RaySettings, Strategy
@@ -21,6 +22,8 @@ SILENT_S = 15.0
 ROUND_S = 0.5
 SLOW_S = 5.0
 """The time that Ray has to place a worker before the reason is looked for."""
+ASK_TIMEOUT_S, MOST_ASKED = 0.2, 5
+"""The time for an actor that was not heard of to answer, and how many are asked in a round."""
 _EXIT_MARGIN_S = 10.0
 
 
@@ -35,6 +38,7 @@ class KeeperActor:
         self._actors: dict[tuple[str, int], _Placed] = {}
         self._ending: dict[tuple[str, int], _Placed] = {}
         self._requested = 0
+        self._asked = 0
         self._unused_since_s = time.monotonic()
         threading.Thread(target=self._run, name="keeper", daemon=True).start()
 
@@ -96,12 +100,17 @@ class KeeperActor:
             workers = {name: dict(self._registry.workers(name)) for name in specs}
             wanted = {name: self._registry.wanted(name, now_s) for name in specs}
             is_idle = not self._registry.gateways() and not self._actors and not any(workers.values())
+        self._asked = 0
         nodes = alive_nodes(ray.nodes())
         for name, spec in specs.items():
             allowed = allowed_nodes(nodes, spec.settings.nodes)
             for slot in leased[name]:
-                if (name, slot) not in self._ending:
+                if (name, slot) in self._ending:
+                    continue
+                try:
                     self._place(name, slot, spec, workers[name], allowed, now_s)
+                except (ray.exceptions.RayError, ValueError, TypeError, RuntimeError, OSError) as error:
+                    self._wait(name, slot, f"Ray cannot place it: {_first_line(error)}")
             for slot in unused[name]:
                 if slot in workers[name] or (name, slot) in self._actors:
                     self._end(name, slot, now_s)
@@ -128,19 +137,35 @@ class KeeperActor:
         if placed is not None and info is None:
             if now_s - placed.asked_s < SLOW_S:
                 return
-            reason = no_room(spec.settings.resources, nodes, ray.available_resources())
-            with self._lock:
-                self._registry.wait(name, slot, reason)
+            self._wait(name, slot, self._why_waiting(placed, spec, nodes))
             if placed.nodes != {node.id for node in nodes} and spec.settings.nodes:
                 ray.kill(placed.handle, no_restart=True)  # it may wait for a node that has gone for good
         if not nodes:
             return
-        handle = self._create(name, slot, spec, nodes, workers)
-        self._actors[name, slot] = _Placed(handle, {node.id for node in nodes}, now_s)
+        strategy = self._strategy(name, spec.settings, slot, nodes, workers)
+        target = strategy.node_id if isinstance(strategy, NodeAffinitySchedulingStrategy) else ""
+        handle = self._create(name, slot, spec, nodes, strategy)
+        self._actors[name, slot] = _Placed(handle, {node.id for node in nodes}, now_s, target)
 
-    def _create(
-        self, name: str, slot: int, spec: ClassSpec, nodes: tuple[Node, ...], workers: Mapping[int, WorkerInfo]
-    ) -> Any:
+    def _wait(self, name: str, slot: int, reason: str) -> None:
+        with self._lock:
+            self._registry.wait(name, slot, reason)
+
+    def _why_waiting(self, placed: "_Placed", spec: ClassSpec, nodes: tuple[Node, ...]) -> str:
+        """Why a worker was not heard of, in a sentence; a few actors are asked, since some do not answer."""
+        if self._asked < MOST_ASKED:
+            self._asked += 1
+            try:
+                ray.get(placed.handle.ping.remote(), timeout=ASK_TIMEOUT_S)
+            except ray.exceptions.GetTimeoutError:
+                pass
+            except ray.exceptions.RayError as error:
+                return f"its actor has ended: {_first_line(error)}"
+            else:
+                return "its worker starts"
+        return no_room(spec.settings.resources, nodes, ray.available_resources())
+
+    def _create(self, name: str, slot: int, spec: ClassSpec, nodes: tuple[Node, ...], strategy: Any) -> Any:
         """The actor of a slot, which may be there already."""
         settings = spec.settings
         custom = {key: amount for key, amount in settings.resources.items() if key not in ("CPU", "GPU")}
@@ -154,7 +179,7 @@ class KeeperActor:
             "resources": custom,
             "max_restarts": -1,
             "max_concurrency": 4,
-            "scheduling_strategy": self._strategy(name, settings, slot, nodes, workers),
+            "scheduling_strategy": strategy,
         }
         if settings.runtime_env:
             options["runtime_env"] = settings.runtime_env
@@ -171,11 +196,14 @@ class KeeperActor:
             return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         if settings.strategy is Strategy.SPREAD:
             return "SPREAD"
-        # A node that has workers of this class already; another one if it is full.
-        for info in sorted(workers.values(), key=lambda each: each.number, reverse=True):
-            if any(node.id == info.node_id for node in nodes):
-                return NodeAffinitySchedulingStrategy(info.node_id, soft=True)
-        return "DEFAULT"
+        on_nodes = Counter(info.node_id for info in workers.values())
+        on_nodes.update(
+            placed.target
+            for (each, number), placed in self._actors.items()
+            if each == name and number not in workers and number != slot
+        )
+        target = packed_node(nodes, settings.resources, on_nodes)
+        return "DEFAULT" if target is None else NodeAffinitySchedulingStrategy(target.id, soft=True)
 
     def _group(
         self, class_name: str, settings: RaySettings, slot: int, nodes: tuple[Node, ...]
@@ -183,10 +211,9 @@ class KeeperActor:
         """The placement group of a slot of all classes that are near each other, and the place of this class in it."""
         with self._lock:
             specs = {name: self._registry.spec(name) for name in self._registry.names}
-        names = sorted(
-            name for name, spec in specs.items() if spec.settings.near == settings.near and slot < spec.slots
-        )
-        index = next(at for at, name in enumerate(names) if specs[name].settings == settings)
+        near = {name: spec for name, spec in specs.items() if spec.settings.near == settings.near}
+        names = sorted(name for name, spec in near.items() if slot < spec.slots)
+        index = names.index(class_name)
         title = f"{settings.near}-{slot}"
         try:
             return get_placement_group(title), index
@@ -255,12 +282,18 @@ class KeeperActor:
 
 
 class _Placed:
-    """An actor that Ray was asked for, the nodes that it may be on, and when it was asked for."""
+    """An actor that Ray was asked for, the nodes that it may be on, when, and the node that it should be on."""
 
-    def __init__(self, handle: Any, nodes: set[str], asked_s: float) -> None:
+    def __init__(self, handle: Any, nodes: set[str], asked_s: float, target: str = "") -> None:
+        self.target = target
         self.handle = handle
         self.nodes = nodes
         self.asked_s = asked_s
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{lines[0]:.300}" if lines else type(error).__name__
 
 
 def _selector(nodes: tuple[Node, ...]) -> dict[str, str]:

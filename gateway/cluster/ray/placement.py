@@ -61,6 +61,15 @@ def room(nodes: Sequence[Node], resources: Mapping[str, float]) -> int:
     )
 
 
+def packed_node(nodes: Sequence[Node], resources: Mapping[str, float], on_nodes: Mapping[str, int]) -> Node | None:
+    """The node for one more worker, so that few nodes have workers; None if all are full.
+
+    `on_nodes` are the workers of the class by the ids of nodes.
+    """
+    left = [node for node in nodes if on_nodes.get(node.id, 0) < room([node], resources)]
+    return max(left, key=lambda node: on_nodes.get(node.id, 0), default=None)
+
+
 def found(name: str, settings: RaySettings, nodes: Sequence[Node]) -> RaySettings:
     """The settings of a class with what they leave to the cluster: resources, and the number of workers.
 
@@ -80,7 +89,7 @@ def found(name: str, settings: RaySettings, nodes: Sequence[Node]) -> RaySetting
     if not count:
         raise ConfigError(
             f"partitions: {name}: ray: no node of the cluster has {amounts(resources)}; "
-            f"{'; '.join(f'{node.name}: {amounts(_named_by_people(node.resources))}' for node in allowed[:8])}"
+            f"{'; '.join(f'{node.name}: {amounts(_shown(node.resources))}' for node in allowed[:8])}"
         )
     return msgspec.structs.replace(settings, resources=resources, count=count)
 
@@ -91,7 +100,7 @@ def no_room(resources: Mapping[str, float], nodes: Sequence[Node], free: Mapping
         return "no node that may be used is in the Ray cluster"
     if not room(nodes, resources):
         return f"no node of the Ray cluster has {amounts(resources)}"
-    return f"Ray waits for a node with {amounts(resources)} free; {amounts(_named_by_people(free)) or 'nothing'} is free in all"
+    return f"Ray waits for a node with {amounts(resources)} free; {amounts(_shown(free)) or 'nothing'} is free in all"
 
 
 def amounts(resources: Mapping[str, float]) -> str:
@@ -99,7 +108,11 @@ def amounts(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in sorted(resources.items()))
 
 
-def _named_by_people(resources: Mapping[str, float]) -> dict[str, float]:
+def _shown(resources: Mapping[str, float]) -> dict[str, float]:
     """Those that people name: Ray adds some of its own."""
     hidden = ("node:", "memory", "object_store_memory", "accelerator_type:")
-    return {name: amount for name, amount in resources.items() if not name.startswith(hidden)}
+    return {
+        name: amount
+        for name, amount in resources.items()
+        if not name.startswith(hidden) and "_group_" not in name  # what placement groups have taken
+    }

@@ -207,7 +207,12 @@ class RaySource:
         number = int(slot.rpartition("-")[2])
         asyncio.get_running_loop().call_later(ASK_AGAIN_S, self._ask_again, number, self._workers.get(number))
 
-    def asked(self, slot: str, gateway: str) -> None:
+    @property
+    def leases(self) -> int:
+        """The number of leases."""
+        return len(self._leases)
+
+    def asked(self, slot: str, gateway: str, workers: int) -> None:
         """Nothing to do: who gets what is the keeper's."""
 
     async def close(self) -> None:

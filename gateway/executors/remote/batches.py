@@ -17,8 +17,17 @@ from sluice.gateway.executors.remote.session import WorkerSession
 from sluice.gateway.executors.request_parts import SHOWS_REQUESTS, FindSubmission, member_failures, request_parts
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.tensors.assembly import Assembly, BatchInput
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.tensors.request_tensors import BatchOutputs, no_release
-from sluice.gateway.worker_protocol.messages import Fault, Finished, Refused, Run, WireTensor, Withdraw, Withdrawn
+from sluice.gateway.worker_protocol.messages import (
+    Fault,
+    Finished,
+    RemoteRun,
+    RunRefused,
+    SessionTensor,
+    Withdraw,
+    Withdrawn,
+)
 from sluice.models.errors import BadTensor, PartitionError
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.models.spec import ModelSpec
@@ -39,11 +48,13 @@ _CAUSES = {
 class RemoteBatchContext(NamedTuple):
     """The needs of batches besides their worker: shared by all workers of a gateway.
 
-    `specs` are the specs of models by key. A batch may take `timeout_s`, and 20 times its measured latency if that is
-    more. `find` knows the requests without an outcome; `metrics` are those that models define.
+    Large outputs are received into `bodies`, if it has room. `specs` are the specs of models by key. A batch may take
+    `timeout_s`, and 20 times its measured latency if that is more. `find` knows the requests without an outcome;
+    `metrics` are those that models define.
     """
 
     assembly: Assembly
+    bodies: BodyMemory
     specs: Mapping[str, ModelSpec]
     clock: Callable[[], int]
     timeout_s: float
@@ -162,11 +173,13 @@ class RemoteBatches:
             reason = f"{batch.model}: output {missing} is missing"
             context.report(BatchFailed(batch.batch, FailureCause.BACKEND, reason))
             return
-        context.assembly.complete(batch.batch, BatchOutputs(tensors, {}, no_release))
+        # Workers of this machine read them where they lie, if that is in shared memory.
+        outputs = context.bodies.locate(tensors) or BatchOutputs(tensors, {}, no_release)
+        context.assembly.complete(batch.batch, outputs)
         key = output_key(spec, tensors)
         context.report(BatchCompleted(batch.batch, started_ns, ended_ns, answer.confidences, key, failures))
 
-    def refused(self, answer: Refused) -> None:
+    def refused(self, answer: RunRefused) -> None:
         """Take the failure of a batch; raises PartitionError for one that is not in flight."""
         batch = self._known(answer.batch).batch
         self._end(batch.batch)
@@ -190,14 +203,14 @@ class RemoteBatches:
         context = self._context
         pieces = [[_bytes_of(piece) for piece in each.pieces] for each in inputs]
         tensors = tuple(
-            WireTensor(each.spec.name, each.spec.datatype, tuple(each.shape), sum(piece.nbytes for piece in own))
+            SessionTensor(each.spec.name, each.spec.datatype, tuple(each.shape), sum(piece.nbytes for piece in own))
             for each, own in zip(inputs, pieces, strict=True)
         )
         shows_requests = self._files[batch.model].backend == SHOWS_REQUESTS
         requests = request_parts(batch, context.find) if shows_requests else ()
         latency_ns = self._tables[batch.model].latency_ns(batch.rows)
         limit_ns = max(round(context.timeout_s * NS_PER_S), LATENCY_FACTOR * latency_ns)
-        run = Run(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
+        run = RemoteRun(batch.batch, batch.model, tensors, limit_ns, requests, batch.sequences)
         self._session.send(run, pieces)
         return sum(tensor.nbytes for tensor in tensors)
 

@@ -18,6 +18,7 @@ from sluice.gateway.executors.request_parts import CallingSubmission, FindSubmis
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
 from sluice.gateway.tensors.assembly import Assembly
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.models.spec import ModelSpec
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 
@@ -37,11 +38,12 @@ class RemoteSlots(NamedTuple):
 class SharedParts(NamedTuple):
     """The parts that all executors share: the tensors of requests, and what models say of themselves.
 
-    `loaded` gets what came of loads, and `reported_ready` a partition, the number of a question to a model and its
-    answer.
+    `bodies` is memory that workers of this machine read. `loaded` gets what came of loads, and `reported_ready` a
+    partition, the number of a question to a model and its answer.
     """
 
     assembly: Assembly
+    bodies: BodyMemory
     metrics: CustomMetrics
     loaded: Callable[[Sequence[LoadResult]], None]
     reported_ready: Callable[[str, int, bool], None]
@@ -77,6 +79,7 @@ class RemoteExecutor:
         self._nodes = NodeWatch(self._measured)
         batches = RemoteBatchContext(
             shared.assembly,
+            shared.bodies,
             self._specs,
             clock,
             timeout_s,

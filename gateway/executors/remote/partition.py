@@ -142,10 +142,11 @@ class RemotePartition:
             try:
                 await worker.open()
             except SessionRefused as refusal:
-                self._down(str(refusal), address)
-                if refusal.holder:
+                if refusal.holder:  # the slot is vacant: another gateway has the worker, which is no fault
+                    self._down(str(refusal))
                     self._source.refused(self._slot, refusal.holder)
                     return
+                self._down(str(refusal), address)
                 pause_s = LONGEST_PAUSE_S if refusal.retry else REFUSED_S
             except UnusableWorker as refusal:
                 self._down(str(refusal), address)
@@ -222,9 +223,14 @@ class RemotePartition:
         details = ProcessDetails(url=url, node=worker.node, failed=failed, planned=planned)
         self._report(PartitionLost(self._slot, reason, is_node_lost), details)
 
-    def worker_asked_for(self, gateway: str) -> None:
-        """Tell the source that another gateway asked for the worker."""
-        self._source.asked(self._slot, gateway)
+    @property
+    def leases(self) -> int:
+        """The workers of the class that the gateway has."""
+        return self._source.leases
+
+    def worker_asked_for(self, gateway: str, workers: int) -> None:
+        """Let the source decide which worker is given up, if any."""
+        self._source.asked(self._slot, gateway, workers)
 
     def model_loaded(self, worker: RemoteWorker, result: LoadResult) -> None:
         """Report a load."""

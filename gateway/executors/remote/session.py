@@ -26,8 +26,9 @@ class WorkerSession(Protocol):
         ...
 
 
-OpenSession = Callable[[str, str, OnMessage, Callable[[str], None]], Awaitable[WorkerSession]]
-"""Opens a session with the worker server at an address, whose partition is of that kind.
+OpenSession = Callable[[str, str, int, OnMessage, Callable[[str], None]], Awaitable[WorkerSession]]
+"""Opens a session with the worker server at an address, whose partition is of that kind. The number is that of the
+workers of the class that the gateway has already.
 
 The last argument is called when the session ends by itself.
 

@@ -15,21 +15,21 @@ from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.session import OpenSession, WorkerSession
 from sluice.gateway.worker_protocol.messages import (
     Asked,
-    AskReady,
+    AskModelReady,
     Draining,
     Fault,
     FileWanted,
     Finished,
     FromWorkerServer,
-    Load,
     Loaded,
     ModelReadiness,
     Pong,
-    Refused,
-    Unload,
+    RemoteLoad,
+    RemoteUnload,
+    RunRefused,
+    ServedWorker,
     Unloaded,
     Withdrawn,
-    Worker,
     WorkerBack,
     WorkerLost,
 )
@@ -77,7 +77,7 @@ class WorkerFacts(NamedTuple):
     node: str
     url: str
     partition: Partition
-    worker: Worker
+    worker: ServedWorker
     evidence: Evidence
     tables: Mapping[str, LatencyTable]
     results: Sequence[LoadResult]
@@ -104,8 +104,13 @@ class WorkerOwner(Protocol):
         """
         ...
 
-    def worker_asked_for(self, gateway: str) -> None:
-        """Another gateway has asked for the worker, and was refused."""
+    @property
+    def leases(self) -> int:
+        """The workers of the class that the gateway has."""
+        ...
+
+    def worker_asked_for(self, gateway: str, workers: int) -> None:
+        """Another gateway, which has that many workers, has asked for the worker, and was refused."""
         ...
 
     def model_loaded(self, worker: "RemoteWorker", result: LoadResult) -> None:
@@ -159,7 +164,7 @@ class RemoteWorker:
         self._batches: RemoteBatches
         self._partition: Partition
         self._evidence = Evidence()
-        self._worker: Worker
+        self._worker: ServedWorker
 
     async def open(self) -> None:
         """Open the session and begin to load the models; the owner hears when the worker is ready.
@@ -167,7 +172,9 @@ class RemoteWorker:
         Raises PartitionError: the worker server cannot be reached, refuses the session, or has another worker.
         """
         context = self._context
-        self._session = session = await context.open(self.url, self._kind, self._message, self._closed)
+        self._session = session = await context.open(
+            self.url, self._kind, self._owner.leases, self._message, self._closed
+        )
         welcome = session.welcome
         self.heard_s = self._loop.time()
         self.node = welcome.node
@@ -209,7 +216,7 @@ class RemoteWorker:
         """Ask a model whether it is ready; returns false if the worker does not hold it."""
         if not self._is_up or key not in self._tables:
             return False
-        self._session.send(AskReady(number, key))
+        self._session.send(AskModelReady(number, key))
         return True
 
     def load(self, file: ModelFile) -> None:
@@ -321,7 +328,7 @@ class RemoteWorker:
     def _take(self, message: FromWorkerServer, views: Sequence[memoryview]) -> None:
         """Handle a message; raises PartitionError for one that cannot be true."""
         match message:
-            case Finished() | Refused() | Withdrawn() | Loaded() | Unloaded():
+            case Finished() | RunRefused() | Withdrawn() | Loaded() | Unloaded():
                 if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
                     self._take_answer(message, views)
             case Pong():
@@ -333,9 +340,9 @@ class RemoteWorker:
                 self._process_lost(reason)
             case WorkerBack(worker):
                 self._process_back(worker)
-            case Asked(gateway):
+            case Asked(gateway, workers):
                 if not self._is_leaving:
-                    self._owner.worker_asked_for(gateway)
+                    self._owner.worker_asked_for(gateway, workers)
             case FileWanted():
                 read = self._loop.create_task(self._read_file(message))
                 self._reads.add(read)
@@ -346,14 +353,14 @@ class RemoteWorker:
                 raise PartitionError(f"a {type(message).__name__} came, which was not expected")
 
     def _take_answer(
-        self, answer: Finished | Refused | Withdrawn | Loaded | Unloaded, views: Sequence[memoryview]
+        self, answer: Finished | RunRefused | Withdrawn | Loaded | Unloaded, views: Sequence[memoryview]
     ) -> None:
         match answer:
             case Finished():
                 self._batches.finished(answer, views)
-            case Refused(fault=Fault.LOST) if not self._is_leaving:
+            case RunRefused(fault=Fault.LOST) if not self._is_leaving:
                 self._process_lost(answer.message)
-            case Refused():
+            case RunRefused():
                 self._batches.refused(answer)
             case Withdrawn():
                 self._batches.withdrawn(answer)
@@ -362,7 +369,7 @@ class RemoteWorker:
             case Unloaded(key):
                 self._unloaded(key)
 
-    def _process_back(self, worker: Worker) -> None:
+    def _process_back(self, worker: ServedWorker) -> None:
         """The worker process was started again."""
         if not self._is_process_lost:
             raise PartitionError("the worker process is back, but it was not lost")
@@ -400,7 +407,7 @@ class RemoteWorker:
                 f"{MOST_NAME} printable characters"
             )
 
-    def _begin(self, worker: Worker) -> None:
+    def _begin(self, worker: ServedWorker) -> None:
         """Load the models that the worker is to begin with."""
         self._worker, self._evidence = worker, worker.evidence
         self._is_starting = True
@@ -430,7 +437,7 @@ class RemoteWorker:
 
     async def _send_order(self, order: ModelFile | str) -> None:
         if isinstance(order, str):
-            self._session.send(Unload(order))
+            self._session.send(RemoteUnload(order))
             return
         try:
             model = await self._context.models.describe(order, self._session.welcome.peers_url)
@@ -440,7 +447,7 @@ class RemoteWorker:
             return
         if order.key in self._loading:  # the worker process was not lost meanwhile
             self._files[order.key] = order
-            self._session.send(Load(model))
+            self._session.send(RemoteLoad(model))
 
     async def _read_file(self, wanted: FileWanted) -> None:
         """Send a part of a file of a model; the number of these that wait is bounded where they are read."""

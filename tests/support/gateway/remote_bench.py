@@ -15,21 +15,22 @@ from sluice.gateway.executors.remote.partition import NOT_PLACED
 from sluice.gateway.executors.remote.session import OnMessage
 from sluice.gateway.observability.custom_metrics import CustomMetrics
 from sluice.gateway.partitions.inventory import NO_DETAILS, ProcessDetails
+from sluice.gateway.tensors.body_memory import BodyMemory
 from sluice.gateway.worker_protocol.messages import (
     FilePart,
     FileWanted,
     Finished,
     FromGateway,
     FromWorkerServer,
-    Load,
     Loaded,
+    RemoteLoad,
     RemoteModel,
-    Run,
-    Unload,
+    RemoteRun,
+    RemoteUnload,
+    ServedWorker,
+    SessionTensor,
     Unloaded,
     Welcome,
-    WireTensor,
-    Worker,
 )
 from sluice.models.distribution.local_files import LocalFiles
 from sluice.models.errors import PartitionError
@@ -62,7 +63,7 @@ class Peer:
             node,
             "cpu1",
             CpuPartition("w", (3,)),
-            Worker(77, (3,), Evidence(cores=(3,))),
+            ServedWorker(77, (3,), Evidence(cores=(3,))),
             1,
         )
         self.refusal: PartitionError | None = None
@@ -90,14 +91,14 @@ class FakeSession:
         self._on_closed = on_closed
 
     def send(self, message: FromGateway, tensors: Sequence[Sequence[memoryview]] = ()) -> None:
-        if not self.is_open or (self.is_full and isinstance(message, Run)):
+        if not self.is_open or (self.is_full and isinstance(message, RemoteRun)):
             raise PartitionError("the session has no room")
         self.sent.append(message)
-        if isinstance(message, Run):
+        if isinstance(message, RemoteRun):
             self.tensors.append([b"".join(pieces) for pieces in tensors])
-        if isinstance(message, Load) and not self._peer.keeps:
+        if isinstance(message, RemoteLoad) and not self._peer.keeps:
             self.loaded(message.model.key, self._peer.broken.get(message.model.key, ""))
-        if isinstance(message, Unload) and not self._peer.keeps:
+        if isinstance(message, RemoteUnload) and not self._peer.keeps:
             self.say(Unloaded(message.key))
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class FakeSession:
 
     def runs(self) -> list[int]:
         """The numbers of the batches that were sent."""
-        return [each.batch for each in self.sent if isinstance(each, Run)]
+        return [each.batch for each in self.sent if isinstance(each, RemoteRun)]
 
     def say(self, message: FromWorkerServer, views: Sequence[memoryview] = ()) -> None:
         """Let a message arrive in the next turn of the loop."""
@@ -120,7 +121,7 @@ class FakeSession:
 
     def finish(self, batch: int, y: Array, waited_ns: int = 0, ran_ns: int = MS, name: str = "probs") -> None:
         """Answer a batch with an output."""
-        wire = WireTensor(name, DataType.FP32, y.shape, y.nbytes)
+        wire = SessionTensor(name, DataType.FP32, y.shape, y.nbytes)
         self.say(
             Finished(batch, waited_ns, ran_ns, (wire,)), (np.ascontiguousarray(y).reshape(-1).view(np.uint8).data,)
         )
@@ -153,8 +154,12 @@ class FakeSource:
     def refused(self, slot: str, holder: str) -> None:
         self.heard.append(f"refused {slot} {holder}")
 
-    def asked(self, slot: str, gateway: str) -> None:
-        self.heard.append(f"asked {slot} {gateway}")
+    @property
+    def leases(self) -> int:
+        return 0
+
+    def asked(self, slot: str, gateway: str, workers: int) -> None:
+        self.heard.append(f"asked {slot} {gateway} {workers}")
 
     async def close(self) -> None:
         self.heard.append("close")
@@ -193,8 +198,10 @@ class Bench:
         other = ModelFile("large:1", "/models/large", "onnxruntime", (1, 8), True)
         files = {f"edge-{number}": {file.key: file, other.key: other} for number in range(3)}
         initial: dict[str, Collection[str]] = dict.fromkeys(files, (file.key,))
+        self.bodies = BodyMemory(1 << 16, self.tensors.slots.take_part)
         shared = SharedParts(
             self.tensors.assembly,
+            self.bodies,
             CustomMetrics(),
             self.results.extend,
             lambda partition, number, is_ready: self.said_ready.append((partition, number, is_ready)),
@@ -216,7 +223,9 @@ class Bench:
         self.events.append(event)
         self.details.append(details)
 
-    async def _open(self, url: str, kind: str, on_message: OnMessage, on_closed: Callable[[str], None]) -> FakeSession:
+    async def _open(
+        self, url: str, kind: str, workers: int, on_message: OnMessage, on_closed: Callable[[str], None]
+    ) -> FakeSession:
         peer = self.peers[url]
         await asyncio.sleep(0)
         if peer.refusal is not None:

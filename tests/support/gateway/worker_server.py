@@ -14,19 +14,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from sluice.gateway.version import server_version
-from sluice.gateway.worker_protocol.client import Credentials, Session, open_session
+from sluice.gateway.worker_protocol.client import ClientSession, Credentials, open_session
 from sluice.gateway.worker_protocol.framing import read_tensor
 from sluice.gateway.worker_protocol.messages import (
     Finished,
     FromWorkerServer,
     Hello,
-    Load,
     Loaded,
     Pong,
+    RemoteLoad,
     RemoteModel,
-    Run,
-    WireTensor,
+    RemoteRun,
+    SessionTensor,
 )
+from sluice.models.backends.requests import RequestPart
+from sluice.models.sequence_batching import SequenceRow
 from sluice.models.tensors.arrays import Array, datatype_of
 from sluice.mps.ipc.messages import LoadResult
 from sluice.mps.partitions.cpu import available_cores
@@ -94,7 +96,7 @@ class GatewaySession:
     """A gateway's session, whose messages are waited for by their type."""
 
     def __init__(self) -> None:
-        self.session: Session
+        self.session: ClientSession
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._messages: asyncio.Queue[tuple[FromWorkerServer, Sequence[memoryview]]] = asyncio.Queue()
         self._kept: list[tuple[FromWorkerServer, Sequence[memoryview]]] = []
@@ -121,15 +123,22 @@ class GatewaySession:
                 self._kept.append(await self._messages.get())
 
     async def load(self, model: RemoteModel) -> LoadResult:
-        self.session.send(Load(model))
+        self.session.send(RemoteLoad(model))
         return (await self.next(Loaded)).model
 
-    def run(self, model: str, deadline_in_ns: int = 0, **inputs: Array) -> int:
+    def run(
+        self,
+        model: str,
+        deadline_in_ns: int = 0,
+        requests: tuple[RequestPart, ...] = (),
+        sequences: tuple[SequenceRow, ...] = (),
+        **inputs: Array,
+    ) -> int:
         """Send a batch; returns its number."""
         self._batch += 1
-        tensors = tuple(WireTensor(name, datatype_of(x.dtype), x.shape, x.nbytes) for name, x in inputs.items())
+        tensors = tuple(SessionTensor(name, datatype_of(x.dtype), x.shape, x.nbytes) for name, x in inputs.items())
         data = [np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in inputs.values()]
-        self.session.send(Run(self._batch, model, tensors, deadline_in_ns), data)
+        self.session.send(RemoteRun(self._batch, model, tensors, deadline_in_ns, requests, sequences), data)
         return self._batch
 
     async def outputs(self) -> tuple[Finished, dict[str, Array]]:

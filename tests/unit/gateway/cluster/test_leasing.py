@@ -59,7 +59,7 @@ class World:
             else:
                 self.refusals += 1
                 leasing.refused(slot, holder, self.now_s)
-                self.gateways[holder].asked(name, self.now_s)
+                self.gateways[holder].asked(name, leasing.leases, self.now_s)
 
     def shares(self) -> dict[str, int]:
         return {name: list(self.holders.values()).count(name) for name in self.gateways}
@@ -160,6 +160,42 @@ def test_three_gateways_have_a_third_each() -> None:
     assert world.shares() == {"a": 3, "b": 3, "c": 3}
 
 
+def test_a_third_gateway_gets_a_worker_where_the_parts_are_not_whole() -> None:
+    world = World(4)
+    for name in "ab":
+        world.add(name)
+        world.run(10)
+    world.add("c")
+    world.run(5)
+    assert min(world.shares().values()) == 1
+    before = dict(world.holders)
+    world.run(30)
+    assert world.holders == before
+
+
+@pytest.mark.parametrize("asker", [1, 2])
+def test_nothing_is_given_to_a_gateway_that_would_then_have_more(asker: int) -> None:
+    leasing = Leasing(["edge-0", "edge-1", "edge-2"])
+    leasing.offer(["a:1", "b:1", "c:1", "d:1"])
+    leasing.step(0.0)
+    leasing.leased("edge-0")
+    leasing.leased("edge-1")
+    leasing.asked("other", asker, 1.0)
+    assert [each for each in leasing.step(1.0) if each.address is None] == []
+
+
+def test_gateways_that_want_different_numbers_do_not_take_turns() -> None:
+    world = World(8)
+    world.add("a", wanted=2)
+    world.run(1)
+    world.add("b")
+    world.run(30)
+    assert world.shares() == {"a": 2, "b": 6}
+    before = dict(world.holders)
+    world.run(30)
+    assert world.holders == before
+
+
 def test_the_workers_of_a_gateway_that_died_are_taken_over_within_two_seconds() -> None:
     world = World(64)
     world.add("a")
@@ -210,7 +246,7 @@ def test_a_worker_that_nobody_took_comes_back_after_a_pause() -> None:
     leasing.step(0.0)
     leasing.leased("edge-0")
     leasing.leased("edge-1")
-    leasing.asked("other", 1.0)
+    leasing.asked("other", 0, 1.0)
     assert leasing.step(1.0) == [Placement("edge-1", None, "given up: gateway other asks for workers")]
     assert leasing.step(1.0 + GIVEN_UP_PAUSE_S / 2) == []
     assert leasing.step(1.0 + GIVEN_UP_PAUSE_S) == [listed("edge-1", "b:1")]

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.gateway.cluster.leasing import KNOCK_PAUSE_S, NOT_WANTED, UNREACHABLE_S
 from sluice.gateway.cluster.source import WorkerSource
 from sluice.gateway.cluster.sources import worker_source
@@ -108,7 +109,7 @@ def test_a_worker_is_given_up_when_another_gateway_asks() -> None:
     async def act(placed: Placements, wait: Callable[[float], Awaitable[None]]) -> None:
         for slot in ("edge-0", "edge-1"):
             source.leased(slot)
-        source.asked("edge-0", "other")
+        source.asked("edge-0", "other", 0)
         await wait(1)
         assert placed[2:] == [("edge-1", None, "given up: gateway other asks for workers")]
 
@@ -141,3 +142,10 @@ def test_workers_without_a_partition_are_named(caplog: pytest.LogCaptureFixture)
     started(StaticSource("edge", ["edge-0"], ["a:1", "b:1"]))
     (record,) = caplog.records
     assert (record.message, vars(record)["fields"]["without"]) == ("more workers than partitions", "b:1")
+
+
+def test_a_class_that_is_scaled_has_no_workers_until_a_number_is_wanted() -> None:
+    source = worker_source(RemoteClass("edge", "cpu1", urls=("a:1", "b:1"), scale=ScaleSettings(min=1)))
+    assert started(source) == []
+    source = worker_source(RemoteClass("edge", "cpu1", urls=("a:1", "b:1"), scale=ScaleSettings(min=1)))
+    assert started(source, lambda: source.want(1)) == [("edge-0", "a:1", "")]

@@ -1,5 +1,6 @@
 """The framing of messages and tensors."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,12 +13,12 @@ from sluice.gateway.worker_protocol.framing import (
     read_tensor,
     views_of,
 )
-from sluice.gateway.worker_protocol.messages import FromGateway, Ping, Run, WireTensor, Withdraw
+from sluice.gateway.worker_protocol.messages import FromGateway, Ping, RemoteRun, SessionTensor, Withdraw
 from sluice.models.errors import BadTensor, PartitionError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import DataType
 
-X = WireTensor("x", DataType.FP32, (2, 3), 24)
+X = SessionTensor("x", DataType.FP32, (2, 3), 24)
 decode = MessageDecoder(FromGateway).decode
 
 
@@ -26,10 +27,10 @@ decode = MessageDecoder(FromGateway).decode
     [
         (Ping(1, 5), b"\x08\0\0\0\x93\xa4Ping\x01\x05"),
         (Withdraw(300), b"\x0d\0\0\0\x92\xa8Withdraw\xcd\x01\x2c"),
-        (Run(7, "m:1", (X,)), b"\x1a\0\0\0\x97\xa3Run\x07\xa3m:1\x91\x94\xa1x\xa4FP32\x92\x02\x03\x18\0\x90\x90"),
+        (RemoteRun(7, "m:1", (X,)), b"\x1a\0\0\0\x97\xa3Run\x07\xa3m:1\x91\x94\xa1x\xa4FP32\x92\x02\x03\x18\0\x90\x90"),
     ],
 )
-def test_messages_have_these_bytes(message: object, encoded: bytes) -> None:
+def test_messages_have_these_bytes(message: msgspec.Struct, encoded: bytes) -> None:
     assert head_of(message) == encoded
     assert decode(encoded[4:]) == message
 
@@ -53,11 +54,11 @@ def test_what_is_no_message_is_refused_with_its_place(encoded: bytes, reason: st
 
 def test_a_message_that_is_too_large_is_not_sent() -> None:
     with pytest.raises(PartitionError, match="a Run has 16777231 bytes, expected at most 16777216"):
-        head_of(Run(1, "m" * (16 << 20), ()))
+        head_of(RemoteRun(1, "m" * (16 << 20), ()))
 
 
 def test_tensors_begin_at_multiples_of_64() -> None:
-    tensors = [X, WireTensor("n", DataType.INT64, (8,), 64), WireTensor("z", DataType.INT8, (0,), 0), X]
+    tensors = [X, SessionTensor("n", DataType.INT64, (8,), 64), SessionTensor("z", DataType.INT8, (0,), 0), X]
     assert offsets_of(tensors) == [0, 64, 128, 128, 152]
     assert check_tensors(tensors[:3], 1000) == 128
     body = memoryview(bytes(range(152)))
@@ -68,30 +69,30 @@ def test_tensors_begin_at_multiples_of_64() -> None:
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ((X, X), "tensor x: it comes twice"),
+        ((X, X), "tensors come twice: x, x"),
         (
-            (WireTensor("x", DataType.FP32, (2, 3), 25),),
+            (SessionTensor("x", DataType.FP32, (2, 3), 25),),
             "which do not make up FP32 of the shape [2, 3]",
         ),
-        ((WireTensor("x", DataType.FP32, (-2, -3), 24),), "expected no dimension below 0, got [-2, -3]"),
-        ((WireTensor("x", DataType.BYTES, (3,), 11),), "it has 11 bytes, which do not make up BYTES of the shape [3]"),
-        ((WireTensor("x", DataType.INT8, (-1,), -1),), "expected no dimension below 0"),
-        ((WireTensor("x", DataType.INT8, (101,), 101),), "the tensors of a batch have 101 bytes, expected at most 100"),
+        ((SessionTensor("x", DataType.FP32, (-2, -3), 24),), "expected no dimension below 0, got [-2, -3]"),
+        ((SessionTensor("x", DataType.BYTES, (3,), 11),), "it has 11 bytes, which do not make up BYTES"),
+        ((SessionTensor("x", DataType.INT8, (-1,), -1),), "expected no dimension below 0"),
+        ((SessionTensor("x", DataType.INT8, (101,), 101),), "a batch have 101 bytes, expected at most 100"),
     ],
 )
-def test_tensors_of_wrong_sizes_are_refused(tensors: tuple[WireTensor, ...], reason: str) -> None:
+def test_tensors_of_wrong_sizes_are_refused(tensors: tuple[SessionTensor, ...], reason: str) -> None:
     with pytest.raises(PartitionError) as refused:
         check_tensors(tensors, 100)
     assert reason in str(refused.value)
 
 
 def test_tensors_are_read_over_their_bytes() -> None:
-    data = memoryview(np.arange(6, dtype=np.float32)).cast("B")
+    data = np.arange(6, dtype=np.float32).view(np.uint8).data
     array = read_tensor(X, data, 2)
     assert isinstance(array, np.ndarray)
     np.testing.assert_array_equal(array, [[0, 1, 2], [3, 4, 5]])
     assert np.shares_memory(array, np.frombuffer(data, np.float32))
-    texts = WireTensor("t", DataType.BYTES, (2, 1), 11)
+    texts = SessionTensor("t", DataType.BYTES, (2, 1), 11)
     read = read_tensor(texts, memoryview(b"\x01\0\0\0a\x02\0\0\0bc"), 2)
     assert isinstance(read, WireBytes)
     assert read.row_offsets.tolist() == [0, 5, 11]

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from sluice.gateway.http2.frames import (
     window_update,
 )
 from sluice.gateway.worker_protocol.framing import CHUNK_BYTES, MessageDecoder, head_of, views_of
-from sluice.gateway.worker_protocol.link import Link
-from sluice.gateway.worker_protocol.messages import FromGateway, Hello, Ping, Run, WireTensor, Withdraw
+from sluice.gateway.worker_protocol.link import SessionLink
+from sluice.gateway.worker_protocol.messages import FromGateway, Hello, Ping, RemoteRun, SessionTensor, Withdraw
 from sluice.models.errors import PartitionError
 from sluice.models.tensors.spec import DataType
 
@@ -97,7 +98,7 @@ class End:
         self.transport = MemoryTransport()
         decoder = MessageDecoder(FromGateway)
         give = place or (lambda message, size: np.empty(size, np.uint8).data)
-        self.link = Link(decoder, give, self._take, self.ended.append, LIMIT, LIMIT, self)
+        self.link = SessionLink(decoder, give, self._take, self.ended.append, LIMIT, LIMIT, self)
 
     def _take(self, message: Any, body: memoryview | None) -> None:
         views = None if body is None else [bytes(view) for view in views_of(getattr(message, "inputs", ()), body)]
@@ -139,8 +140,8 @@ def messages(*contents: bytes) -> bytes:
     return b"".join(frame(DATA, 0, 1, b"\0" + len(each).to_bytes(4, "big") + each) for each in contents)
 
 
-def tensor(name: str, size: int) -> WireTensor:
-    return WireTensor(name, DataType.UINT8, (size,), size)
+def tensor(name: str, size: int) -> SessionTensor:
+    return SessionTensor(name, DataType.UINT8, (size,), size)
 
 
 def test_a_connection_begins_with_wide_windows_and_frames() -> None:
@@ -158,7 +159,7 @@ def test_a_message_is_one_message_of_grpc_with_its_tensors() -> None:
     async def test() -> None:
         end = open_end()
         sent: list[str] = []
-        message = Run(1, "m", (tensor("a", 3), tensor("b", 2)))
+        message = RemoteRun(1, "m", (tensor("a", 3), tensor("b", 2)))
         end.link.send(message, [memoryview(b"abc"), [memoryview(b"d"), memoryview(b"e")]], lambda: sent.append("sent"))
         await asyncio.sleep(0)
         assert end.transport.take() == messages(head_of(message) + b"abc" + bytes(61) + b"de")
@@ -172,7 +173,7 @@ def test_tensors_that_are_not_as_described_are_not_sent() -> None:
     async def test() -> None:
         end = open_end()
         with pytest.raises(ValueError, match="tensor a has 4 bytes, expected 3"):
-            end.link.send(Run(1, "m", (tensor("a", 3), tensor("b", 2))), [memoryview(b"abcd"), memoryview(b"e")])
+            end.link.send(RemoteRun(1, "m", (tensor("a", 3), tensor("b", 2))), [memoryview(b"abcd"), memoryview(b"e")])
         await asyncio.sleep(0)
         assert end.transport.take() == b""
 
@@ -186,7 +187,8 @@ def test_memory_is_said_to_be_sent_once_the_kernel_has_it() -> None:
         end.transport.room = 10
         for number in (1, 2):
             body = memoryview(bytes(100_000))
-            end.link.send(Run(number, "m", (tensor("a", 100_000),)), [body], lambda number=number: sent.append(number))
+            message = RemoteRun(number, "m", (tensor("a", 100_000),))
+            end.link.send(message, [body], partial(sent.append, number))
         await asyncio.sleep(0)
         assert sent == []
         end.transport.make_room(10)
@@ -203,7 +205,7 @@ def test_urgent_messages_go_between_the_chunks_of_a_large_one() -> None:
         end.link.set_peer(1 << 30, 1 << 30, 1 << 30, 1 << 24)
         end.transport.room = 0
         body = np.random.default_rng(1).integers(0, 256, 2 * CHUNK_BYTES + 5, np.uint8)
-        message = Run(1, "m", (tensor("a", body.size),))
+        message = RemoteRun(1, "m", (tensor("a", body.size),))
         end.link.send(message, [body.data])
         end.link.send(Withdraw(9))
         await asyncio.sleep(0)
@@ -220,7 +222,7 @@ def test_urgent_messages_go_between_the_chunks_of_a_large_one() -> None:
 def test_windows_of_the_other_end_are_kept() -> None:
     async def test() -> None:
         end = open_end()
-        message = Run(1, "m", (tensor("a", 200_000),))
+        message = RemoteRun(1, "m", (tensor("a", 200_000),))
         end.link.send(message, [memoryview(bytes(200_000))])
         await asyncio.sleep(0)
         first = end.transport.take()
@@ -243,9 +245,9 @@ def test_too_much_that_waits_is_refused() -> None:
         end = open_end()
         end.transport.room = 0
         body = memoryview(bytes(LIMIT // 2))
-        end.link.send(Run(1, "m", (tensor("a", len(body)),)), [body])
+        end.link.send(RemoteRun(1, "m", (tensor("a", len(body)),)), [body])
         with pytest.raises(PartitionError, match="bytes wait to be sent; with the"):
-            end.link.send(Run(2, "m", (tensor("a", len(body)),)), [body])
+            end.link.send(RemoteRun(2, "m", (tensor("a", len(body)),)), [body])
 
     run(test)
 
@@ -268,7 +270,7 @@ def test_a_message_of_which_nothing_is_sent_can_be_taken_back() -> None:
 def test_a_body_without_memory_is_dropped() -> None:
     async def test() -> None:
         end = open_end(lambda message, size: None)
-        message = Run(1, "m", (tensor("a", 100_000),))
+        message = RemoteRun(1, "m", (tensor("a", 100_000),))
         end.read(messages(head_of(message) + bytes(60_000), bytes(4) + bytes(40_000), head_of(HELLO)))
         assert end.came == [(message, None), (HELLO, [])]
 
@@ -347,7 +349,7 @@ def test_a_faulty_callback_ends_the_session_alone(caplog: pytest.LogCaptureFixtu
 
     async def test() -> None:
         end = open_end(place)
-        end.read(messages(head_of(Run(1, "m", (tensor("a", 1),))) + b"x"))
+        end.read(messages(head_of(RemoteRun(1, "m", (tensor("a", 1),))) + b"x"))
         assert end.ended == ["internal error"]
 
     run(test)
@@ -372,11 +374,11 @@ def test_everything_arrives_whole_and_in_order(
         one, other = open_end(), open_end()
         one.link.set_peer(1 << 30, 1 << 30, 1 << 30, frame_bytes)
         expected: list[tuple[Any, list[bytes]]] = []
-        free = set()
+        free: set[int] = set()
         for number, each in enumerate(sizes):
             bodies = [random.integers(0, 256, size, np.uint8) for size in each]
-            message = Run(number, "m", tuple(tensor(str(index), size) for index, size in enumerate(each)))
-            one.link.send(message, [body.data for body in bodies], lambda number=number: free.add(number))
+            message = RemoteRun(number, "m", tuple(tensor(str(index), size) for index, size in enumerate(each)))
+            one.link.send(message, [body.data for body in bodies], partial(free.add, number))
             expected.append((message, [body.tobytes() for body in bodies]))
         await asyncio.sleep(0)
         read_sizes, write_rooms = deque(reads), deque(rooms)

@@ -7,7 +7,7 @@ import pytest
 
 from sluice.gateway.worker_protocol.messages import FilePart, FileWanted, RemoteModel
 from sluice.gateway.worker_server import model_files as model_files_module
-from sluice.gateway.worker_server.model_files import GatewayFiles, Loading, ModelFiles, default_cache
+from sluice.gateway.worker_server.model_files import FileLoads, GatewayFiles, ModelFiles, default_cache
 from sluice.gateway.worker_server.peers import Peers
 from sluice.models.distribution.cache import FilesUnavailable
 from sluice.models.distribution.file_set import FileEntry, FileSet, make_file_set
@@ -36,7 +36,7 @@ class Side:
         self.have: list[tuple[str, str]] = []
         self.failed: list[tuple[str, str]] = []
         self.ended = asyncio.Event()
-        self.loading = Loading(self.files, self.gateway, self._have, self._failed)
+        self.loading = FileLoads(self.files, self.gateway, self._have, self._failed)
 
     def _send(self, wanted: FileWanted) -> None:
         self.sent.append(wanted)

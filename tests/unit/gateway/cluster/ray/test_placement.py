@@ -1,8 +1,9 @@
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from sluice.gateway.cluster.ray.placement import Node, alive_nodes, allowed_nodes, found, no_room, room
+from sluice.gateway.cluster.ray.placement import Node, alive_nodes, allowed_nodes, found, no_room, packed_node, room
 from sluice.gateway.config.ray_settings import RaySettings
 from sluice.models.errors import ConfigError
 
@@ -67,10 +68,20 @@ def test_unknown_nodes_are_refused_with_those_that_there_are() -> None:
         found("edge", RaySettings(nodes=("z",)), NODES)
 
 
+def test_workers_are_packed_on_one_node_after_the_other() -> None:
+    placed: list[str] = []
+    for _ in range(6):
+        node = packed_node(NODES, {"CPU": 1}, Counter(placed))
+        assert node is not None
+        placed.append(node.id)
+    assert placed == [NODES[0].id] * 4 + [NODES[1].id] * 2
+    assert packed_node(NODES, {"CPU": 1}, Counter(placed)) is None
+
+
 def test_a_worker_that_waits_has_a_reason() -> None:
     assert no_room({"CPU": 8}, NODES, {}) == "no node of the Ray cluster has CPU 8"
     assert no_room({"CPU": 1}, (), {}) == "no node that may be used is in the Ray cluster"
-    free = {"CPU": 1.0, "memory": 5.0, "node:10.0.0.1": 1.0}
+    free = {"CPU": 1.0, "CPU_group_0_ab": 1.0, "memory": 5.0, "node:10.0.0.1": 1.0}
     waits = "Ray waits for a node with CPU 2 free; CPU 1 is free in all"
     assert no_room({"CPU": 2}, NODES, free) == waits
 

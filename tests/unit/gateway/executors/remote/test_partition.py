@@ -20,21 +20,21 @@ from sluice.gateway.executors.remote.partition import NOT_PLACED
 from sluice.gateway.worker_protocol.client import SessionRefused
 from sluice.gateway.worker_protocol.messages import (
     Asked,
-    AskReady,
+    AskModelReady,
     Draining,
     Fault,
     FilePart,
     FileWanted,
     Finished,
-    Load,
     ModelReadiness,
     Pong,
-    Refused,
-    Run,
-    WireTensor,
+    RemoteLoad,
+    RemoteRun,
+    RunRefused,
+    ServedWorker,
+    SessionTensor,
     Withdraw,
     Withdrawn,
-    Worker,
     WorkerBack,
     WorkerLost,
 )
@@ -49,7 +49,7 @@ READY = PartitionReady("edge-0", {"small:1": TABLE}, node="n1")
 
 
 def loads(session: object) -> list[str]:
-    return [each.model.key for each in session.sent if isinstance(each, Load)]  # type: ignore[attr-defined]
+    return [each.model.key for each in session.sent if isinstance(each, RemoteLoad)]  # type: ignore[attr-defined]
 
 
 # -- a worker gets ready
@@ -152,6 +152,7 @@ async def test_a_worker_of_another_gateway_is_left_alone_until_the_source_says_s
     peer.refusal = None
     await bench.wait(60)
     assert (bench.source.heard, peer.sessions) == (["refused edge-0 other"], [])
+    assert bench.details[-1].url == "", "the slot is vacant, which is no fault"
     await bench.place()
     assert bench.take()[-1] == READY
 
@@ -159,9 +160,9 @@ async def test_a_worker_of_another_gateway_is_left_alone_until_the_source_says_s
 @benched()
 async def test_the_source_hears_who_else_asks_for_a_worker(bench: Bench) -> None:
     session = await bench.place()
-    session.say(Asked("other"))
+    session.say(Asked("other", 3))
     await bench.wait()
-    assert bench.source.heard[-1] == "asked edge-0 other"
+    assert bench.source.heard[-1] == "asked edge-0 other 3"
 
 
 @benched()
@@ -180,7 +181,7 @@ async def test_a_slot_without_a_worker_is_down_for_a_reason(bench: Bench) -> Non
 @benched(strict=True)
 async def test_a_strict_server_does_not_use_a_worker_without_proof_of_its_limits(bench: Bench) -> None:
     peer = bench.peers["n1a:1"]
-    peer.welcome = msgspec.structs.replace(peer.welcome, worker=Worker(77, (3, 4), Evidence(cores=(3, 4))))
+    peer.welcome = msgspec.structs.replace(peer.welcome, worker=ServedWorker(77, (3, 4), Evidence(cores=(3, 4))))
     session = await bench.place()
     (lost,) = bench.take()
     assert isinstance(lost, PartitionLost)
@@ -193,7 +194,7 @@ async def test_a_strict_server_does_not_use_a_worker_without_proof_of_its_limits
 @benched()
 async def test_a_server_that_is_not_strict_uses_it_and_reports_the_evidence(bench: Bench) -> None:
     peer = bench.peers["n1a:1"]
-    peer.welcome = msgspec.structs.replace(peer.welcome, worker=Worker(77, (3, 4), Evidence(cores=(3, 4))))
+    peer.welcome = msgspec.structs.replace(peer.welcome, worker=ServedWorker(77, (3, 4), Evidence(cores=(3, 4))))
     await bench.place()
     assert bench.take() == [READY]
     assert bench.details[-1].evidence == Evidence(cores=(3, 4))
@@ -207,8 +208,8 @@ async def test_a_batch_is_sent_as_it_lies_and_its_outputs_are_those_of_the_worke
     session = await bench.place()
     bench.take()
     bench.run(7, 1, 2)
-    (run,) = [each for each in session.sent if isinstance(each, Run)]
-    assert run.inputs == (WireTensor("x", DataType.FP32, (2, 2), 16),)
+    (run,) = [each for each in session.sent if isinstance(each, RemoteRun)]
+    assert run.inputs == (SessionTensor("x", DataType.FP32, (2, 2), 16),)
     assert session.tensors == [[rows(1, 2).tobytes()]]
     await bench.wait(0.01)
     session.finish(7, rows(10, 20), ran_ns=3 * MS)
@@ -218,6 +219,22 @@ async def test_a_batch_is_sent_as_it_lies_and_its_outputs_are_those_of_the_worke
     assert isinstance(done, BatchCompleted)
     assert (done.batch, done.ended_ns - done.started_ns) == (7, 3 * MS)
     assert (bench.answer(1), bench.answer(2)) == ([[10.0, 10.5]], [[20.0, 20.5]])
+
+
+@benched()
+async def test_outputs_in_shared_memory_stay_there_for_workers_of_this_machine(bench: Bench) -> None:
+    session = await bench.place()
+    bench.run(7, 1)
+    memory = bench.bodies.allocate(8)
+    assert memory is not None
+    memory[:] = rows(5).tobytes()
+    wire = SessionTensor("probs", DataType.FP32, (1, 2), 8)
+    session.say(Finished(7, 0, 1, (wire,)), (memory,))
+    await bench.wait()
+    outputs = bench.tensors.assembly._requests[1].stage_outputs[0]
+    assert outputs is not None
+    assert [each.name for each in outputs.outputs.located.values()] == ["probs"]
+    assert bench.answer(1) == [[5.0, 5.5]]
 
 
 @benched()
@@ -268,7 +285,7 @@ def test_a_batch_that_did_not_run_fails_for_the_workers_reason(fault: Fault, cau
         session = await bench.place()
         bench.take()
         bench.run(7, 1)
-        session.say(Refused(7, "small:1: bad row", fault))
+        session.say(RunRefused(7, "small:1: bad row", fault))
         await bench.wait()
         assert bench.take() == [BatchFailed(7, cause, "small:1: bad row")]
         bench.run(8, 2)
@@ -306,15 +323,15 @@ async def test_a_session_without_room_takes_no_batch(bench: Bench) -> None:
     [
         (Finished(9, 0, 1, ()), "an answer to batch 9, expected one of those sent to it: [7]"),
         (
-            Finished(7, 0, 1, (WireTensor("other", DataType.FP32, (1, 2), 8),)),
+            Finished(7, 0, 1, (SessionTensor("other", DataType.FP32, (1, 2), 8),)),
             "batch 7 of small:1: output other is none of the model's, which are probs",
         ),
         (
-            Finished(7, 0, 1, (WireTensor("probs", DataType.FP32, (2, 1), 8),)),
+            Finished(7, 0, 1, (SessionTensor("probs", DataType.FP32, (2, 1), 8),)),
             "batch 7 of small:1: output probs has the shape [2, 1], expected [1, 2]",
         ),
         (
-            Finished(7, 0, 1, (WireTensor("probs", DataType.INT64, (1, 1), 8),)),
+            Finished(7, 0, 1, (SessionTensor("probs", DataType.INT64, (1, 1), 8),)),
             "batch 7 of small:1: output probs is INT64, expected FP32",
         ),
         (Finished(7, 0, 1, (), ((0.5,),)), "batch 7 of small:1: it has [1] values of its confidences, expected []"),
@@ -381,7 +398,7 @@ async def test_a_lost_worker_fails_its_batches_once_and_the_next_one_begins_with
     assert bench.take() == [READY]
     again = bench.peers["n1a:1"].session
     assert again is not session
-    load = next(each for each in again.sent if isinstance(each, Load))
+    load = next(each for each in again.sent if isinstance(each, RemoteLoad))
     assert load.model.table == TABLE, "it need not be measured again"
     again.finish(7, rows(1))
     await bench.wait()
@@ -441,14 +458,30 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "what the second one has sent may not have been read yet"
+    await bench.wait(0.051)
     reason = "node n1: its 2 workers are gone: nothing has come for 2.2 s (n1a:1)"
-    assert bench.take() == [
+    lost, also_lost, *_ = bench.take()
+    assert [lost, also_lost] == [
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
     assert not second.is_open
     second.end("nothing has come for 2.2 s")
-    assert bench.take() == [], "it was lost already"
+    await bench.wait(0.1)
+    assert not any(isinstance(each, PartitionLost) for each in bench.take()), "it was lost already"
+
+
+@benched()
+async def test_a_loop_that_stood_still_makes_no_worker_silent(bench: Bench) -> None:
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
+    await bench.wait(2)
+    bench.take()
+    first.end("connection reset")
+    second.say(Pong(1, bench.loop.clock(), 0))
+    await bench.wait(0.06)
+    assert [each.partition for each in bench.take() if isinstance(each, PartitionLost)] == ["edge-0"]
+    assert second.is_open
 
 
 @benched()
@@ -457,8 +490,8 @@ async def test_a_lost_worker_process_comes_back_over_the_same_session(bench: Ben
     bench.run(7, 1)
     bench.run(8, 2)
     bench.take()
-    session.say(Refused(7, "the worker died of signal 9", Fault.LOST))
-    session.say(Refused(8, "the worker died of signal 9", Fault.LOST))
+    session.say(RunRefused(7, "the worker died of signal 9", Fault.LOST))
+    session.say(RunRefused(8, "the worker died of signal 9", Fault.LOST))
     session.say(WorkerLost("the worker died of signal 9"))
     await bench.wait()
     reason = "the worker died of signal 9"
@@ -469,7 +502,7 @@ async def test_a_lost_worker_process_comes_back_over_the_same_session(bench: Ben
     ]
     with pytest.raises(PartitionError, match="edge-0 has no worker"):
         bench.run(9, 3)
-    session.say(WorkerBack(Worker(78, (3,), Evidence(cores=(3,)))))
+    session.say(WorkerBack(ServedWorker(78, (3,), Evidence(cores=(3,)))))
     await bench.wait()
     assert bench.take() == [READY]
     assert (bench.details[-1].worker, session.is_open) == (78, True)
@@ -482,7 +515,7 @@ async def test_a_worker_server_that_drains_gets_no_more_and_its_batches_end(benc
     bench.run(8, 2)
     bench.take()
     session.say(Draining("the worker server is stopping"))
-    session.say(Refused(8, "stopping", Fault.RESOURCES))
+    session.say(RunRefused(8, "stopping", Fault.RESOURCES))
     session.finish(7, rows(1))
     await bench.wait()
     lost, refused, done = bench.take()
@@ -538,7 +571,7 @@ async def test_a_slot_moves_to_another_address(bench: Bench) -> None:
     await bench.wait(0.1)
     assert [type(each) for each in bench.take()] == [PartitionLost, PartitionReady, BatchCompleted]
     assert not before.is_open
-    load = next(each for each in after.sent if isinstance(each, Load))
+    load = next(each for each in after.sent if isinstance(each, RemoteLoad))
     assert load.model.table is None, "what was measured on one node says nothing about another"
 
 
@@ -619,7 +652,7 @@ async def test_models_are_asked_whether_they_are_ready(bench: Bench) -> None:
     await bench.place("edge-1", "n1b:1")
     assert bench.executor.ask_ready(5, "small:1") == {"edge-0", "edge-1"}
     assert bench.executor.ask_ready(6, "large:1") == frozenset()
-    assert session.sent[-1] == AskReady(5, "small:1")
+    assert session.sent[-1] == AskModelReady(5, "small:1")
     session.say(ModelReadiness(5, False))
     await bench.wait()
     assert bench.said_ready == [("edge-0", 5, False)]
