@@ -90,7 +90,7 @@ def row_ns(stream: Stream, kind: str, hand_off_ns: int) -> float | None:
 
 
 class Demand:
-    """How many partitions of each of the `classes` streams keep busy, with other partitions (`fixed`) beside them.
+    """The partitions of each of the `classes` that streams keep busy, with other partitions (`fixed`) beside them.
 
     Partitions that are there in any case take what they can at their target. The rest of a stream goes to the class
     where its rows cost the least, as far as that may grow, then to the next one. The last one gets what no class has
