@@ -8,7 +8,7 @@ from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.plan_data import CostToGo, PipelinePlan, StagePlan
 from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.prediction.pipeline_times import predict
-from sluice.batcher.scaling.demand import UNKNOWN_LOAD, Hosts, Stream, demands, row_ns, streams
+from sluice.batcher.scaling.demand import UNKNOWN_LOAD, Demand, Hosts, Stream, row_ns, streams
 from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.batcher.state import ModelState
 from sluice.models.profiles.latency_table import LatencyTable
@@ -40,41 +40,41 @@ def test_without_an_objective_batches_are_as_large_as_is_efficient() -> None:
 
 
 def test_a_class_is_as_busy_as_its_rows_take() -> None:
-    assert demands([Stream(model_of(k=TABLE), 400.0, 100 * MS)], [], [remote()], 0) == [pytest.approx(1.0)]
+    assert Demand([], [remote()], 0).loads([Stream(model_of(k=TABLE), 400.0, 100 * MS)]) == [pytest.approx(1.0)]
 
 
 def test_partitions_that_are_there_anyway_come_first() -> None:
     stream = Stream(model_of(k=TABLE), 400.0, 100 * MS)
     local = Hosts("k", None, 1, 0.7)
-    assert demands([stream], [local], [remote()], 0) == [pytest.approx(0.3)]
-    assert demands([stream._replace(rows=200.0)], [local], [remote()], 0) == [0.0]
+    assert Demand([local], [remote()], 0).loads([stream]) == [pytest.approx(0.3)]
+    assert Demand([local], [remote()], 0).loads([stream._replace(rows=200.0)]) == [0.0]
 
 
 def test_all_models_of_partitions_that_are_too_few_keep_the_same_share() -> None:
     first, second = model_of("a:1", k=TABLE), model_of("b:1", k=TABLE)
     both = [Stream(first, 400.0, 100 * MS), Stream(second, 400.0, 100 * MS)]
     only_first = remote(models=frozenset({"a:1"}))
-    assert demands(both, [Hosts("k", None, 2, 0.7)], [only_first], 0) == [pytest.approx(0.3)]
+    assert Demand([Hosts("k", None, 2, 0.7)], [only_first], 0).loads(both) == [pytest.approx(0.3)]
 
 
 def test_rows_go_to_the_class_where_they_cost_the_least_as_far_as_it_grows() -> None:
     stream = Stream(model_of(k=TABLE), 400.0, 100 * MS)
     dear, cheap = remote(price=2.0), remote(price=1.0, count=1)
-    assert demands([stream], [], [dear, cheap], 0) == [pytest.approx(0.5), pytest.approx(0.5)]
+    assert Demand([], [dear, cheap], 0).loads([stream]) == [pytest.approx(0.5), pytest.approx(0.5)]
 
 
 def test_the_last_class_gets_what_no_class_has_room_for() -> None:
     stream = Stream(model_of(k=TABLE), 4000.0, 100 * MS)
-    assert demands([stream], [], [remote(1), remote(1, price=2.0)], 0) == [pytest.approx(0.5), pytest.approx(9.5)]
+    assert Demand([], [remote(1), remote(1, price=2.0)], 0).loads([stream]) == [pytest.approx(0.5), pytest.approx(9.5)]
 
 
 def test_rows_of_a_model_that_is_unknown_on_a_class_are_some_load() -> None:
-    assert demands([Stream(model_of(), 400.0, INFINITE_NS)], [], [remote()], 0) == [UNKNOWN_LOAD]
+    assert Demand([], [remote()], 0).loads([Stream(model_of(), 400.0, INFINITE_NS)]) == [UNKNOWN_LOAD]
 
 
 def test_a_model_that_no_class_may_hold_is_no_load() -> None:
     other = remote(models=frozenset({"other:1"}))
-    assert demands([Stream(model_of(k=TABLE), 400.0, INFINITE_NS)], [], [other], 0) == [0.0]
+    assert Demand([], [other], 0).loads([Stream(model_of(k=TABLE), 400.0, INFINITE_NS)]) == [0.0]
 
 
 def test_the_plan_in_force_splits_the_objective_between_stages() -> None:
