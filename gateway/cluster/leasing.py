@@ -125,7 +125,7 @@ class Leasing:
 
     def asked(self, gateway: str, workers: int, now_s: float) -> None:
         """Another gateway, which has that many workers, tried to lease one of ours."""
-        self._asked[gateway] = _Asked(workers, now_s)
+        self._asked[gateway] = _Asked(max(workers, 0), now_s)
 
     @property
     def leases(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 
 from sluice.gateway.executors.remote.models import MOST_PEERS, RemoteModels
 from sluice.gateway.worker_protocol.messages import FileWanted, RemoteModel
+from sluice.models.distribution.file_set import FileSet
 from sluice.models.distribution.local_files import LocalFiles
 from sluice.models.errors import ConfigError
 from sluice.mps.ipc.messages import ModelFile
@@ -74,3 +75,23 @@ def test_files_that_cannot_be_read_are_an_error_of_the_model(tmp_path: Path) -> 
     file = ModelFile("mlp:1", str(tmp_path / "mlp" / "1" / "model.onnx"), "onnxruntime", (1,), True)
     with pytest.raises(ConfigError, match="mlp: cannot be read: No such file or directory"):
         described(RemoteModels(LocalFiles()), file)
+
+
+def test_workers_that_come_together_get_one_description_of_the_files(file: ModelFile) -> None:
+    class Counting(LocalFiles):
+        described = 0
+
+        def file_set(self, key: str, path: Path, backend: str) -> FileSet:
+            self.described += 1
+            return super().file_set(key, path, backend)
+
+    local = Counting()
+    models = RemoteModels(local)
+
+    async def describe() -> None:
+        found = await asyncio.gather(*(models.describe(file, f"n{number}:1") for number in range(8)))
+        found.append(await models.describe(file, "n9:1"))
+        assert len({each.files.digest for each in found if each.files is not None}) == 1
+
+    asyncio.run(describe())
+    assert local.described == 1

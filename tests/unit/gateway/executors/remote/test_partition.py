@@ -152,6 +152,7 @@ async def test_a_worker_of_another_gateway_is_left_alone_until_the_source_says_s
     peer.refusal = None
     await bench.wait(60)
     assert (bench.source.heard, peer.sessions) == (["refused edge-0 other"], [])
+    assert bench.details[-1].url == "", "the slot is vacant, which is no fault"
     await bench.place()
     assert bench.take()[-1] == READY
 
