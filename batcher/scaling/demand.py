@@ -17,7 +17,7 @@ UNKNOWN_LOAD = 1e-9
 """The load of rows whose time on a class is not known yet: next to nothing, but some."""
 
 
-class Stream(NamedTuple):
+class StageRows(NamedTuple):
     """Rows of one stage: `rows` a second of a model, each to be done within `budget_ns`."""
 
     model: ModelState
@@ -25,7 +25,7 @@ class Stream(NamedTuple):
     budget_ns: int
 
 
-class Hosts(NamedTuple):
+class PartitionPool(NamedTuple):
     """Equal partitions that may run models: `size` of them, each busy for `target` of its time at most.
 
     `models` are the keys of the models that they may run (None: all).
@@ -49,7 +49,7 @@ class Hosts(NamedTuple):
 
 def streams(
     pipelines: Mapping[str, PipelineState], rates: Mapping[str, float], plans: Mapping[str, PipelinePlan]
-) -> list[Stream]:
+) -> list[StageRows]:
     """The rows of all stages at these rates, in rows a second by pipeline, as the last requests were predicted."""
     found = []
     for name, pipeline in pipelines.items():
@@ -58,7 +58,7 @@ def streams(
             for stage in pipeline.stages:
                 rows = rate * pipeline.reach[stage.index]
                 if stage.model is not None and rows > 0:
-                    found.append(Stream(stage.model, rows, _budget_ns(pipeline, stage.index, plans.get(name))))
+                    found.append(StageRows(stage.model, rows, _budget_ns(pipeline, stage.index, plans.get(name))))
     return found
 
 
@@ -74,7 +74,7 @@ def _budget_ns(pipeline: PipelineState, index: int, plan: PipelinePlan | None) -
     return objective_ns * stage_ns // whole_ns if 0 < stage_ns < whole_ns else objective_ns
 
 
-def row_ns(stream: Stream, kind: str, hand_off_ns: int) -> float | None:
+def row_ns(stream: StageRows, kind: str, hand_off_ns: int) -> float | None:
     """The time that a row takes of a partition of a kind; None while nothing is known of the model there.
 
     Batches are as large as the model's policy makes them under load, as far as a request that just missed one is in
@@ -98,14 +98,14 @@ class Demand:
     good for one instant.
     """
 
-    def __init__(self, fixed: Sequence[Hosts], classes: Sequence[Hosts], hand_off_ns: int) -> None:
+    def __init__(self, fixed: Sequence[PartitionPool], classes: Sequence[PartitionPool], hand_off_ns: int) -> None:
         self._fixed = fixed
         self._classes = classes
         self._hand_off_ns = hand_off_ns
         self._own: dict[tuple[ModelState, int], list[tuple[int, float, float]]] = {}
         self._options: dict[tuple[ModelState, int], list[tuple[int, float | None]]] = {}
 
-    def loads(self, wanted: Iterable[Stream]) -> list[float]:
+    def loads(self, wanted: Iterable[StageRows]) -> list[float]:
         """For each class, how many of its partitions would be busy all the time."""
         everything = list(wanted)
         loads = [0.0] * len(self._classes)
@@ -125,7 +125,7 @@ class Demand:
                     break
         return loads
 
-    def _options_of(self, stream: Stream) -> list[tuple[int, float | None]]:
+    def _options_of(self, stream: StageRows) -> list[tuple[int, float | None]]:
         """The classes that may run a stream with the time of a row, the cheapest first; unknown times come last."""
         key = stream.model, stream.budget_ns
         if key not in self._options:
@@ -138,7 +138,7 @@ class Demand:
             self._options[key] = [(number, took_ns) for _, _, number, took_ns in found]
         return self._options[key]
 
-    def _own_hosts_of(self, stream: Stream) -> list[tuple[int, float, float]]:
+    def _own_hosts_of(self, stream: StageRows) -> list[tuple[int, float, float]]:
         """The fixed partitions that run a stream: their number, their share of its rows, and the time of a row."""
         key = stream.model, stream.budget_ns
         if key not in self._own:
@@ -151,7 +151,7 @@ class Demand:
             self._own[key] = [(number, rate / total, took_ns) for number, rate, took_ns in found]
         return self._own[key]
 
-    def _kept_shares(self, wanted: Sequence[Stream]) -> list[float]:
+    def _kept_shares(self, wanted: Sequence[StageRows]) -> list[float]:
         """For each stream, the share of its rows that fixed partitions take."""
         work = [0.0] * len(self._fixed)
         for stream in wanted:

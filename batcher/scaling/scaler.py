@@ -14,7 +14,7 @@ from sluice.batcher.interface.decisions import AnyDecision, SetPartitions, Unloa
 from sluice.batcher.interface.plan_data import PipelinePlan
 from sluice.batcher.interface.scaling_config import ScaledClass
 from sluice.batcher.scaling.autoscaler import Autoscaler, ClassDemand
-from sluice.batcher.scaling.demand import Demand, Hosts, Stream, streams
+from sluice.batcher.scaling.demand import Demand, PartitionPool, StageRows, streams
 from sluice.batcher.scaling.windows import RateWindows
 from sluice.batcher.state import ModelState, PartitionState, PipelineState
 from sluice.models.units import INFINITE_NS, NS_PER_S
@@ -48,7 +48,7 @@ class ClassStatus(NamedTuple):
     start_ns: int
 
 
-class Start(NamedTuple):
+class PartitionStart(NamedTuple):
     """A request has to wait for a partition of a class: it would be complete at `done_ns`."""
 
     name: str
@@ -116,13 +116,13 @@ class Scaler:
 
     # -- requests
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> Start | None:
+    def forecast(self, pipeline: PipelineState, now_ns: int) -> PartitionStart | None:
         """The prediction for a request whose models no partition holds that is up; a partition of a class is ordered.
 
         None if partitions that are up hold all models, if others are expected back, or if no class may hold them.
         """
         missing = [stage.model for stage in pipeline.stages if stage.model is not None and not stage.model.served]
-        start: Start | None = None
+        start: PartitionStart | None = None
         asked = []
         for model in missing:
             if any(not host.is_scaled and not host.is_gone(now_ns) for host in model.partitions):
@@ -134,7 +134,7 @@ class Scaler:
             asked.append(soonest)
             done_ns = now_ns + soonest.remaining_ns(now_ns) + pipeline.critical_path_ns
             if start is None or done_ns > start.done_ns:
-                start = Start(soonest.scaled.name, model.config.key, done_ns)
+                start = PartitionStart(soonest.scaled.name, model.config.key, done_ns)
         for each in asked:
             self._ask(each, now_ns)
         return start
@@ -219,7 +219,7 @@ class Scaler:
                 ahead[name] = min(self._rates[name].ahead(steps), MOST_GROWTH * rate)
         return ahead
 
-    def _waiting(self) -> list[Stream]:
+    def _waiting(self) -> list[StageRows]:
         """The rows that wait in queues, to be worked off within the panic window.
 
         Clients that wait for their answers send no more than is served, so that their rate does not show the load.
@@ -229,16 +229,16 @@ class Scaler:
         for model in self._fleet.models.values():
             if model.outstanding:
                 rows = sum(queue.rows for queue in self._fleet.queues.of(model))
-                found.append(Stream(model, rows / window_s, INFINITE_NS))
+                found.append(StageRows(model, rows / window_s, INFINITE_NS))
         return [stream for stream in found if stream.rows]
 
-    def _fixed(self) -> list[Hosts]:
+    def _fixed(self) -> list[PartitionPool]:
         """The partitions of no class that are up."""
         found = []
         for group in self._fleet.groups:
             count = sum(each.ready and not each.is_scaled for each in group.partitions.values())
             if count and group.models:
-                found.append(Hosts(group.kind, group.models, count, LOCAL_TARGET))
+                found.append(PartitionPool(group.kind, group.models, count, LOCAL_TARGET))
         return found
 
     # -- orders
@@ -337,7 +337,7 @@ class NoScaler:
     def lost(self, name: str, now_ns: int) -> None:
         """It is not counted."""
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> Start | None:
+    def forecast(self, pipeline: PipelineState, now_ns: int) -> PartitionStart | None:
         """No partition can be started."""
 
     def start_for(self, models: Sequence[str], now_ns: int) -> None:
@@ -364,7 +364,7 @@ class ScaledPartitions:
         models = None if first.models is None else frozenset(first.models)
         self.scaled = scaled
         self.slots = [fleet.partitions[name] for name in scaled.slots]
-        self.hosts = Hosts(first.kind, models, scaled.most, scaled.target, first.price)
+        self.hosts = PartitionPool(first.kind, models, scaled.most, scaled.target, first.price)
         self.autoscaler = Autoscaler(spec.scaling, scaled)
         self.wanted = self.ordered = scaled.initial
         self.start_ns = float(scaled.start_ns)
