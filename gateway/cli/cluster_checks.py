@@ -28,6 +28,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _HINTS = {
     "the key is wrong": "give both sides the same key_file",
     "wants a key": "give both sides the same key_file",
+    "cannot be looked up": "check the name, and the DNS of this machine",
     "Hostname Verification": "give the name in its certificate as server_name",
     "CERTIFICATE_VERIFY_FAILED": "its certificate must be from the authority that this side trusts",
     "Socket closed": "one side uses TLS and the other does not, or it refuses the certificate of this side",
@@ -168,9 +169,14 @@ def _hint(reason: str) -> str:
     return next((hint for sign, hint in _HINTS.items() if sign in reason), _NOT_THERE)
 
 
+def _who(survey: Survey) -> str:
+    """A worker with its address, since workers that were given no names have the same one."""
+    return f"{survey.about.name} on {survey.about.node} ({survey.url})"
+
+
 def _worker(place: Place, survey: Survey) -> Finding:
     about = survey.about
-    who = f"{about.name} on {about.node} ({place.url})"
+    who = _who(survey)
     if place.kind and about.kind != place.kind:
         text = f"{who}: it is a {about.kind}, and {place.origin} expects {place.kind}: gateways refuse it"
         return Finding("workers", Severity.WRONG, text)
@@ -187,7 +193,7 @@ def _versions(surveys: Sequence[Survey]) -> Iterator[Finding]:
     for each in surveys:
         if each.about.version != ours:
             text = (
-                f"{each.about.name} on {each.about.node} has version {each.about.version}, and this is {ours}: a "
+                f"{_who(each)} has version {each.about.version}, and this is {ours}: a "
                 "gateway of this version refuses it; install the same version on both"
             )
             yield Finding("versions", Severity.WRONG, text)
@@ -201,7 +207,7 @@ def _cores(nodes: Mapping[str, Sequence[Survey]]) -> Iterator[Finding]:
         for each in surveys:
             if each.about.kind.startswith("cpu"):
                 for core in each.about.cores:
-                    users[core].append(each.about.name)
+                    users[core].append(f"{each.about.name} ({each.url})")
         shared: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for core, names in users.items():
             if len(names) > 1:

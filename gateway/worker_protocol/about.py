@@ -12,8 +12,13 @@ from sluice.models.client_tls import ClientTls
 from sluice.models.errors import PartitionError
 
 METHOD = "About"
-_CONNECTING = re.compile(r"^failed to connect to all addresses; last error: \w+: \S+: (Failed to [\w ]+: )?")
-"""The words by which gRPC introduces the reason that no connection was made."""
+_WORDS = (
+    (re.compile(r"^failed to connect to all addresses; last error: \w+: \S+: (Failed to [\w ]+: )?"), ""),
+    (re.compile(r"^errors resolving \S+: .*: ([^:\]]+)\]?$"), r"its host cannot be looked up: \1"),
+    (re.compile(r"^Tls handshake failed .*OPENSSL_internal:(\w+).*$"), r"the TLS handshake failed: \1"),
+    (re.compile(r"^Custom verification check failed with error: \w+: "), ""),
+)
+"""The words of gRPC around the reason that no connection was made, and what stands for them."""
 MOST_PADDING = 16 << 20
 """The most bytes that a question or an answer is padded with."""
 LINK_BYTES = 4 << 20
@@ -132,4 +137,6 @@ def _reason(error: grpc.RpcError) -> str:
         return "it is no worker server, or one of another version"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "it did not answer in time"
-    return f"it cannot be reached: {_CONNECTING.sub('', details)}"
+    for words, plain in _WORDS:
+        details = words.sub(plain, details)
+    return f"it cannot be reached: {details}"

@@ -1,6 +1,8 @@
 """The gateway's end of a session with a worker server."""
 
 import asyncio
+import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -71,11 +73,24 @@ def read_key(path: str | None) -> str:
         return ""
     try:
         key = Path(path).read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the key file {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the key file {path}: expected 1 to 1024 printable characters of ASCII") from error
     if not key or not key.isprintable() or len(key) > 1024:
         raise ConfigError(f"the key file {path}: expected 1 to 1024 printable characters of ASCII")
     return key
+
+
+def _why(error: OSError) -> str:
+    """Why no connection was made, without the codes and addresses of libraries."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not use TLS, and this side does"
+    if isinstance(error, ssl.SSLError | socket.gaierror) or not error.errno:
+        return error.strerror or str(error) or "the other end closed the connection"
+    return os.strerror(error.errno)
 
 
 class SessionRefused(PartitionError):
@@ -192,8 +207,8 @@ class ClientSession:
                 answer = await self._answer
         except TimeoutError:
             reason = f"the worker server at {self.url} did not answer within {timeout_s:g} s"
-        except (OSError, ssl.SSLError) as error:
-            reason = f"the worker server at {self.url} cannot be reached: {error}"
+        except OSError as error:
+            reason = f"the worker server at {self.url} cannot be reached: {_why(error)}"
         except _Unauthenticated as error:
             message = f"the worker server at {self.url} refused the session: {error}"
             raise SessionRefused(message, str(error), retry=False) from error

@@ -36,7 +36,7 @@ def of_part(part: str, *answers: Answer, kind: str = "cpu2") -> list[tuple[Sever
 
 
 def test_a_cluster_in_order_has_a_line_for_each_worker_node_and_cache() -> None:
-    found = findings(surveyed(W0), surveyed(W1))
+    found = findings(surveyed(W0), surveyed(W1, "10.0.0.6:9001"))
     assert {each.severity for each in found} == {Severity.OK}
     assert [(each.part, each.text) for each in found] == [
         ("workers", "w0 on n1 (10.0.0.5:9001): cpu2, cores 0,1, 1 model, leased by gateway-a"),
@@ -54,7 +54,7 @@ def test_a_cluster_in_order_has_a_line_for_each_worker_node_and_cache() -> None:
 def test_another_version_is_named_with_both() -> None:
     other = msgspec.structs.replace(W0, version="9.9.9")
     expected = (
-        f"w0 on n1 has version 9.9.9, and this is {server_version()}: a gateway of this version refuses it; install "
+        f"w0 on n1 (10.0.0.5:9001) has version 9.9.9, and this is {server_version()}: a gateway of this version refuses it; install "
         "the same version on both"
     )
     assert of_part("versions", surveyed(other)) == [(Severity.WRONG, expected)]
@@ -74,9 +74,10 @@ def test_a_worker_that_cannot_work_says_why() -> None:
 
 
 def test_workers_of_a_node_that_share_cores_disturb_each_other() -> None:
-    neighbour = msgspec.structs.replace(W0, name="w1", cores=(1, 2))
-    text = "node n1: w0 and w1 share the cores 1: they slow each other down; give each its own"
-    assert of_part("cores", surveyed(W0), surveyed(neighbour)) == [(Severity.WRONG, text)]
+    neighbour = surveyed(msgspec.structs.replace(W0, cores=(1, 2)), "10.0.0.5:9002")
+    text = "node n1: w0 (10.0.0.5:9001) and w0 (10.0.0.5:9002) share the cores 1: they slow each other down; give each"
+    ((severity, found),) = of_part("cores", surveyed(W0), neighbour)
+    assert (severity, found) == (Severity.WRONG, f"{text} its own")
     assert of_part("cores", surveyed(W0), surveyed(W1)) == [], "equal numbers on two nodes are different cores"
 
 
@@ -198,6 +199,7 @@ def test_the_workers_of_a_configuration_are_asked_with_its_key(monkeypatch: pyte
             "it cannot be reached: Hostname Verification Check failed.",
             "give the name in its certificate as server_name",
         ),
+        ("it cannot be reached: its host cannot be looked up: Domain name not found", "check the name, and the DNS of"),
         ("it cannot be reached: Socket closed", "one side uses TLS and the other does not, or it refuses the"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -165,7 +166,23 @@ def test_an_address_where_nobody_listens() -> None:
     async def go() -> None:
         await open_session(url, Credentials(), HELLO, lambda each, views: None, lambda reason: None)
 
-    with pytest.raises(PartitionError, match=f"the worker server at {url} cannot be reached"):
+    with pytest.raises(PartitionError, match=f"the worker server at {url} cannot be reached: Connection refused$"):
+        asyncio.run(go())
+
+
+def test_a_server_without_tls_is_named_as_that() -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(settings_frame({}))
+        await reader.read(1)
+        writer.close()
+
+    async def go() -> None:
+        async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
+            url = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            credentials = Credentials(tls=ssl.create_default_context(), server_name="worker")
+            await open_session(url, credentials, HELLO, lambda each, views: None, lambda reason: None)
+
+    with pytest.raises(PartitionError, match="cannot be reached: it does not use TLS, and this side does$"):
         asyncio.run(go())
 
 
@@ -177,3 +194,5 @@ def test_keys_are_read_without_the_space_around_them(tmp_path: Path) -> None:
         (tmp_path / "key").write_bytes(content)
         with pytest.raises(ConfigError, match="the key file"):
             read_key(str(tmp_path / "key"))
+    with pytest.raises(ConfigError, match="none cannot be read: No such file or directory$"):
+        read_key(str(tmp_path / "none"))
