@@ -54,8 +54,8 @@ def test_a_cluster_in_order_has_a_line_for_each_worker_node_and_cache() -> None:
 def test_another_version_is_named_with_both() -> None:
     other = msgspec.structs.replace(W0, version="9.9.9")
     expected = (
-        f"w0 on n1 (10.0.0.5:9001) has version 9.9.9, and this is {server_version()}: a gateway of this version refuses it; install "
-        "the same version on both"
+        f"w0 on n1 (10.0.0.5:9001) has version 9.9.9, and this is {server_version()}: a gateway of this "
+        "version refuses it; install the same version on both"
     )
     assert of_part("versions", surveyed(other)) == [(Severity.WRONG, expected)]
 

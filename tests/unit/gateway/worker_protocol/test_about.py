@@ -8,7 +8,7 @@ from sluice.gateway.worker_protocol.about import survey
 from sluice.models.errors import PartitionError
 
 
-class Unreachable(grpc.RpcError):  # type: ignore[misc]  # the stubs of grpc are not complete
+class Unreachable(grpc.RpcError):
     """An error of gRPC before there is a connection."""
 
     def __init__(self, text: str) -> None:

@@ -182,7 +182,7 @@ def test_a_server_without_tls_is_named_as_that() -> None:
             credentials = Credentials(tls=ssl.create_default_context(), server_name="worker")
             await open_session(url, credentials, HELLO, lambda each, views: None, lambda reason: None)
 
-    with pytest.raises(PartitionError, match="cannot be reached: it does not use TLS, and this side does$"):
+    with pytest.raises(PartitionError, match=r"cannot be reached: it does not use TLS, and this side does$"):
         asyncio.run(go())
 
 
@@ -194,5 +194,5 @@ def test_keys_are_read_without_the_space_around_them(tmp_path: Path) -> None:
         (tmp_path / "key").write_bytes(content)
         with pytest.raises(ConfigError, match="the key file"):
             read_key(str(tmp_path / "key"))
-    with pytest.raises(ConfigError, match="none cannot be read: No such file or directory$"):
+    with pytest.raises(ConfigError, match=r"none cannot be read: No such file or directory$"):
         read_key(str(tmp_path / "none"))
