@@ -90,7 +90,7 @@ WaitingStage = tuple["StageState", "ModelState", int]
 
 
 class LinkClass(NamedTuple):
-    """What the ways to equal partitions have in common: a name, and classes of bandwidth and of round trips."""
+    """The class of the ways to equal partitions: a name, and classes of bandwidth and of round trips."""
 
     name: str
     speed: int

@@ -11,7 +11,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.state import Batch, Entry, Request
 
 MOST_NODES_LOST = 3
-"""A request is not run again once as many nodes were lost with it: it may be the cause after all."""
+"""A request alone is not run again once as many nodes were lost with it: it may be the cause after all."""
 _OUTCOMES = {
     FailureCause.BACKEND: Outcome.FAILED_BACKEND,
     FailureCause.OUT_OF_MEMORY: Outcome.FAILED_BACKEND,
@@ -28,8 +28,9 @@ class Failures:
     lost worker's batches, only the one that was running is halved. A request alone in it fails if a worker was lost
     with it before: a batch takes log₂(requests) + 1 workers along at most, and a batch of one request two.
 
-    Where a whole node is lost, no request is taken to be the cause before `MOST_NODES_LOST` are, and the batch that was
-    running on each of its partitions is retried as one.
+    Where a whole node is lost, no request is taken to be the cause the first time, and the batch that was running on
+    each of its partitions is retried as one. It is halved from the second time on, and a request alone fails once
+    `MOST_NODES_LOST` nodes were lost with it: a batch takes log₂(requests) + 3 nodes along at most.
 
     A batch of a decoupled model that was running is not run again: it may have sent responses.
 
@@ -67,7 +68,8 @@ class Failures:
             half = 0  # it had not started, so it proves nothing
         elif event.cause is FailureCause.WORKER_LOST:
             alive = self._lost(batch, alive, event.message, decisions)
-            half = 0 if batch.is_node_lost else half
+            if batch.is_node_lost and all(entry.nodes_lost < 2 for entry in alive):
+                half = 0
         elif alive and len(batch.entries) == 1 and not elsewhere:
             self._fail(alive[0].request, _OUTCOMES[event.cause], _reason(batch, event), decisions)
             return
@@ -119,7 +121,7 @@ class Failures:
                 self._fail(entry.request, Outcome.FAILED_WORKER_LOST, message, decisions)
             return []
         if batch.is_node_lost:
-            return self._lost_with_node(alive, message, decisions)
+            return self._lost_with_node(batch, alive, message, decisions)
         if len(batch.entries) == 1 and alive and alive[0].lost_once:
             reason = f"the worker was lost again, with this request alone: {message}"
             self._fail(alive[0].request, Outcome.FAILED_WORKER_LOST, reason, decisions)
@@ -128,14 +130,17 @@ class Failures:
             entry.lost_once = True
         return alive
 
-    def _lost_with_node(self, alive: list[Entry], message: str, decisions: list[AnyDecision]) -> list[Entry]:
+    def _lost_with_node(
+        self, batch: Batch, alive: list[Entry], message: str, decisions: list[AnyDecision]
+    ) -> list[Entry]:
         """The entries to retry of a batch whose node was lost: nodes are seldom lost by what a request contains."""
         for entry in alive:
             entry.nodes_lost += 1
-            if entry.nodes_lost == MOST_NODES_LOST:
-                reason = f"{MOST_NODES_LOST} nodes were lost with this request: {message}"
-                self._fail(entry.request, Outcome.FAILED_WORKER_LOST, reason, decisions)
-        return [entry for entry in alive if not entry.request.settled]
+        if len(batch.entries) == 1 and alive and alive[0].nodes_lost >= MOST_NODES_LOST:
+            reason = f"{alive[0].nodes_lost} nodes were lost with this request: {message}"
+            self._fail(alive[0].request, Outcome.FAILED_WORKER_LOST, reason, decisions)
+            return []
+        return alive
 
     def _detach(self, batch: Batch) -> list[Entry]:
         """Free the entries of a batch that ended; returns those whose requests still want an answer."""

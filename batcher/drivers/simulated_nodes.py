@@ -80,7 +80,7 @@ class SimulatedNodes:
         self.far = 0
 
     def measured(self) -> Iterable[LinkMeasured]:
-        """What a gateway measures of the links."""
+        """The links as a gateway measures them."""
         return [LinkMeasured(each.name, 2 * each.latency_ns, each.bytes_per_s) for each in self._nodes.values()]
 
     def placed(self, event: PartitionReady) -> PartitionReady:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import lt
 
 from sluice.batcher.estimates.latency import LatencyEstimate
-from sluice.batcher.fleet.nodes import Nodes
+from sluice.batcher.fleet.nodes import NodeTable
 from sluice.batcher.fleet.partition_group import came_up, depart, join, went_down
 from sluice.batcher.fleet.run_queue import WakeupQueue
 from sluice.batcher.fleet.speed import forget_kind, outdate, outdate_pipelines, set_estimate
@@ -46,7 +46,7 @@ class Fleet:
         for name in (slot for scaled in spec.scaling.classes for slot in scaled.slots):
             self.partitions[name].is_scaled = True
         self.groups: list[PartitionGroup] = []
-        self.nodes = Nodes(self.hand_off_ns)
+        self.nodes = NodeTable(self.hand_off_ns)
         self.wakeups = WakeupQueue()
         self.stranded: dict[ModelState, None] = {}
         self._equals: dict[_Equals, PartitionGroup] = {}
@@ -114,7 +114,7 @@ class Fleet:
         self.move(partition, partition.models)
 
     def link_measured(self, event: LinkMeasured) -> tuple[bool, list[PartitionState]]:
-        """Record how long the way to a node takes.
+        """Record how long the way to a node takes; O(partitions of its groups) where that changes.
 
         Returns whether that changes predictions, and the partitions that have other equals from now on.
         """
@@ -122,16 +122,18 @@ class Fleet:
         if node is None:
             return False, []
         moved: list[PartitionState] = []
-        for partition in list(node.partitions.values()):
-            group = partition.group
-            if group is None:
+        stay: dict[PartitionGroup, None] = {}
+        for partition in node.partitions.values():
+            if (group := partition.group) is None:
                 continue
-            if partition.link != group.link:
+            if partition.link == group.link:
+                stay[group] = None
+            else:
                 self.move(partition, partition.models)
                 moved.append(partition)
-            else:
-                _measure_ways(group, list(group.partitions.values()))
-                self._touch(list(group.hosted.values()))
+        for group in stay:
+            _measure_ways(group, list(group.partitions.values()))
+            self._touch(list(group.hosted.values()))
         return bool(node.partitions), moved
 
     def lost(self, name: str, now_ns: int) -> None:

@@ -17,7 +17,7 @@ SPARE_NODES = 64
 """Nodes without partitions that are remembered."""
 
 
-class Nodes:
+class NodeTable:
     """Keeps the nodes by name, and the ways to the partitions on them; `changes` counts how often others are known.
 
     They are in the order in which they were first heard of. A node stays there while it is lost, and is forgotten only

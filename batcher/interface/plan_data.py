@@ -66,7 +66,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def kind_over(kind: str, link: str) -> str:
-    """What plans call partitions of a kind behind a class of links: they are a kind of their own."""
+    """The name of a kind of partitions behind a class of links, which is a kind of its own in plans."""
     return f"{kind} over {link}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from math import gcd
 
 from sluice.batcher.fleet.member_table import is_free
-from sluice.batcher.fleet.nodes import Nodes
+from sluice.batcher.fleet.nodes import NodeTable
 from sluice.batcher.state import ModelState, NodeState, PartitionState, Place, StageState
 
 TRIED = 8
@@ -29,7 +29,7 @@ class Locality:
 
     __slots__ = ("_changes", "_nodes", "_orders")
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: NodeTable) -> None:
         self._nodes = nodes
         self._changes = 0
         self._orders: dict[str, list[NodeState]] = {}

@@ -333,7 +333,7 @@ def _remove(batch: PlannedBatch) -> None:
 
 
 def _tail_of(batch: PlannedBatch, estimate: LatencyEstimate, rows: float) -> int:
-    """What is kept before the limit of a batch: that it may take longer, and its way back."""
+    """The time that is kept before the limit of a batch: it may take longer, and there is its way back."""
     tail = tail_ns(estimate, rows, batch.variance, max(batch.most, rows), batch.caution, batch.depth)
     return tail + return_ns(batch.partition, batch.model, rows)
 

@@ -4,7 +4,8 @@ The rule is that of Knative's autoscaler: a stable window decides in quiet times
 grows faster than that shows. It differs where this scheduler knows more:
 
 - The demand is the part of their time that partitions are busy with the rows that come, and not the number of requests
-  in flight, which grows without bound once partitions are too few.
+  in flight, which grows without bound once partitions are too few. In the panic window it includes the rows that wait:
+  clients that wait for their answers send no more than is served.
 - The demand is compared with the target as it is, and not as a whole number of pods: one partition that is slightly
   over its target is no panic.
 - A forecast of the demand at the time when a partition that is ordered now will be up counts like the stable window.

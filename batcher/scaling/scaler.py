@@ -15,7 +15,7 @@ from sluice.batcher.interface.plan_data import PipelinePlan
 from sluice.batcher.interface.scaling_config import ScaledClass
 from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.scaling.autoscaler import Autoscaler, ClassDemand
-from sluice.batcher.scaling.demand import Hosts, demands, streams
+from sluice.batcher.scaling.demand import Hosts, Stream, demands, streams
 from sluice.batcher.scaling.windows import RateWindows
 from sluice.batcher.state import ModelState, PartitionState, PipelineState
 from sluice.models.units import INFINITE_NS, NS_PER_S
@@ -24,9 +24,9 @@ START_WEIGHT = 0.3
 """Weight of one start in the smoothed time that a class takes to start a partition."""
 OVERDUE = 0.25
 """A start that is overdue is expected to take this part of the time that it has taken so far."""
-MOST_GROWTH = 1.5
+MOST_GROWTH = 1.2
 """The forecast of a rate is at most this many times the rate of the panic window: steps are left to panic."""
-CHANCE = 3
+CHANCE = 2
 """A forecast counts where the panic window is this many standard deviations of its count above the stable one."""
 TAKEN_AWAY_NS = 10 * NS_PER_S
 """A partition that was to go and is still up after this time may stay in the place of another that went."""
@@ -187,7 +187,7 @@ class Scaler:
         fixed = self._fixed()
         stable = self._windows.rates(config.stable_ns)
         stable_loads = self._demands(stable, fixed)
-        panic_loads, recent_loads = self._demands(panic, fixed), self._demands(lately, fixed)
+        panic_loads, recent_loads = self._demands(panic, fixed, self._waiting()), self._demands(lately, fixed)
         for number, each in enumerate(self.classes):
             if recent_loads[number] > 0:
                 each.autoscaler.note_traffic(now_ns)
@@ -206,8 +206,23 @@ class Scaler:
                 ahead[name] = min(self._rates[name].ahead(steps), MOST_GROWTH * rate)
         return ahead
 
-    def _demands(self, rates: Mapping[str, float], fixed: Sequence[Hosts]) -> list[float]:
-        wanted = streams(self._pipelines, rates, self._plans())
+    def _waiting(self) -> list[Stream]:
+        """The rows that wait in queues, to be worked off within the panic window.
+
+        Clients that wait for their answers send no more than is served, so that their rate does not show the load.
+        """
+        window_s = self._config.panic_ns / NS_PER_S
+        found = []
+        for model in self._fleet.models.values():
+            if model.outstanding:
+                rows = sum(queue.rows for queue in self._fleet.queues.of(model))
+                found.append(Stream(model, rows / window_s, INFINITE_NS))
+        return [stream for stream in found if stream.rows]
+
+    def _demands(
+        self, rates: Mapping[str, float], fixed: Sequence[Hosts], waiting: Sequence[Stream] = ()
+    ) -> list[float]:
+        wanted = [*streams(self._pipelines, rates, self._plans()), *waiting]
         return demands(wanted, fixed, [each.hosts for each in self.classes], self._hand_off_ns)
 
     def _fixed(self) -> list[Hosts]:

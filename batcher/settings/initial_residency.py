@@ -55,13 +55,22 @@ class InitialResidency(NamedTuple):
 
 
 def initial_residency(spec: SchedulerSpec, settings: ResidencySettings) -> InitialResidency:
-    """Place all models; pinned ones and those of a high priority come first if there is no room for all."""
+    """Place all models; pinned ones and those of a high priority come first if there is no room for all.
+
+    Models are spread over the partitions that are up at the start: slots of scaled classes may stay empty.
+    """
     needs = model_needs(spec.models, spec.partitions)
-    placement = place_models(needs, spec.partitions)
+    absent = {slot for scaled in spec.scaling.classes for slot in scaled.slots[scaled.initial :]}
+    present = [each for each in spec.partitions if each.name not in absent] or spec.partitions
+    placement = place_models(needs, present)
+    residency = dict(placement.residency)
+    for later in spec.partitions:
+        if later.name not in residency:  # a slot that is empty at the start holds what a lone partition would
+            residency |= place_models(needs, [later]).residency
     largest = max(partition.memory_bytes for partition in spec.partitions)
     crowded = any(needs[key].memory_bytes <= largest for key in placement.unplaced)
     demand = settings.loading is LoadingMode.DEMAND or (settings.loading is LoadingMode.AUTO and crowded)
     bounded = any(partition.memory_bytes for partition in spec.partitions)
     loading = Loading.DEMAND if demand and bounded else Loading.PLAN
     spec = msgspec.structs.replace(spec, residency=settings.config(loading))
-    return InitialResidency(spec, placement.residency, placement.unplaced)
+    return InitialResidency(spec, residency, placement.unplaced)

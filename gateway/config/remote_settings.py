@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from sluice.batcher.interface.scaling_config import ScaledClass
+from sluice.batcher.settings.scaling import ScaleSettings
 from sluice.batcher.settings.scheduling import PriceSettings
 from sluice.gateway.config.ray_settings import MAX_SLOTS, RaySettings, worker_kind
 from sluice.models.profiles.partition_kind import PartitionKind, parse_kind
@@ -41,7 +43,8 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal remote partitions: each has one worker (`sluice worker`) of the `kind`, which keys latency tables.
 
     Exactly one of `urls`, `dns` and `ray` says where the workers are. `price` is the cost of an hour of one (None: by
-    its kind). `memory_mb` limits the models that each holds at a time (None: no limit).
+    its kind). `memory_mb` limits the models that each holds at a time (None: no limit). With `scale` their number
+    follows the load (None: all are wanted, but of Ray's with `min` and `max`).
     """
 
     name: str
@@ -51,6 +54,7 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ray: RaySettings | None = None
     price: float | None = None
     memory_mb: float | None = None
+    scale: ScaleSettings | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -82,6 +86,18 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"remote partitions {self.name}: expected a finite memory_mb above 0, got {self.memory_mb:g}"
             )
 
+        if self.scale is not None:
+            self._check_scale(self.scale)
+
+    def _check_scale(self, scale: ScaleSettings) -> None:
+        if self.ray is not None and self.ray.min is not None:
+            raise ValueError(f"remote partitions {self.name}: expected min and max in scale or in ray, got both")
+        if self.slots:
+            try:
+                scale.check(len(self.slots))
+            except ValueError as error:
+                raise ValueError(f"remote partitions {self.name}: scale.{error}") from error
+
     def _check_urls(self, urls: tuple[str, ...]) -> None:
         _check_slots(f"remote partitions {self.name}: urls", len(urls))
         for url in urls:
@@ -110,6 +126,16 @@ class RemoteClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             assert self.ray is not None
             count = self.ray.most or 0
         return tuple(f"{self.name}-{number}" for number in range(count))
+
+    @property
+    def scaled(self) -> ScaledClass | None:
+        """The class for autoscaling; None if all its slots are wanted."""
+        if self.scale is not None:
+            return self.scale.scaled(self.name, self.slots)
+        if self.ray is not None and self.ray.count is None and self.ray.max is not None:
+            least = self.ray.min or 0
+            return ScaleSettings(least, self.ray.max, to_zero=not least).scaled(self.name, self.slots)
+        return None
 
     @property
     def memory_bytes(self) -> int:

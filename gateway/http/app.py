@@ -124,7 +124,7 @@ def build_app(
         explanations,
         exposition,
         page_router(overview, files, restrictions),
-        partition_router(control.inventory, restrictions),
+        partition_router(control.inventory, control.scaling, restrictions),
         resize_router(control.resizing, restrictions),
         docs_router(),
     ):

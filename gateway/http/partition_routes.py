@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from sluice.gateway.config.restricted import ApiGroup, Restrictions
 from sluice.gateway.http.routes import body_schema, json_body, router
 from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.errors import RequestError
 
@@ -24,14 +25,21 @@ _SHARE = {
 }
 
 
-def partition_router(inventory: Inventory, restrictions: Restrictions) -> APIRouter:
-    """Reports the partitions of the workers, each with the proof of its isolation or the reasons why it fails."""
+def partition_router(inventory: Inventory, scaling: Scaling, restrictions: Restrictions) -> APIRouter:
+    """Reports the partitions of the workers, each with the proof of its isolation or the reasons why it fails.
+
+    It also reports the numbers of partitions that scaled classes are to have.
+    """
     routes = router(ApiGroup.STATISTICS, restrictions)
 
     @routes.get("/v2/sluice/partitions")
     async def partitions() -> Response:
         body = msgspec.json.encode({"partitions": inventory.report()})
         return Response(body, media_type="application/json")
+
+    @routes.get("/v2/sluice/scaling")
+    async def classes() -> Response:
+        return Response(msgspec.json.encode({"classes": scaling.report()}), media_type="application/json")
 
     return routes
 

@@ -11,6 +11,7 @@ from sluice.gateway.observability.log_settings import LogSettings
 from sluice.gateway.observability.statistics import Statistics
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.partitions.inventory import Inventory
+from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.resizing import Resizing
 from sluice.models.triton_config.as_json import model_config_json
@@ -49,6 +50,7 @@ class ControlPlane:
     epoch_ns: int
     inventory: Inventory
     resizing: Resizing
+    scaling: Scaling
 
     @property
     def extensions(self) -> list[str]:

@@ -145,7 +145,7 @@ class Detail:
 
 
 def _kind(partition: PartitionState) -> str:
-    """What plans call the kind of a partition."""
+    """The kind of a partition, as plans name it."""
     return kind_over(partition.kind, partition.link.text) if partition.link.distance else partition.kind
 
 

@@ -7,7 +7,7 @@ partition; others read it, or subscribe to its changes.
 import asyncio
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
@@ -123,8 +123,9 @@ class Inventory:
 
     `remote` has the kinds of the partitions whose workers are on other machines, by name. With `strict`, a worker is
     not used unless its evidence proves the limits: `refused` is set, and `refusal` is the reason. (Such a remote worker
-    is never reported.) `memory_of` gives the bytes of each model on a partition, and `link_of`
-    the way to a node.
+    is never reported.) The remote ones in `vacant` may have no worker at the start, and with `starts_on_demand` a
+    request has one started, so that the server serves without any. `memory_of` gives the bytes of each model on a
+    partition, and `link_of` the way to a node.
     """
 
     def __init__(
@@ -134,6 +135,8 @@ class Inventory:
         *,
         remote: Mapping[str, str] = {},
         strict: bool = False,
+        vacant: Collection[str] = (),
+        starts_on_demand: bool = False,
         memory_of: Callable[[str], dict[str, int]] = lambda partition: {},
     ) -> None:
         self._statuses = {each.name: PartitionStatus(each, each.profile_kind) for each in partitions}
@@ -145,12 +148,15 @@ class Inventory:
         self.link_of: Callable[[str], LinkReport | None] = lambda node: None
         self._subscribers: list[Callable[[InventoryChange], None]] = []
         self._held: dict[str, set[str]] = {}  # models by partition, for partitions that are up
-        self._unreachable: set[str] = set()  # what is elsewhere and was lost, or could not be reached yet
-        self._were_all_up = False
+        self._starts_on_demand = starts_on_demand
+        self._unreachable: set[str] = set(vacant)  # what is elsewhere and was lost, or could not be reached yet
+        self._were_all_up = self._unreachable.issuperset(self.names)
         self._loaded_ever: set[str] = set()
         self._failed: dict[str, str] = {}
         self._losses: Counter[str] = Counter()
         self.in_service = asyncio.Event()
+        if self.is_serving:
+            self.in_service.set()
         self.refused = asyncio.Event()
         self.refusal = ""
 
@@ -255,8 +261,8 @@ class Inventory:
 
     @property
     def any_up(self) -> bool:
-        """True if some partition takes batches."""
-        return bool(self._held)
+        """True if some partition takes batches, or is started for a request."""
+        return self._starts_on_demand or bool(self._held)
 
     @property
     def is_serving(self) -> bool:

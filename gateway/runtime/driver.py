@@ -197,6 +197,7 @@ class Runtime:
         """Let the executor begin; requests may be submitted from now on."""
         self._timer.start(self._alarm)
         self._executor.start(self.report)
+        self._flush_soon()  # the scheduler may have orders before the first event
 
     def submit(
         self,

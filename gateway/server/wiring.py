@@ -10,7 +10,8 @@ import msgspec
 
 from sluice.batcher.drivers.journal import JournalWriter
 from sluice.batcher.interface.config import PartitionConfig, SchedulerSpec
-from sluice.batcher.interface.decisions import ResizePartition
+from sluice.batcher.interface.decisions import ResizePartition, SetPartitions
+from sluice.batcher.interface.scaling_config import ScaledClass, ScalingConfig
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
@@ -66,6 +67,7 @@ from sluice.gateway.partitions.inventory import Inventory
 from sluice.gateway.partitions.latency_log import LatencyLog
 from sluice.gateway.partitions.partition_log import log_change
 from sluice.gateway.partitions.partition_metrics import PartitionMetrics
+from sluice.gateway.partitions.scaling import Scaling, ScalingMetrics
 from sluice.gateway.partitions.worker_output import launch_logged_worker
 from sluice.gateway.protocol.shared_memory import SharedMemory
 from sluice.gateway.resizing.auto_resize import AutoResize
@@ -136,6 +138,7 @@ class Gateway:
     resizing: Resizing
     auto_resize: AutoResize | None
     overview: Sources
+    scaling: Scaling
 
 
 def build_server(
@@ -165,6 +168,7 @@ def build_server(
         time_ns() - monotonic_ns(),
         gateway.inventory,
         gateway.resizing,
+        gateway.scaling,
     )
     poll = Poll(gateway.deployer, config.poll_s) if config.control is ModelControlMode.POLL else None
     return Server(
@@ -256,6 +260,7 @@ def build_gateway(
         changes.resizing,
         changes.auto_resize,
         execution.overview,
+        execution.scaling,
     )
 
 
@@ -361,10 +366,13 @@ class _State:
 
 def _build_state(config: ServerConfig, core: _Core) -> _State:
     scheduler = core.scheduler
+    scaled_classes = scheduler.spec.scaling.classes
     inventory = Inventory(
         core.partitions,
         [server.name for server in config.triton],
         remote={slot: each.profile_kind for each in config.remote_classes for slot in each.slots},
+        vacant=[slot for scaled in scaled_classes for slot in scaled.slots[scaled.initial :]],
+        starts_on_demand=any(scaled.to_zero for scaled in scaled_classes),
         strict=config.strict,
         memory_of=lambda name: {key: held.memory_bytes for key, held in held_memory(scheduler, name).items()},
     )
@@ -374,7 +382,15 @@ def _build_state(config: ServerConfig, core: _Core) -> _State:
         server_version(), core.pipelines, core.repository.broken, inventory, strict=config.strict_readiness
     )
     note_initial(core.begin, registry)
+    registry.mark_on_demand(_started_on_demand(core.begin.spec))
     return _State(inventory, registry, LoadWaiter(inventory))
+
+
+def _started_on_demand(spec: SchedulerSpec) -> set[str]:
+    """The models for which a request has a partition started where none is up."""
+    zero = {scaled.slots[0] for scaled in spec.scaling.classes if scaled.to_zero}
+    hosts = [each.models for each in spec.partitions if each.name in zero]
+    return {model.key for model in spec.models if any(models is None or model.key in models for models in hosts)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +404,7 @@ class _Execution:
     spans: SpanExport | None
     cache: ResponseCache | None
     overview: Sources
+    scaling: Scaling
 
 
 def _build_execution(
@@ -464,6 +481,10 @@ def _build_execution(
         on_ended=_on_ended(config, trace_settings, summaries),
     )
     default_slo_ns = ms_to_ns(config.default_slo_ms)
+    scaling = Scaling(_scaled_classes(config), scheduler.scaler.status, {} if remote is None else remote.sources)
+    if spec.scaling.classes:
+        metrics.include(ScalingMetrics(scheduler.scaler.status))
+        runtime.carry_out_with(SetPartitions, scaling.carry_out)
     metrics.include(LoadMetrics(scheduler, metrics.meters, clock, default_slo_ns, runtime.find_headrooms))
     overview = Sources(
         state.registry,
@@ -479,7 +500,7 @@ def _build_execution(
         clock=clock,
         time_of_day=time_ns,
     )
-    return _Execution(executor, runtime, metrics, trace_settings, spans, cache, overview)
+    return _Execution(executor, runtime, metrics, trace_settings, spans, cache, overview, scaling)
 
 
 def _on_ended(
@@ -611,7 +632,13 @@ def _scheduler_spec(
         uses_cache=config.cache_bytes > 0,
     )
     known = {key: footprints(repository.models[key], entries) for key, entries in stored.items()}
-    return msgspec.structs.replace(config.residency.apply(spec, known), resizing=config.balance)
+    scaling = ScalingConfig(tuple(_scaled_classes(config).values()))
+    return msgspec.structs.replace(config.residency.apply(spec, known), resizing=config.balance, scaling=scaling)
+
+
+def _scaled_classes(config: ServerConfig) -> dict[str, ScaledClass]:
+    """The classes whose numbers of partitions follow the load, by name."""
+    return {each.name: scaled for each in config.remote_classes if (scaled := each.scaled) is not None}
 
 
 def _pipeline_wirings(

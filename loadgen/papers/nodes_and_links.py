@@ -23,7 +23,7 @@ from sluice.batcher.interface.config import (
     SchedulerSpec,
     StageConfig,
 )
-from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch
+from sluice.batcher.interface.decisions import AnyDecision, CombineOutputs, CompleteRequest, DispatchBatch, FailRequest
 from sluice.batcher.interface.events import AnyEvent, Confidences, PartitionReady, RequestArrived
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
@@ -79,12 +79,16 @@ APPLICATIONS = {
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One run: the links (0: no time), whether the scheduler predicts transfers, and whether nodes keep outputs."""
+    """One run: the links (0: no time), whether the scheduler predicts transfers, and whether nodes keep outputs.
+
+    With `loses_a_node`, the first node is gone from a third of the run to two thirds.
+    """
 
     name: str
     gbit_per_s: int
     predicts: bool = True
     keeps_outputs: bool = False
+    loses_a_node: bool = False
 
 
 SETTINGS = (
@@ -92,6 +96,7 @@ SETTINGS = (
     Setting("10 Gbit/s, transfers unknown", 10, predicts=False),
     Setting("10 Gbit/s, transfers predicted", 10),
     Setting("10 Gbit/s, predicted, outputs kept", 10, keeps_outputs=True),
+    Setting("the same, one node lost for a third of the time", 10, keeps_outputs=True, loses_a_node=True),
     Setting("1 Gbit/s, transfers unknown", 1, predicts=False),
     Setting("1 Gbit/s, transfers predicted", 1),
     Setting("1 Gbit/s, predicted, outputs kept", 1, keeps_outputs=True),
@@ -99,15 +104,16 @@ SETTINGS = (
 
 
 class ClusterResult(msgspec.Struct, frozen=True):
-    """What became of the requests of a run.
+    """The outcomes and latencies of a run.
 
-    `in_time` and `late` are parts of all requests; the rest was refused. `mean_ms` and `p99_ms` are of those that were
-    answered. `hits` is the part of later stages that ran on the node of the stage before; `sent_mb` is what
-    a request sent to nodes on average.
+    `in_time` and `late` are parts of all requests, and `failed` is how many failed; the rest was refused. `mean_ms` and
+    `p99_ms` are of those that were answered. `hits` is the part of later stages that ran on the node of the stage
+    before; `sent_mb` is what a request sent to nodes on average.
     """
 
     in_time: float
     late: float
+    failed: int
     mean_ms: float
     p99_ms: float
     hits: float
@@ -136,6 +142,7 @@ class _Observer:
     def __init__(self) -> None:
         self.came_ns: dict[int, RequestArrived] = {}
         self.took_ns: list[tuple[int, bool]] = []
+        self.failed = 0
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         if isinstance(event, RequestArrived):
@@ -145,6 +152,8 @@ class _Observer:
                 arrival = self.came_ns[decision.request]
                 objective_ns = _objective_ns(arrival.pipeline)
                 self.took_ns.append((now_ns - arrival.deadline_ns + objective_ns, now_ns <= arrival.deadline_ns))
+            elif isinstance(decision, FailRequest):
+                self.failed += 1
 
 
 def run(setting: Setting, seconds: int = SECONDS) -> ClusterResult:
@@ -182,6 +191,8 @@ def run(setting: Setting, seconds: int = SECONDS) -> ClusterResult:
     )
     for each in spec.partitions:
         simulator.at(0, PartitionReady(each.name, tables))
+    if setting.loses_a_node:
+        simulator.lose_node(seconds * NS_PER_S // 3, "node0", 2 * seconds * NS_PER_S // 3)
     simulator.run(_arrivals(seconds))
     asked, done = len(observer.came_ns), sorted(took_ns for took_ns, _ in observer.took_ns)
     in_time = sum(is_in_time for _, is_in_time in observer.took_ns)
@@ -189,6 +200,7 @@ def run(setting: Setting, seconds: int = SECONDS) -> ClusterResult:
     return ClusterResult(
         in_time / asked,
         (len(done) - in_time) / asked,
+        observer.failed,
         fmean(done) / NS_PER_MS,
         done[int(0.99 * len(done))] / NS_PER_MS,
         simulator.nodes.near / later if later else 0.0,
@@ -230,14 +242,14 @@ def _arrivals(seconds: int) -> Iterator[tuple[int, RequestArrived]]:
 def table() -> str:
     """A Markdown table with a line for each setting."""
     lines = [
-        "| links | in time | late | mean ms | p99 ms | same node | MB sent a request |",
-        "|---|---|---|---|---|---|---|",
+        "| links | in time | late | failed | mean ms | p99 ms | same node | MB sent a request |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for setting in SETTINGS:
         result = run(setting)
         lines.append(
-            f"| {setting.name} | {result.in_time:.1%} | {result.late:.1%} | {result.mean_ms:.0f} | "
-            f"{result.p99_ms:.0f} | {result.hits:.1%} | {result.sent_mb:.2f} |"
+            f"| {setting.name} | {result.in_time:.1%} | {result.late:.1%} | {result.failed} | "
+            f"{result.mean_ms:.0f} | {result.p99_ms:.0f} | {result.hits:.1%} | {result.sent_mb:.2f} |"
         )
     return "\n".join(lines) + "\n"
 

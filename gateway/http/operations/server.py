@@ -74,6 +74,17 @@ _EXPLANATION = {
     "back: 1.1 ms, 0.6 ms of it for stage 'prep' on cpu0.",
     "trace_id": "",
 }
+_CLASS = {
+    "wanted": 3,
+    "needed": 3,
+    "ready": 2,
+    "leaving": 0,
+    "min": 1,
+    "max": 8,
+    "panic": False,
+    "busy": {"stable": 1.4, "panic": 1.9, "ahead": 2.0},
+    "start_s": 8.2,
+}
 
 SERVER: Mapping[str, Operation] = MappingProxyType(
     {
@@ -114,6 +125,12 @@ SERVER: Mapping[str, Operation] = MappingProxyType(
             "Shows the parts of the machine on which models run, with the models that each holds and their memory in "
             "bytes, and the proof that it keeps to its limits.",
             answers({"partitions": [_PARTITION]}),
+        ),
+        "GET /v2/sluice/scaling": Operation(
+            "Show the scaled classes",
+            "Shows how many partitions each class is to have whose number follows the load, and how many are up. The "
+            "scaler `metrics-api` of KEDA can read `classes.NAME.wanted`.",
+            answers({"classes": {"edge": _CLASS}}),
         ),
         "POST /v2/sluice/partitions/{name}/resize": Operation(
             "Resize a partition",

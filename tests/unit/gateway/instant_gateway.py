@@ -38,6 +38,7 @@ from sluice.gateway.observability.trace import RecentTraces, Trace
 from sluice.gateway.observability.trace_context import NO_TRACE, TraceContext
 from sluice.gateway.observability.trace_settings import TraceSettings
 from sluice.gateway.overview.live import LiveOverview
+from sluice.gateway.partitions.scaling import Scaling
 from sluice.gateway.protocol.answer import Answer, Tensor
 from sluice.gateway.protocol.request_options import RequestOptions
 from sluice.gateway.protocol.shared_memory import SharedMemory
@@ -223,6 +224,7 @@ def instant_gateway(
         EPOCH_NS,
         inventory,
         cast(Resizing, resizing),
+        Scaling({}, dict, {}),
     )
 
     overview = LiveOverview(overview_sources(registry, inventory, traces=runtime.traces))

@@ -168,6 +168,29 @@ def test_a_request_is_given_up_once_three_nodes_were_lost_with_it() -> None:
     assert batch == FailRequest(0, Outcome.FAILED_WORKER_LOST, reason)
 
 
+def test_a_request_that_takes_nodes_along_takes_no_other_with_it() -> None:
+    """A batch of four is whole the first time, and then halved until the one that is to blame is alone."""
+    nodes = "abcdefgh"
+    scheduler = remote(*(f"{node}0" for node in nodes), nodes=nodes, max_batch=4)
+    decisions = step(scheduler, 0, *(arrival(request, 60 * S) for request in range(4)))
+    failed, now_ns = [], 0
+    sizes = []
+    while decisions:
+        dispatched = [each for each in decisions if isinstance(each, DispatchBatch)]
+        failed += [each.request for each in decisions if isinstance(each, FailRequest)]
+        decisions = []
+        for batch in dispatched:
+            now_ns += MS
+            if 0 in [member.request for member in batch.members]:
+                sizes.append(len(batch.members))
+                decisions += lose_node(scheduler, now_ns, batch.partition)
+            else:
+                decisions += decided(scheduler, now_ns, completed(batch.batch, now_ns - MS, now_ns))
+    assert sizes == [4, 4, 2, 1]
+    assert failed == [0]
+    assert scheduler.requests == {}
+
+
 def test_a_request_of_a_lost_node_is_answered_once() -> None:
     scheduler = remote("a0", "b0", nodes="ab")
     (batch,) = step(scheduler, 0, arrival(0, 60 * S))

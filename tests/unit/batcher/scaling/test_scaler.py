@@ -72,7 +72,7 @@ class Driver:
         self.at(0)
         self.up(S, "edge-0")
         self.arrive(10 * S)
-        self.arrive(11 * S, 42 * count - 10)
+        self.arrive(11 * S, 21 * count - 4)
         (order,) = of(self.quiet(12 * S), SetPartitions)
         assert order.count == count
         self.up(20 * S, *SLOTS[1:count])
@@ -188,6 +188,19 @@ def test_partitions_come_as_the_rate_grows() -> None:
     assert order.count > 1
 
 
+def test_rows_that_wait_count_in_the_panic_window() -> None:
+    driver = Driver()
+    driver.at(0)
+    driver.up(S, "edge-0")
+    driver.arrive(10 * S)
+    driver.arrive(11 * S, 44)
+    driver.quiet(12 * S)
+    status = driver.scheduler.scaler.status()["edge"]
+    # 44 rows in 6 s, and of these 42 or 43 wait: 10 rows a second keep one partition busy.
+    assert 1.43 < status.demand.panic < 1.47
+    assert status.is_panicking
+
+
 def test_the_idle_partition_with_the_highest_number_goes_first() -> None:
     driver = Driver()
     driver.grow(3)
@@ -209,7 +222,7 @@ def test_a_partition_goes_only_when_its_batches_have_ended() -> None:
 def test_a_closed_partition_is_opened_again_before_another_is_ordered() -> None:
     driver = Driver()
     closed, _ = driver.close_a_busy_one()
-    decisions = driver.arrive(driver.now_ns + MS, 100) + driver.quiet(driver.now_ns + 3 * S)
+    decisions = driver.arrive(driver.now_ns + MS, 40) + driver.quiet(driver.now_ns + 3 * S)
     assert not driver.scheduler.dispatcher.fleet.partitions[closed].closed
     assert not of(decisions, SetPartitions)
 

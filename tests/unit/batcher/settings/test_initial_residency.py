@@ -5,6 +5,7 @@ import pytest
 
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.residency_config import Loading
+from sluice.batcher.interface.scaling_config import ScaledClass, ScalingConfig
 from sluice.batcher.settings.initial_residency import initial_residency
 from sluice.batcher.settings.residency import LoadingMode, ResidencySettings
 from tests.unit.batcher.settings.initial_models import spec
@@ -44,6 +45,22 @@ def test_pinned_models_leave_room_for_the_largest_and_those_that_never_get_any_a
     assert begin.kept_out == []
     begin = initial_residency(msgspec.structs.replace(given, partitions=partitions[:1]), ResidencySettings())
     assert (begin.waiting, begin.kept_out) == (["rf:1"], ["rf:1"])
+
+
+def test_models_are_spread_over_the_partitions_that_are_up_at_the_start() -> None:
+    given = spec(0, a={"memory_bytes": 60}, b={"memory_bytes": 60})
+    slots = tuple(f"edge-{number}" for number in range(3))
+    partitions = (
+        PartitionConfig("own", "cpu1", memory_bytes=120),
+        *(PartitionConfig(slot, "cpu1", memory_bytes=60) for slot in slots),
+    )
+    scaling = ScalingConfig((ScaledClass("edge", slots, 0, 3, to_zero=True),))
+    begin = initial_residency(
+        msgspec.structs.replace(given, partitions=partitions, scaling=scaling), ResidencySettings()
+    )
+    assert begin.residency["own"] == ("a:1", "b:1")
+    assert {begin.residency[slot] for slot in slots} == {("a:1",)}
+    assert begin.unplaced == ()
 
 
 def test_a_model_that_is_larger_than_every_partition_does_not_wait() -> None:

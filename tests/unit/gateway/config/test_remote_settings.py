@@ -2,11 +2,13 @@ from pathlib import Path
 
 import pytest
 
+from sluice.batcher.interface.scaling_config import ScaledClass
 from sluice.batcher.settings.scheduling import PriceSettings
 from sluice.gateway.config.configured_partitions import remote_config
 from sluice.gateway.config.remote_settings import RemoteClass, is_address
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.models.errors import ConfigError
+from sluice.models.units import NS_PER_S
 from sluice.mps.partitions.partition import CpuPartition
 
 
@@ -61,6 +63,24 @@ def test_ray_is_short_for_a_class_of_that_name(tmp_path: Path) -> None:
     assert (ray.name, ray.profile_kind, len(ray.slots)) == ("ray", "cpu2", 3)
 
 
+def test_the_number_of_partitions_may_follow_the_load(tmp_path: Path) -> None:
+    text = "partitions: {remote: [{name: edge, kind: cpu1, urls: ['a:1', 'b:1'], scale: {to_zero: true, start_s: 3}}]}"
+    (edge,) = _read(tmp_path, text).remote_classes
+    assert edge.scaled == ScaledClass("edge", ("edge-0", "edge-1"), 0, 2, to_zero=True, start_ns=3 * NS_PER_S)
+    (fixed,) = _read(tmp_path, "partitions: {remote: [{name: edge, kind: cpu1, urls: ['a:1']}]}").remote_classes
+    assert fixed.scaled is None
+
+
+@pytest.mark.parametrize(
+    ("ray", "least"), [("{min: 1, max: 3}", 1), ("{min: 0, max: 3}", 0), ("{max: 3}", 0), ("{count: 3}", None)]
+)
+def test_the_bounds_of_ray_are_those_of_the_autoscaler(tmp_path: Path, ray: str, least: int | None) -> None:
+    (given,) = _read(tmp_path, f"partitions: {{ray: {ray}}}").remote_classes
+    slots = ("ray-0", "ray-1", "ray-2")
+    expected = None if least is None else ScaledClass("ray", slots, least, 3, to_zero=not least)
+    assert given.scaled == expected
+
+
 @pytest.mark.parametrize(
     ("kind", "hour"), [("cpu2", 0.2), ("cpu2/x3", 0.2), ("mps-25", 1.0), ("mig-7g.80gb", 4.0)], ids=str
 )
@@ -88,6 +108,18 @@ def test_a_partition_costs_what_one_of_this_machine_would(kind: str, hour: float
         ("{remote: [{name: edge, kind: cpu1, dns: {name: w, port: 0, max: 1}}]}", "dns.port: expected a port"),
         ("{remote: [{name: edge, kind: cpu1, dns: {name: '', port: 1, max: 1}}]}", "dns.name: expected a host name"),
         ("{remote: [{name: edge, kind: cpu1, dns: {name: w, port: 1, max: 0}}]}", "dns.max: expected 1 to 1024"),
+        (
+            "{remote: [{name: edge, kind: cpu1, urls: ['a:1'], scale: {max: 2}}]}",
+            "scale.max: expected at most the 1 partitions of the class, got 2",
+        ),
+        (
+            "{remote: [{name: edge, kind: cpu1, urls: ['a:1'], scale: {to_zero: true, min: 1}}]}",
+            "to_zero: expected a min of 0 beside it, got 1",
+        ),
+        (
+            "{remote: [{name: edge, ray: {min: 1, max: 2}, scale: {min: 1}}]}",
+            "expected min and max in scale or in ray, got both",
+        ),
         (
             "{ray: {count: 1}, remote: [{name: ray, kind: cpu1, urls: ['a:1']}]}",
             "expected each name of a class once, got ray twice",

@@ -145,6 +145,21 @@ def test_partitions_are_in_service_when_all_are_up_at_once_and_then_while_any_is
     assert known.is_serving
 
 
+def test_slots_that_may_be_empty_are_not_waited_for() -> None:
+    kinds = {"edge-0": "cpu1", "edge-1": "cpu1"}
+    known = Inventory([], remote=kinds, vacant=["edge-1"])
+    assert not known.is_serving
+    known.apply(PartitionReady("edge-0", {}))
+    assert known.is_serving
+    known.apply(PartitionLost("edge-0", "gone"))
+    assert not known.is_serving
+
+
+def test_a_server_whose_partitions_are_started_for_requests_serves_without_any() -> None:
+    known = Inventory([], remote={"edge-0": "cpu1"}, vacant=["edge-0"], starts_on_demand=True)
+    assert (known.any_up, known.is_serving, known.in_service.is_set()) == (True, True, True)
+
+
 def test_the_reason_of_the_last_failure_is_kept_until_a_model_is_forgotten() -> None:
     known = PlayedInventory("a", "b")
     known.partition_ready("a", [], {"m:1": "torn"})
