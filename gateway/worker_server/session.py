@@ -90,6 +90,7 @@ class LeasedSession:
         """The memory of a batch whose tensors have not all come."""
         self._refusal = ""
         self._loading: set[str] = set()
+        self._unloading: set[str] = set()
         self._gateway_files = GatewayFiles(self._send)
         self._files_loading = FileLoads(owner.files, self._gateway_files, self._have_files, self._have_no_files)
         self._unclaimed = set(owner.host.models)
@@ -256,6 +257,7 @@ class LeasedSession:
         self._unclaimed.discard(key)
         if self._files_loading.give_up(key):
             self._loading.discard(key)
+        self._unloading.add(key)
         self._host.unload(key)
 
     def _drop_unclaimed(self) -> None:
@@ -272,8 +274,10 @@ class LeasedSession:
             self._send(Loaded(result))
 
     def model_unloaded(self, key: str) -> None:
-        """An unload has finished."""
-        self._send(Unloaded(key))
+        """An unload has finished; those of models of earlier sessions are not the gateway's."""
+        if key in self._unloading:
+            self._unloading.discard(key)
+            self._send(Unloaded(key))
 
     def worker_lost(self, reason: str) -> None:
         """The worker process has ended."""

@@ -33,6 +33,7 @@ from sluice.gateway.worker_protocol.messages import (
     Draining,
     Fault,
     Hello,
+    Loaded,
     Ping,
     RemoteLoad,
     RemoteModel,
@@ -165,9 +166,15 @@ def test_models_stay_loaded_for_the_next_session_unless_it_does_not_ask_for_them
             assert {"same:1", "quick:1"} <= held.keys()
             assert await gateway.load(models["quick"]) == held["quick:1"]  # not measured again
             gateway.run("quick:1", x=ROW)
-            dropped = {(await gateway.next(Unloaded)).key for _ in held.keys() - {"quick:1"}}
-            assert dropped == held.keys() - {"quick:1"}
             await gateway.outputs()
+            gateway.session.send(RemoteUnload("quick:1"))
+            assert (await gateway.next(Unloaded)).key == "quick:1", "it is told of its own orders alone"
+            gateway.run("same:1", x=ROW)
+            assert (await gateway.next(RunRefused)).message == "the worker does not hold same:1"
+            for order in (RemoteLoad(models["quick"]), RemoteUnload("quick:1"), RemoteLoad(models["quick"])):
+                gateway.session.send(order)
+            assert (await gateway.next(Unloaded)).key == "quick:1", "also if it is loaded again at once"
+            assert (await gateway.next(Loaded)).model.table is not None
             gateway.session.send(RemoteUnload("quick:1"))
             await gateway.next(Unloaded)
             gateway.run("quick:1", x=ROW)
