@@ -18,11 +18,13 @@ from sluice.gateway.worker_protocol.link import SessionLink
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
     SESSION,
+    Finished,
     FromGateway,
     FromWorkerServer,
     Hello,
     Ping,
     RemoteRun,
+    RunRefused,
     SessionRefusal,
     Welcome,
     Withdraw,
@@ -120,7 +122,11 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Welcome | SessionRefusal] = self._loop.create_future()
         self._is_open = self._is_closed = False
+        self._early_end = ""
+        """The reason why the session ended right behind its answer, before it was open."""
         self._pings = 0
+        self._batches: set[int] = set()
+        """Those that have no answer yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._role = _ClientRole()
         self._link = SessionLink(
@@ -154,6 +160,8 @@ class ClientSession:
             self._loop.call_soon(self._take, Withdrawn(message.batch), None)
             return
         self._link.send(message, tensors, sent)
+        if isinstance(message, RemoteRun):
+            self._batches.add(message.batch)
 
     def close(self) -> None:
         """End the session."""
@@ -190,7 +198,7 @@ class ClientSession:
                 answer = await self._answer
         except TimeoutError:
             reason = f"the worker server at {self.url} did not answer within {timeout_s:g} s"
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # ValueError: no host has that name
             reason = f"the worker server at {self.url} cannot be reached: {error}"
         except _Unauthenticated as error:
             message = f"the worker server at {self.url} refused the session: {error}"
@@ -198,6 +206,8 @@ class ClientSession:
         except PartitionError as error:
             reason = f"the worker server at {self.url}: {error}"
         else:
+            if isinstance(answer, Welcome) and self._early_end:
+                raise PartitionError(f"the worker server at {self.url}: {self._early_end}")
             if isinstance(answer, Welcome):
                 self.welcome = answer
                 self._is_open = True
@@ -210,6 +220,8 @@ class ClientSession:
     # -- the link
 
     def _place(self, message: Any, size: int) -> memoryview | None:
+        if not isinstance(message, Finished) or message.batch not in self._batches:
+            raise PartitionError(f"a {message_name(message)} came with tensors that were not asked for")
         memory = None if self._memory is None else self._memory(size)
         return np.empty(size, np.uint8).data if memory is None else memory
 
@@ -219,6 +231,8 @@ class ClientSession:
         if self._is_open:
             if isinstance(message, Welcome | SessionRefusal):
                 raise PartitionError("the worker server answered the session twice")
+            if isinstance(message, Finished | RunRefused | Withdrawn):
+                self._batches.discard(message.batch)
             self._on_message(message, () if not body else views_of(tensors_of(message), body))
         elif isinstance(message, Welcome | SessionRefusal) and not self._answer.done():
             self._answer.set_result(message)
@@ -233,6 +247,7 @@ class ClientSession:
             if not self._answer.done():
                 kind = _Unauthenticated if self._role.is_unauthenticated else PartitionError
                 self._answer.set_exception(kind(reason))
+            self._early_end = reason
         elif not self._is_closed:
             self._is_closed = True
             self._on_closed(reason)

@@ -131,6 +131,20 @@ async def test_a_worker_that_cannot_be_reached_is_tried_again_and_reported_once(
 
 
 @benched()
+async def test_a_try_that_fails_for_no_known_reason_is_reported_and_repeated(bench: Bench) -> None:
+    peer = bench.peers["n1a:1"]
+    peer.refusal = RuntimeError("a fault of ours")
+    bench.source.placed("edge-0", "n1a:1", "")
+    await bench.wait(12)
+    assert bench.take() == [
+        PartitionLost("edge-0", "the worker at n1a:1 could not be tried: internal error: a fault of ours")
+    ]
+    peer.refusal = None
+    await bench.wait(5)
+    assert bench.take() == [READY]
+
+
+@benched()
 async def test_a_refusal_for_good_is_asked_about_every_5_s_only(bench: Bench) -> None:
     peer = bench.peers["n1a:1"]
     peer.refusal = SessionRefused("n1a:1 refused the session: wrong key", "wrong key", retry=False)
@@ -227,7 +241,7 @@ async def test_outputs_in_shared_memory_stay_there_for_workers_of_this_machine(b
     memory = bench.bodies.allocate(8)
     assert memory is not None
     memory[:] = rows(5).tobytes()
-    wire = WireTensor("probs", DataType.FP32, (1, 2), 8)
+    wire = SessionTensor("probs", DataType.FP32, (1, 2), 8)
     session.say(Finished(7, 0, 1, (wire,)), (memory,))
     await bench.wait()
     outputs = bench.tensors.assembly._requests[1].stage_outputs[0]
