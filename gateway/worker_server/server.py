@@ -41,7 +41,7 @@ from sluice.gateway.worker_server.about import AboutNow, AboutService
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.model_files import ModelFiles
 from sluice.gateway.worker_server.peers import Peers, fetch_method
-from sluice.gateway.worker_server.session import LeasedSession
+from sluice.gateway.worker_server.session import MOST_NAME, LeasedSession
 from sluice.gateway.worker_server.settings import WorkerSettings
 from sluice.gateway.worker_server.v2 import V2Service
 from sluice.models.errors import PartitionError
@@ -232,6 +232,12 @@ class WorkerServer:
         elif not LEAST_LEASE_S <= hello.lease_s <= MOST_LEASE_S:
             opening.refuse(
                 f"expected a lease of {LEAST_LEASE_S:g} to {MOST_LEASE_S:g} s, got {hello.lease_s:g}", retry=False
+            )
+        elif not 0 < len(hello.gateway) <= MOST_NAME or not hello.gateway.isprintable():
+            opening.refuse(
+                f"expected a name of the gateway of 1 to {MOST_NAME} printable characters, got "
+                f"{hello.gateway[:MOST_NAME]!r}",
+                retry=False,
             )
         elif self._draining:
             opening.refuse(self._draining)

@@ -138,7 +138,7 @@ class LeasedSession:
 
     def asked(self, gateway: str, workers: int) -> None:
         """Another gateway, which has that many workers, was refused."""
-        self._send(Asked(gateway[:MOST_NAME], workers))
+        self._send(Asked(gateway, workers))
 
     def drain(self, reason: str) -> None:
         """Take no new batches."""

@@ -311,6 +311,13 @@ def test_strangers_are_refused_with_the_reason(worker: WorkerProcess, key: str, 
     assert not refused.retry
 
 
+@pytest.mark.parametrize("gateway", ["", "g" * 257, "g\n1"])
+def test_a_gateway_without_a_usable_name_is_refused(worker: WorkerProcess, gateway: str) -> None:
+    refused = refusal(worker.url, KNOWN, "", gateway)
+    assert refused.reason.startswith("expected a name of the gateway of 1 to 256 printable characters, got '")
+    assert not refused.retry
+
+
 def test_one_gateway_has_the_worker_at_a_time(worker: WorkerProcess) -> None:
     async def go() -> None:
         async with gateway_session(worker.url, KNOWN, "first") as first:

@@ -10,6 +10,7 @@ import msgspec
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.gateway.cluster.nodes import NodeWatch
+from sluice.gateway.executors.remote.answer_check import check_loaded
 from sluice.gateway.executors.remote.batches import RemoteBatchContext, RemoteBatches
 from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.session import OpenSession, WorkerSession
@@ -458,6 +459,7 @@ class RemoteWorker:
     def _loaded(self, result: LoadResult) -> None:
         if result.key not in self._loading:
             raise PartitionError(f"model {result.key} is loaded, which was not ordered")
+        check_loaded(result)
         del self._loading[result.key]
         self._limit_load()
         self._context.loaded((result,))

@@ -26,6 +26,7 @@ from sluice.gateway.worker_protocol.messages import (
     FilePart,
     FileWanted,
     Finished,
+    Loaded,
     ModelReadiness,
     Pong,
     RemoteLoad,
@@ -39,7 +40,10 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerLost,
 )
 from sluice.models.errors import PartitionError
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.messages import LoadResult
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition
 from tests.support.gateway.assembly_bench import rows
@@ -614,6 +618,31 @@ async def test_a_load_that_fails_is_reported_and_one_that_was_not_ordered_ends_t
     session.loaded("other:1")
     await bench.wait()
     assert bench.take()[0] == PartitionLost("edge-0", "node n1: model other:1 is loaded, which was not ordered")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        LoadResult("large:1", LatencyTable(((1, 1 << 62),))),
+        LoadResult("large:1", TABLE, memory=ModelMemory(-1)),
+        LoadResult("large:1", TABLE, memory=ModelMemory(0, 1 << 60)),
+    ],
+)
+def test_a_worker_that_says_what_is_true_of_no_model_is_lost(result: LoadResult) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        session = await bench.place()
+        bench.peers["n1a:1"].keeps = True
+        bench.executor.load(LoadModel("edge-0", "large:1"))
+        await bench.wait()
+        bench.take()
+        session.say(Loaded(result))
+        await bench.wait()
+        lost = bench.take()[0]
+        assert isinstance(lost, PartitionLost)
+        assert lost.reason.startswith("node n1: model large:1: expected ")
+
+    scenario()
 
 
 @benched()
