@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -124,6 +125,13 @@ class WorkerServer:
         """The address at which gateways reach it."""
         host, port = self._listener.getsockname()[:2]
         return join_address(self._settings.advertise or host, port)
+
+    @property
+    def _peers_url(self) -> str:
+        """The address for other worker servers; "" without one: that of all interfaces is none."""
+        host = self._listener.getsockname()[0]
+        is_any = not self._settings.advertise and ipaddress.ip_address(host).is_unspecified
+        return "" if is_any else self.url
 
     # -- life
 
@@ -261,7 +269,7 @@ class WorkerServer:
                     settings.partition,
                     worker,
                     self._sessions,
-                    self.url,
+                    self._peers_url,
                 )
             )
             log(logger, logging.INFO, "session begun", gateway=hello.gateway, session=self._sessions)

@@ -21,6 +21,7 @@ from sluice.models.tensors.arrays import Array
 from tests.support.gateway.processes import until
 from tests.support.gateway.remote_workers import Cluster, cluster
 from tests.support.gateway.server import GatewayServer, gateway_server
+from tests.support.models.onnx_models import save_mlp
 
 CASCADE, ENSEMBLE = "digits-cascade", "digits-ensemble"
 CLIENTS, RATE = 8, 60
@@ -209,16 +210,17 @@ def test_a_gateway_that_was_paused_finds_its_sessions_closed_and_answers_what_is
     assert "worker lost" in served.gateway.log.read_text()
 
 
-def test_workers_that_the_gateway_may_not_have_are_named(served: Served, repository: Path, tmp_path: Path) -> None:
+def test_workers_that_the_gateway_may_not_have_are_named(served: Served, tmp_path: Path) -> None:
     """One of another kind, and one with another key; the gateway serves on its own partition."""
     (tmp_path / "key").write_text("another")
+    save_mlp(tmp_path / "models" / "mlp" / "1" / "model.onnx", [4, 2])
     with cluster(tmp_path, 1) as open_to_all:
         classes = [
             {"name": "big", "kind": "cpu2", "urls": open_to_all.urls},
             {"name": "keyed", "kind": "cpu1", "urls": served.workers.urls[:1]},
         ]
         config: dict[str, object] = {"partitions": {"local": 1, "remote": classes, "key_file": str(tmp_path / "key")}}
-        with gateway_server(repository, tmp_path, config) as gateway:
+        with gateway_server(tmp_path / "models", tmp_path, config) as gateway:
             until(lambda: all(partitions(gateway)[slot]["lost"] for slot in ("big-0", "keyed-0")))
             lost = {name: str(each["lost"]) for name, each in partitions(gateway).items()}
     assert "cpu1" in lost["big-0"]
