@@ -115,7 +115,7 @@ compiled: $(TEST)/installed-$(ORT)
 
 # Tests of the hot path, once more where it is compiled. Those that look into the connections of HTTP/2 by a stream of
 # their own cannot, nor those of calls by a data plane of their own: no class inherits from a compiled one.
-HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http inference observability runtime tensors) \
+HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http http2 inference observability runtime tensors) \
 	$(addprefix --ignore=tests/unit/gateway/grpc/transport/http2/test_,connection.py fuzz.py h2spec.py) \
 	--ignore=tests/unit/gateway/inference/test_model_calls.py \
 	tests/unit/mps/ipc tests/unit/mps/worker \

@@ -43,6 +43,9 @@ class ResidencyReconciler:
         self._loading: dict[str, dict[str, None]] = {name: {} for name in fleet.partitions}
         self._failures: dict[str, dict[str, _Failure]] = {name: {} for name in fleet.partitions}
         self._orders: list[AnyDecision] = []
+        self._order: dict[str, int] = {}  # of the partitions with desired models
+        self._unchecked: dict[str, None] = {}  # partitions that may lack desired models
+        self._may_spare = False  # partitions may hold models that belong elsewhere
         self.due_ns: int | None = None
         self.wake_ns: int | None = None
 
@@ -51,6 +54,7 @@ class ResidencyReconciler:
         known = self._fleet.models.keys() - self.retired
         self._desired = {name: frozenset(models) & known for name, models in residency.items()}
         self._extra = {name: models for name, models in self._extra.items() if name not in residency}
+        self._check_all()
         self.advance(now_ns, decisions)
 
     def add_extra(
@@ -66,7 +70,18 @@ class ResidencyReconciler:
             self._unloading(name, now_ns)
         for name, models in residency.items():
             self._extra[name] = self._extra.get(name, _NOTHING).union(models)
+        self._check_all()
         self.advance(now_ns, decisions)
+
+    def check(self, name: str) -> None:
+        """Look at the models of a partition when `advance` is called next: its worker or its models have changed."""
+        self._unchecked[name] = None
+        self._may_spare = True
+
+    def _check_all(self) -> None:
+        self._order = {name: position for position, name in enumerate(self._desired | self._extra)}
+        self._unchecked.update(dict.fromkeys(self._order))
+        self._may_spare = True
 
     def held(self, name: str) -> frozenset[str]:
         """The models that a partition holds, is loading, or will load once it is up."""
@@ -93,6 +108,7 @@ class ResidencyReconciler:
             if name in residency:
                 residency[name] = residency[name].difference(leaving)
         self._fleet.move(partition, partition.models.difference(leaving))
+        self.check(name)
         self._orders.extend(UnloadModel(name, each) for each in leaving)
 
     def issue(self, decisions: list[AnyDecision]) -> None:
@@ -115,6 +131,7 @@ class ResidencyReconciler:
         for residency in (self._desired, self._extra):
             for name, held in residency.items():
                 residency[name] = held - models
+        self._check_all()
         self.advance(now_ns, decisions)
 
     def advance(self, now_ns: int, decisions: list[AnyDecision]) -> None:
@@ -122,7 +139,8 @@ class ResidencyReconciler:
         self.issue(decisions)
         self._load(now_ns, decisions)
         changed = self._discard(decisions) if self.retired else []
-        if not any(self._loading.values()):
+        if self._may_spare and not any(self._loading.values()):
+            self._may_spare = False
             changed += self._unload(decisions)
         for name in changed:
             self._unloading(name, now_ns)
@@ -134,12 +152,14 @@ class ResidencyReconciler:
         partition = self._fleet.partitions[name]
         self._fleet.learn(model, partition.kind, table)
         self._fleet.move(partition, partition.models | {model})
+        self.check(name)
         self.advance(now_ns, decisions)
 
     def failed(self, name: str, model: str, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Record that a load failed."""
         self._loading[name].pop(model, None)
         self._failures[name][model] = self._failure(name, model, FIRST_RETRY_NS, now_ns)
+        self.check(name)
         self.advance(now_ns, decisions)
 
     def lost(self, name: str, now_ns: int) -> None:
@@ -151,6 +171,7 @@ class ResidencyReconciler:
         loading = next(iter(self._loading[name]), None)
         self._failures[name] = {} if loading is None else {loading: self._failure(name, loading, 0, now_ns)}
         self._loading[name].clear()
+        self.check(name)
 
     def _failure(self, name: str, model: str, first_ns: int, now_ns: int) -> _Failure:
         """A failed load of a model, whose first retry is after `first_ns`."""
@@ -161,13 +182,16 @@ class ResidencyReconciler:
     def _load(self, now_ns: int, decisions: list[AnyDecision]) -> None:
         """Load the missing models, except models whose load failed recently."""
         left: list[_Failure] = []
-        for name in self._desired | self._extra:
+        unchecked = sorted(filter(self._order.__contains__, self._unchecked), key=self._order.__getitem__)
+        self._unchecked.clear()
+        for name in unchecked:
             partition = self._fleet.partitions[name]
             if partition.ready and not partition.closed:
                 for model in sorted(self._wanted(name).difference(partition.models, self._loading[name])):
                     failure = self._failures[name].get(model)
                     if failure is not None and failure.retry_ns > now_ns:
                         left.append(failure)
+                        self._unchecked[name] = None
                     else:
                         self._loading[name][model] = None
                         decisions.append(LoadModel(name, model))

@@ -267,7 +267,7 @@ class Scaler:
         done = [name for name in each.going if name not in each.leaving and self._is_drained(name)]
         each.give_up(done, now_ns)
         if each.ordered != before or done or not each.is_ordered:
-            each.is_ordered = True
+            each.begin(now_ns)
             decisions.append(SetPartitions(each.scaled.name, each.ordered, tuple(done)))
 
     def _close(self, each: ScaledPartitions, count: int, now_ns: int) -> None:
@@ -377,7 +377,7 @@ class ScaledPartitions:
         self.leaving: dict[str, int] = {}
         self.asked = False
         self.is_ordered = False
-        self._starts_ns: deque[int] = deque([0] * scaled.initial)
+        self._starts_ns: deque[int] = deque()
 
     @property
     def starting(self) -> int:
@@ -411,6 +411,13 @@ class ScaledPartitions:
         """The class as it is now."""
         panics, start_ns = self.autoscaler.is_panicking, int(self.start_ns)
         return ClassStatus(self.wanted, self.ordered, self.serving, len(self.going), panics, self.load, start_ns)
+
+    def begin(self, now_ns: int) -> None:
+        """Record an order; the first one is when those start that are to be up from the beginning."""
+        if not self.is_ordered:
+            self.is_ordered = True
+            missing = self.starting - len(self._starts_ns)
+            self._starts_ns.extend([now_ns] * missing)
 
     def order(self, count: int, now_ns: int) -> None:
         """Record that this number of further slots are to have workers."""

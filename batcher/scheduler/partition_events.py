@@ -75,6 +75,7 @@ class PartitionEvents:
         self.scaler.ready(event.partition, now_ns)
         self._dispatcher.ready(event, now_ns)
         grown = self._record_memory(event.partition, event.memory)
+        self.residency.check(event.partition)
         self.residency.advance(now_ns, decisions)
         self._fit(event.partition, grown, now_ns, decisions)
         self.loader.check_pinned(now_ns)

@@ -408,7 +408,9 @@ def effective_config(options: argparse.Namespace) -> EffectiveConfig:
     for name, value in options.metrics_config or ():
         override(value, "metrics_config", "metrics_config", name)
     for name in _SAME_NAME:
-        override(getattr(options, name), name, name)
+        # Of partitions, the option means those of this machine.
+        inner = ("local",) if name == "partitions" and isinstance(settings[name], dict) else ()
+        override(getattr(options, name), name, name, *inner)
     if repositories := [place for place in options.files if _is_repository(place)]:
         if options.repository is not None and "repository" not in options.environment:
             raise ConfigError(

@@ -35,7 +35,7 @@ class _Asked(NamedTuple):
     at_s: float
 
 
-class Placement(NamedTuple):
+class SlotChange(NamedTuple):
     """From now on, the slot is served by the worker at `address`, or by none."""
 
     slot: str
@@ -125,14 +125,14 @@ class Leasing:
 
     def asked(self, gateway: str, workers: int, now_s: float) -> None:
         """Another gateway, which has that many workers, tried to lease one of ours."""
-        self._asked[gateway] = _Asked(workers, now_s)
+        self._asked[gateway] = _Asked(max(workers, 0), now_s)
 
     @property
     def leases(self) -> int:
         """The number of workers of which the gateway has the lease."""
         return sum(1 for each in self._placed.values() if each.leased)
 
-    def step(self, now_s: float) -> list[Placement]:
+    def step(self, now_s: float) -> list[SlotChange]:
         """The slots that change now."""
         self._asked = {name: each for name, each in self._asked.items() if now_s - each.at_s < ASKED_S}
         return [*self._drop(), *self._shrink(), *self._give_up(now_s), *self._move_on(now_s), *self._place(now_s)]
@@ -145,26 +145,26 @@ class Leasing:
 
     # -- the parts of a step
 
-    def _drop(self) -> list[Placement]:
+    def _drop(self) -> list[SlotChange]:
         """Addresses that are no longer there and have no lease."""
         gone = [each for each in self._workers.values() if not each.listed and not each.leased]
         for each in gone:
             del self._workers[each.address]
         return [self._take(each, f"{each.address} is no longer listed") for each in gone if each.slot is not None]
 
-    def _shrink(self) -> list[Placement]:
-        """Slots beyond the number that is wanted: those that are to leave, then those without a lease."""
-        surplus = max(len(self._placed) - self._wanted, 0)
-        order = [slot for slot in self._leaving if slot in self._placed]
-        order += [
+    def _shrink(self) -> list[SlotChange]:
+        """Slots that are to leave, which get no batches any more; beyond the number wanted, those without a lease."""
+        leaving = [slot for slot in self._leaving if slot in self._placed]
+        surplus = max(len(self._placed) - len(leaving) - self._wanted, 0)
+        without = [
             slot
             for slot in reversed(self._slots)
-            if slot in self._placed and slot not in self._leaving and not self._placed[slot].leased
+            if slot in self._placed and slot not in leaving and not self._placed[slot].leased
         ]
         self._leaving = ()
-        return [self._take(self._placed[slot], NOT_WANTED) for slot in order[:surplus]]
+        return [self._take(self._placed[slot], NOT_WANTED) for slot in (*leaving, *without[:surplus])]
 
-    def _give_up(self, now_s: float) -> list[Placement]:
+    def _give_up(self, now_s: float) -> list[SlotChange]:
         """Workers beyond the part of this gateway, while others ask."""
         if not self._asked or now_s < self._give_up_s:
             return []
@@ -184,7 +184,7 @@ class Leasing:
             given.append(self._take(worker, f"given up: gateway {names} asks for workers"))
         return given
 
-    def _move_on(self, now_s: float) -> list[Placement]:
+    def _move_on(self, now_s: float) -> list[SlotChange]:
         """Slots whose workers are not reached, if other addresses wait for a slot."""
         waiting = sum(1 for each in self._workers.values() if each.slot is None and self._may_try(each, now_s))
         away = [each for each in self._placed.values() if not each.leased and now_s - each.away_since_s > UNREACHABLE_S]
@@ -195,7 +195,7 @@ class Leasing:
             moved.append(self._take(each, f"{each.address} was not reached for {UNREACHABLE_S:g} s"))
         return moved
 
-    def _place(self, now_s: float) -> list[Placement]:
+    def _place(self, now_s: float) -> list[SlotChange]:
         """Addresses that may be tried, on slots that are free."""
         placements = []
         # Those that were free when last seen come first.
@@ -209,7 +209,7 @@ class Leasing:
             slot = self._slot_for(each)
             each.slot, each.away_since_s = slot, now_s
             self._placed[slot] = each
-            placements.append(Placement(slot, each.address, ""))
+            placements.append(SlotChange(slot, each.address, ""))
         return placements
 
     # -- details
@@ -217,12 +217,12 @@ class Leasing:
     def _may_try(self, worker: _Worker, now_s: float) -> bool:
         return worker.try_again_s <= now_s and (not worker.holder or self._knock_s <= now_s)
 
-    def _take(self, worker: _Worker, reason: str) -> Placement:
+    def _take(self, worker: _Worker, reason: str) -> SlotChange:
         slot = worker.slot
         assert slot is not None
         del self._placed[slot]
         worker.slot, worker.leased = None, False
-        return Placement(slot, None, reason)
+        return SlotChange(slot, None, reason)
 
     def _forget(self, gateway: str) -> None:
         """A worker of this gateway was free: it may be gone, so all its workers are tried at once."""

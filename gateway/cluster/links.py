@@ -6,7 +6,7 @@ from statistics import median
 LARGE_BYTES = 256 << 10
 """Fewer bytes say nothing about the bandwidth."""
 LONGEST_ROUND_TRIP_NS = 60_000_000_000
-"""What a worker says that makes it longer is not believed."""
+"""A longer one is not believed, since the other end has a say in it."""
 _ROUND_TRIPS = 8
 _TRANSFERS = 9
 

@@ -15,6 +15,8 @@ MOST_VACANT = 64
 """Nodes without workers whose links are kept: pods have other names each time."""
 REPORT_S = 1.0
 """The shortest time between two reports of a link."""
+CHANGE = 0.1
+"""A smaller change of a link is not reported."""
 
 
 class NodeWorker(Protocol):
@@ -78,7 +80,7 @@ class NodeWatch:
         known = self._node(node)
         known.link.answered(round_trip_ns)
         now_s, now = asyncio.get_running_loop().time(), (known.link.round_trip_ns, known.link.bytes_per_s)
-        if now != known.reported and now_s - known.reported_s >= REPORT_S:
+        if now_s - known.reported_s >= REPORT_S and any(map(_differ, now, known.reported)):
             known.reported, known.reported_s = now, now_s
             self._measured(node, *now)
 
@@ -86,15 +88,10 @@ class NodeWatch:
         """The session with a worker has ended unexpectedly."""
         known = self._node(node)
         known.broken[worker] = reason
-        loop = asyncio.get_running_loop()
-        silent_s = loop.time() - SILENT_S
-        others = known.workers - known.broken.keys()
-        if all(each.heard_s <= silent_s for each in others):
-            for each in others:
-                known.broken[each] = reason
-            self._flush(node, known, is_node_lost=True)
+        if known.workers == known.broken.keys():
+            self._flush(node, known)
         elif known.timer is None:
-            known.timer = loop.call_later(HOLD_S, self._flush, node, known)
+            known.timer = asyncio.get_running_loop().call_later(HOLD_S, self._flush, node, known)
 
     def close(self) -> None:
         """Report nothing more."""
@@ -110,11 +107,17 @@ class NodeWatch:
             node = self._nodes[name] = _Node()
         return node
 
-    def _flush(self, name: str, node: _Node, *, is_node_lost: bool = False) -> None:
+    def _flush(self, name: str, node: _Node) -> None:
+        """Report the workers of a node that are lost by now: all of them, if the others are silent."""
         self._stop(node)
         broken, node.broken = node.broken, {}
-        node.workers -= broken.keys()
         first = next(iter(broken.values()), "")
+        silent_s = asyncio.get_running_loop().time() - SILENT_S
+        others = node.workers - broken.keys()
+        is_node_lost = all(each.heard_s <= silent_s for each in others)
+        if is_node_lost:
+            broken |= dict.fromkeys(others, first)
+        node.workers -= broken.keys()
         whole = first if len(broken) == 1 else f"its {len(broken)} workers are gone: {first}"
         reasons = {worker: f"node {name}: {whole if is_node_lost else own}" for worker, own in broken.items()}
         for worker, reason in reasons.items():
@@ -127,3 +130,7 @@ class NodeWatch:
         if node.timer is not None:
             node.timer.cancel()
             node.timer = None
+
+
+def _differ(now: int, before: int) -> bool:
+    return abs(now - before) > CHANGE * before

@@ -38,7 +38,8 @@ def log_change(change: InventoryChange) -> None:
             log(logger, logging.ERROR, "triton lost", partition=partition, url=details.url, reason=event.reason)
         case PartitionLost() if not details.was_up:
             where = {"url": details.url} if details.url else {}
-            log(logger, logging.WARNING, "no worker", partition=partition, reason=event.reason, **where)
+            level = logging.WARNING if details.url else logging.INFO  # a vacant slot is no fault
+            log(logger, level, "no worker", partition=partition, reason=event.reason, **where)
         case PartitionLost() if details.planned:
             log(logger, logging.INFO, "worker retired", partition=partition, reason=event.reason, **where)
         case PartitionLost():

@@ -11,7 +11,7 @@ from sluice.gateway.partitions.inventory import Inventory, LinkReport
 READY = ExposedMetric(
     "sluice_partition_ready",
     "gauge",
-    "1 while the worker of the partition is up and takes batches, else 0.",
+    "1 while the worker of the partition is up and takes batches, else 0; a slot without a worker has no sample.",
     ("partition",),
 )
 RESTARTS = ExposedMetric(
@@ -56,7 +56,7 @@ class PartitionMetrics(MetricsSource):
         for name in inventory.names:
             is_enforced, node = enforced.get(name), nodes.get(name)
             yield (
-                READY.sample((name,), inventory.is_up(name)),
+                "" if inventory.is_vacant(name) else READY.sample((name,), inventory.is_up(name)),
                 RESTARTS.sample((name,), inventory.losses(name)),
                 "" if is_enforced is None else ENFORCED.sample((name,), is_enforced),
                 "" if node is None else NODE.sample((name, node), 1),

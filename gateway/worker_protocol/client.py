@@ -122,8 +122,8 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Welcome | SessionRefusal] = self._loop.create_future()
         self._is_open = self._is_closed = False
-        self._early_end = ""
-        """The reason why the session ended right behind its answer, before it was open."""
+        self._end = ""
+        self._early: list[tuple[Any, memoryview | None]] | None = []
         self._pings = 0
         self._batches: set[int] = set()
         """Those that have no answer yet."""
@@ -206,15 +206,17 @@ class ClientSession:
         except PartitionError as error:
             reason = f"the worker server at {self.url}: {error}"
         else:
-            if isinstance(answer, Welcome) and self._early_end:
-                raise PartitionError(f"the worker server at {self.url}: {self._early_end}")
-            if isinstance(answer, Welcome):
+            if isinstance(answer, Welcome) and self._link.over:
+                reason = f"the worker server at {self.url} ended the session at once: {self._end}"
+            elif isinstance(answer, Welcome):
                 self.welcome = answer
                 self._is_open = True
                 self._ping()
+                self._loop.call_soon(self._take_early)
                 return
-            message = f"the worker server at {self.url} refused the session: {answer.reason}"
-            raise SessionRefused(message, answer.reason, retry=answer.retry, holder=answer.holder)
+            else:
+                message = f"the worker server at {self.url} refused the session: {answer.reason}"
+                raise SessionRefused(message, answer.reason, retry=answer.retry, holder=answer.holder)
         raise PartitionError(reason)
 
     # -- the link
@@ -228,26 +230,35 @@ class ClientSession:
     def _take(self, message: Any, body: memoryview | None) -> None:
         if self._is_closed:
             return
-        if self._is_open:
-            if isinstance(message, Welcome | SessionRefusal):
+        if isinstance(message, Welcome | SessionRefusal):
+            if self._answer.done():
                 raise PartitionError("the worker server answered the session twice")
+            self._answer.set_result(message)
+        elif not self._answer.done():
+            raise PartitionError(f"a {message_name(message)} came before the worker server had answered the session")
+        elif self._early is not None:
+            self._early.append((message, body))
+        else:
             if isinstance(message, Finished | RunRefused | Withdrawn):
                 self._batches.discard(message.batch)
             self._on_message(message, () if not body else views_of(tensors_of(message), body))
-        elif isinstance(message, Welcome | SessionRefusal) and not self._answer.done():
-            self._answer.set_result(message)
-        elif not self._answer.done() or isinstance(message, Welcome | SessionRefusal):
-            raise PartitionError(f"a {message_name(message)} came before the worker server had answered the session")
-        else:  # right behind the answer, which is taken in the next turn of the loop
-            self._loop.call_soon(self._take, message, body)
+
+    def _take_early(self) -> None:
+        """Pass on the messages that came right behind the answer, before `open` had returned."""
+        early, self._early = self._early or [], None
+        try:
+            for message, body in early:
+                self._take(message, body)
+        except PartitionError as error:
+            self._link.fail(str(error))
 
     def _ended(self, reason: str) -> None:
         self._stop()
+        self._end = reason
         if not self._is_open:
             if not self._answer.done():
                 kind = _Unauthenticated if self._role.is_unauthenticated else PartitionError
                 self._answer.set_exception(kind(reason))
-            self._early_end = reason
         elif not self._is_closed:
             self._is_closed = True
             self._on_closed(reason)

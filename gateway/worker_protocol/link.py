@@ -446,7 +446,9 @@ class SessionLink(asyncio.BufferedProtocol):
                 position = begin + taken
                 continue
             if length > LEAST_FRAME_BYTES:
-                raise PartitionError(f"a frame of type {kind} has {length} bytes")
+                is_text = bytes(buffer[position : position + 5]) == b"HTTP/"
+                what = "HTTP/1 came, expected HTTP/2" if is_text else f"a frame of type {kind} has {length} bytes"
+                raise PartitionError(what)
             if begin + length > end:
                 break
             position = begin + length

@@ -121,7 +121,10 @@ def test_near_classes_have_their_workers_on_one_node(machines: RayMachines) -> N
 def test_a_slot_without_room_says_what_is_missing(machines: RayMachines) -> None:
     async def conversation() -> None:
         large = RaySettings(machines.address, count=1, resources={"CPU": CORES + 1}, keep_s=1)
-        async with gateway(machines, "g", large=large) as slots:
+        broken = settings(machines, 1, runtime_env={"working_dir": "no/such/directory"})
+        async with gateway(machines, "g", large=large, broken=broken) as slots:
+            await until(lambda: slots.reasons.get("broken-0", "").startswith("Ray cannot place it: "))
+            assert "no/such/directory" in slots.reasons["broken-0"]
             await until(lambda: slots.reasons.get("large-0") == f"no node of the Ray cluster has CPU {CORES + 1}")
 
     run(conversation())

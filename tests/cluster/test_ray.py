@@ -85,7 +85,7 @@ def test_three_nodes_give_the_answers_of_local_workers(gateway: GatewayServer, l
     assert sorted(up(gateway).values()) == ["n0", "n1", "n2"]
     for model in (CASCADE, ENSEMBLE):
         found = probabilities(gateway.grpc_url, model, images)
-        np.testing.assert_allclose(found, local[model], atol=1e-5)
+        assert np.allclose(found, local[model], atol=1e-5)
         assert np.sum(found.argmax(1) == labels) == KNOWN_CORRECT[model]
 
 

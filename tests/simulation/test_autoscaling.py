@@ -10,6 +10,7 @@ import pytest
 
 from sluice.batcher.drivers.invariants import check_invariants
 from sluice.batcher.drivers.journal import JournalWriter, replay
+from sluice.batcher.drivers.simulated_nodes import SimulatedNode
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig
 from sluice.batcher.interface.decisions import AnyDecision, DispatchBatch, RejectRequest, SetPartitions, Settlement
@@ -34,7 +35,15 @@ Phases = Sequence[tuple[int, float]]
 class Run(WithoutConfidences):
     """Random requests to a model on a class of 16 slots, and some partitions of no class."""
 
-    def __init__(self, least: int = 1, *, to_zero: bool = False, local: int = 0, slo_ns: int = SLO_NS) -> None:
+    def __init__(
+        self,
+        least: int = 1,
+        *,
+        to_zero: bool = False,
+        local: int = 0,
+        slo_ns: int = SLO_NS,
+        nodes: Sequence[SimulatedNode] = (),
+    ) -> None:
         slots = tuple(f"edge-{number}" for number in range(16))
         others = [f"cpu{number}" for number in range(local)]
         spec = spec_of(
@@ -50,10 +59,17 @@ class Run(WithoutConfidences):
         self.scheduler = Scheduler(spec, LivePlanner())
         tables = {slot: {"m:1": TABLE} for slot in slots}
         self.simulator = Simulator(
-            self.scheduler, self, self.observe, build_plan=build_plan, tables=tables, start_ns=lambda slot: START_NS
+            self.scheduler,
+            self,
+            self.observe,
+            build_plan=build_plan,
+            tables=tables,
+            start_ns=lambda slot: START_NS,
+            nodes=nodes,
         )
         for name in others:
             self.simulator.at(0, PartitionReady(name, {"m:1": TABLE}))
+        self.ups: list[tuple[int, str]] = []
         self.outcomes: Counter[Outcome] = Counter()
         self.refused_ns: list[int] = []
         self.orders: list[tuple[int, SetPartitions]] = []
@@ -78,6 +94,8 @@ class Run(WithoutConfidences):
             isinstance(each, SetPartitions) for each in decisions
         ):
             check_invariants(self.scheduler)
+        if isinstance(event, PartitionReady):
+            self.ups.append((now_ns, event.partition))
         if self.scheduler.scaler.status()["edge"].is_panicking:
             self.panicked_ns.append(now_ns)
         for decision in decisions:
@@ -150,6 +168,18 @@ def test_lost_workers_come_back_and_no_request_is_lost() -> None:
     run.play([(60, 10)])
     assert run.failed == 0
     assert run.scheduler.scaler.status()["edge"].ready == 2
+
+
+def test_a_lost_node_is_replaced_and_no_request_fails() -> None:
+    slots = tuple(f"edge-{number}" for number in range(16))
+    nodes = [SimulatedNode(f"n{half}", slots[half::2], 10**9) for half in range(2)]
+    run = Run(4, nodes=nodes)
+    run.simulator.lose_node(30 * S + 1, "n1")
+    run.play([(60, 30)])
+    assert run.failed == 0
+    assert run.scheduler.scaler.status()["edge"].ready >= 4
+    came_up = [at_ns for at_ns, name in run.ups if at_ns > 30 * S and name in ("edge-1", "edge-3")]
+    assert came_up == [30 * S + 1 + START_NS] * 2
 
 
 def test_numbers_rise_and_fall_with_the_load_without_going_to_and_fro() -> None:

@@ -21,7 +21,6 @@ from sluice.models.tensors.arrays import Array
 from tests.support.gateway.processes import until
 from tests.support.gateway.remote_workers import Cluster, cluster
 from tests.support.gateway.server import GatewayServer, gateway_server
-from tests.support.models.onnx_models import save_mlp
 
 CASCADE, ENSEMBLE = "digits-cascade", "digits-ensemble"
 CLIENTS, RATE = 8, 60
@@ -90,14 +89,6 @@ def probabilities(gateway: GatewayServer, model: str, images: Array) -> npt.NDAr
         rows.append(server.infer(model, [tensor]).as_numpy("probs"))
     server.close()
     return np.concatenate(rows)
-
-
-def test_remote_partitions_give_the_answers_of_local_ones(served: Served, repository: Path, tmp_path: Path) -> None:
-    remote = {CASCADE: served.expected, ENSEMBLE: probabilities(served.gateway, ENSEMBLE, IMAGES)}
-    with gateway_server(repository, tmp_path, {"partitions": 1}) as local:
-        for model, answers in remote.items():
-            np.testing.assert_allclose(answers, probabilities(local, model, IMAGES), atol=1e-5)
-            assert np.mean(answers.argmax(1) == LABELS) > 0.97
 
 
 def test_documents_name_the_nodes(served: Served) -> None:
@@ -210,19 +201,24 @@ def test_a_gateway_that_was_paused_finds_its_sessions_closed_and_answers_what_is
     assert "worker lost" in served.gateway.log.read_text()
 
 
-def test_workers_that_the_gateway_may_not_have_are_named(served: Served, tmp_path: Path) -> None:
-    """One of another kind, and one with another key; the gateway serves on its own partition."""
+def test_workers_that_a_gateway_may_not_have_are_named_and_its_own_partition_gives_the_same_answers(
+    served: Served, repository: Path, tmp_path: Path
+) -> None:
+    """A worker of another kind, and one with another key, are left alone by a gateway that has a partition as well."""
     (tmp_path / "key").write_text("another")
-    save_mlp(tmp_path / "models" / "mlp" / "1" / "model.onnx", [4, 2])
     with cluster(tmp_path, 1) as open_to_all:
         classes = [
             {"name": "big", "kind": "cpu2", "urls": open_to_all.urls},
             {"name": "keyed", "kind": "cpu1", "urls": served.workers.urls[:1]},
         ]
         config: dict[str, object] = {"partitions": {"local": 1, "remote": classes, "key_file": str(tmp_path / "key")}}
-        with gateway_server(tmp_path / "models", tmp_path, config) as gateway:
+        with gateway_server(repository, tmp_path, config) as gateway:
             until(lambda: all(partitions(gateway)[slot]["lost"] for slot in ("big-0", "keyed-0")))
             lost = {name: str(each["lost"]) for name, each in partitions(gateway).items()}
+            remote = {CASCADE: served.expected, ENSEMBLE: probabilities(served.gateway, ENSEMBLE, IMAGES)}
+            for model, answers in remote.items():
+                np.testing.assert_allclose(answers, probabilities(gateway, model, IMAGES), atol=1e-5)
+                assert np.mean(answers.argmax(1) == LABELS) > 0.97
     assert "cpu1" in lost["big-0"]
     assert "cpu2" in lost["big-0"]
     assert open_to_all.urls[0] in lost["big-0"]

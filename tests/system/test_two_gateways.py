@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -197,6 +198,17 @@ def test_no_request_fails_while_all_gateways_are_replaced(site: Site) -> None:
             assert stop(site.gateways.pop(0).process) == 0
     assert set(clients.outcomes) == {"answered"}, clients.outcomes
     until(site.is_shared)
+
+
+def test_a_paused_gateway_loses_its_workers_and_gets_its_part_again(site: Site) -> None:
+    clients = Clients(site, again=True)
+    with clients.running():
+        until(lambda: clients.outcomes["answered"] > 20)
+        site.gateways[0].process.send_signal(signal.SIGSTOP)
+        until(lambda: list(site.pods.holders().values()) == [WORKERS])
+        site.gateways[0].process.send_signal(signal.SIGCONT)
+        until(site.is_shared)
+    assert set(clients.outcomes) == {"answered"}, clients.outcomes
 
 
 def test_the_workers_of_a_killed_gateway_serve_for_the_other(site: Site) -> None:

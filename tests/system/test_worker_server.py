@@ -168,7 +168,7 @@ def test_models_stay_loaded_for_the_next_session_unless_it_does_not_ask_for_them
             gateway.run("quick:1", x=ROW)
             await gateway.outputs()
             gateway.session.send(RemoteUnload("quick:1"))
-            assert (await gateway.next(Unloaded)).key == "quick:1", "it is told of its own orders alone"
+            assert (await gateway.next(Unloaded)).key == "quick:1", "it hears of its own orders alone"
             gateway.run("same:1", x=ROW)
             assert (await gateway.next(RunRefused)).message == "the worker does not hold same:1"
             for order in (RemoteLoad(models["quick"]), RemoteUnload("quick:1"), RemoteLoad(models["quick"])):

@@ -22,6 +22,8 @@ SILENT_S = 15.0
 ROUND_S = 0.5
 SLOW_S = 5.0
 """The time that Ray has to place a worker before the reason is looked for."""
+ASK_TIMEOUT_S, MOST_ASKED = 0.2, 5
+"""The time for an actor that was not heard of to answer, and how many are asked in a round."""
 _EXIT_MARGIN_S = 10.0
 
 
@@ -36,6 +38,7 @@ class KeeperActor:
         self._actors: dict[tuple[str, int], _Placed] = {}
         self._ending: dict[tuple[str, int], _Placed] = {}
         self._requested = 0
+        self._asked = 0
         self._unused_since_s = time.monotonic()
         threading.Thread(target=self._run, name="keeper", daemon=True).start()
 
@@ -97,12 +100,17 @@ class KeeperActor:
             workers = {name: dict(self._registry.workers(name)) for name in specs}
             wanted = {name: self._registry.wanted(name, now_s) for name in specs}
             is_idle = not self._registry.gateways() and not self._actors and not any(workers.values())
+        self._asked = 0
         nodes = alive_nodes(ray.nodes())
         for name, spec in specs.items():
             allowed = allowed_nodes(nodes, spec.settings.nodes)
             for slot in leased[name]:
-                if (name, slot) not in self._ending:
+                if (name, slot) in self._ending:
+                    continue
+                try:
                     self._place(name, slot, spec, workers[name], allowed, now_s)
+                except (ray.exceptions.RayError, ValueError, TypeError, RuntimeError, OSError) as error:
+                    self._wait(name, slot, f"Ray cannot place it: {_first_line(error)}")
             for slot in unused[name]:
                 if slot in workers[name] or (name, slot) in self._actors:
                     self._end(name, slot, now_s)
@@ -129,9 +137,7 @@ class KeeperActor:
         if placed is not None and info is None:
             if now_s - placed.asked_s < SLOW_S:
                 return
-            reason = no_room(spec.settings.resources, nodes, ray.available_resources())
-            with self._lock:
-                self._registry.wait(name, slot, reason)
+            self._wait(name, slot, self._why_waiting(placed, spec, nodes))
             if placed.nodes != {node.id for node in nodes} and spec.settings.nodes:
                 ray.kill(placed.handle, no_restart=True)  # it may wait for a node that has gone for good
         if not nodes:
@@ -140,6 +146,24 @@ class KeeperActor:
         target = strategy.node_id if isinstance(strategy, NodeAffinitySchedulingStrategy) else ""
         handle = self._create(name, slot, spec, nodes, strategy)
         self._actors[name, slot] = _Placed(handle, {node.id for node in nodes}, now_s, target)
+
+    def _wait(self, name: str, slot: int, reason: str) -> None:
+        with self._lock:
+            self._registry.wait(name, slot, reason)
+
+    def _why_waiting(self, placed: "_Placed", spec: ClassSpec, nodes: tuple[Node, ...]) -> str:
+        """Why a worker was not heard of, in a sentence; a few actors are asked, since some do not answer."""
+        if self._asked < MOST_ASKED:
+            self._asked += 1
+            try:
+                ray.get(placed.handle.ping.remote(), timeout=ASK_TIMEOUT_S)
+            except ray.exceptions.GetTimeoutError:
+                pass
+            except ray.exceptions.RayError as error:
+                return f"its actor has ended: {_first_line(error)}"
+            else:
+                return "its worker starts"
+        return no_room(spec.settings.resources, nodes, ray.available_resources())
 
     def _create(self, name: str, slot: int, spec: ClassSpec, nodes: tuple[Node, ...], strategy: Any) -> Any:
         """The actor of a slot, which may be there already."""
@@ -265,6 +289,11 @@ class _Placed:
         self.handle = handle
         self.nodes = nodes
         self.asked_s = asked_s
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{lines[0]:.300}" if lines else type(error).__name__
 
 
 def _selector(nodes: tuple[Node, ...]) -> dict[str, str]:

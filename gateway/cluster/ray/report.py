@@ -68,7 +68,11 @@ def _end(namespace: str) -> None:
     except ValueError:  # all have ended
         return
     ray.get(keeper.end_unused.remote(), timeout=CALL_TIMEOUT_S)
-    while time.monotonic() < give_up_s and ray.get(keeper.workers.remote(), timeout=CALL_TIMEOUT_S):
+    while time.monotonic() < give_up_s:
+        if not ray.get(keeper.workers.remote(), timeout=CALL_TIMEOUT_S):
+            if not ray.get(keeper.document.remote(), timeout=CALL_TIMEOUT_S)["gateways"]:
+                ray.kill(keeper, no_restart=True)  # Ray waits for it when the node is to end
+            return
         time.sleep(PAUSE_S)
 
 

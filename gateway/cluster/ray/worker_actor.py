@@ -99,6 +99,7 @@ class PartitionActor:
             kind=kind,
             cores=int(settings.resources.get("CPU", 0)),
             uuid=_device(kind),
+            pipes=os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""),
             key=self._spec.key,
             cache=settings.cache,
             cache_mb=settings.cache_mb,

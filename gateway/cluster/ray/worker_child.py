@@ -20,6 +20,7 @@ START_TIMEOUT_S = 120.0
 """The time for a worker to listen; it proves its partition before."""
 PAUSE_S = 0.1
 
+_WHOLE_PERCENT = 100
 _TAIL_LINES, _LINE_BYTES = 5, 300
 _KILLED = 128
 """Added to the number of a signal, the exit status of a process that has seen its child killed by that."""
@@ -30,7 +31,8 @@ class WorkerOrder(NamedTuple):
 
     `head` is the address of Ray's head, and `without_head_s` the time for which the worker goes on when that is gone.
 
-    `uuid` is the device of a kind on a GPU, else "", where `cores` do not count. `key` is the text of its key file, ""
+    `uuid` is the device of a kind on a GPU, else "", where `cores` do not count, and `pipes` the pipe directory of the
+    node's MPS daemon, "" if it has none. `key` is the text of its key file, ""
     for none. `cache` is the directory of models, and `cache_mb` its bound (None: as the worker has them).
     """
 
@@ -41,6 +43,7 @@ class WorkerOrder(NamedTuple):
     kind: str
     cores: int
     uuid: str = ""
+    pipes: str = ""
     key: str = ""
     cache: str | None = None
     cache_mb: int | None = None
@@ -49,7 +52,10 @@ class WorkerOrder(NamedTuple):
 
 
 def command(order: WorkerOrder, directory: Path) -> list[str]:
-    """The command line of a worker; its files, which are read by its user alone, are written to `directory`."""
+    """The command line of a worker; its files, which are read by its user alone, are written to `directory`.
+
+    Raises ValueError for a part of a GPU on a node without an MPS daemon.
+    """
     words = [sys.executable, "-P", "-m", "sluice.gateway.cli.main", "worker", "--name", order.name]
     words += ["--node", order.node, "--listen", f"{order.host}:0"]
     words += ["--ready-file", str(directory / "ready.json")]
@@ -71,12 +77,23 @@ def command(order: WorkerOrder, directory: Path) -> list[str]:
 
 
 def _partition(order: WorkerOrder) -> dict[str, Any] | None:
-    """The partition of a kind on a GPU, as in a configuration; None for cores."""
+    """The partition of a kind on a GPU, as in a configuration; None for cores.
+
+    Raises ValueError for a part of a GPU without a daemon.
+    """
     if order.kind.startswith("mig-"):
         return {"kind": "mig", "name": order.name, "uuid": order.uuid, "profile": order.kind.removeprefix("mig-")}
     if order.kind.startswith("mps-"):
         percent = int(order.kind.removeprefix("mps-"))
-        return {"kind": "mps", "name": order.name, "uuid": order.uuid, "share_percent": percent}
+        partition = {"kind": "mps", "name": order.name, "uuid": order.uuid, "share_percent": percent}
+        if order.pipes:
+            return partition | {"pipes": order.pipes}
+        if percent < _WHOLE_PERCENT:  # a daemon of its own would keep the other workers out
+            raise ValueError(
+                "a part of a GPU needs an MPS daemon that all workers of the GPU use; start nvidia-cuda-mps-control -d "
+                "on the node, and then Ray with its CUDA_MPS_PIPE_DIRECTORY"
+            )
+        return partition
     return None
 
 

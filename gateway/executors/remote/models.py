@@ -10,6 +10,8 @@ from sluice.models.distribution.file_set import FileSet
 from sluice.models.distribution.local_files import LocalFiles
 from sluice.mps.ipc.messages import ModelFile
 
+KEEP_S = 1.0
+"""Workers that load a model within this time of each other, as at the start, get the same description of its files."""
 MOST_PEERS = 4
 """Workers that another one hears of, which can give it a model."""
 
@@ -79,9 +81,11 @@ class RemoteModels:
                 del self._holders[digest]
 
     def _described(self, file: ModelFile, task: asyncio.Task[FileSet]) -> None:
-        del self._open[file]
-        if not task.cancelled():
-            task.exception()  # who asked has it; nobody may have waited for it
+        # Who asked has the error; nobody may have waited for it.
+        if task.cancelled() or task.exception() is not None:
+            del self._open[file]
+        else:
+            task.get_loop().call_later(KEEP_S, self._open.pop, file)
 
     async def _files(self, file: ModelFile) -> FileSet:
         """The files of a model; one is hashed at a time, and only what has changed."""

@@ -145,10 +145,11 @@ class RemotePartition:
             try:
                 await worker.open()
             except SessionRefused as refusal:
-                self._down(str(refusal), address)
-                if refusal.holder:
+                if refusal.holder:  # the slot is vacant: another gateway has the worker, which is no fault
+                    self._down(str(refusal))
                     self._source.refused(self._slot, refusal.holder)
                     return
+                self._down(str(refusal), address)
                 pause_s = LONGEST_PAUSE_S if refusal.retry else REFUSED_S
             except UnusableWorker as refusal:
                 self._down(str(refusal), address)

@@ -164,6 +164,15 @@ def test_the_time_of_a_start_is_learned() -> None:
     assert driver.scheduler.scaler.status()["edge"].start_ns == 7_600 * MS
 
 
+def test_the_first_partitions_start_with_the_first_order() -> None:
+    driver = Driver(2)
+    driver.at(1000 * S)
+    driver.up(1002 * S, "edge-0")
+    assert driver.scheduler.scaler.status()["edge"].start_ns == 7_600 * MS
+    driver.up(1004 * S, "edge-1")
+    assert driver.scheduler.scaler.status()["edge"].start_ns == 6_520 * MS
+
+
 def test_a_request_is_refused_while_a_start_takes_far_too_long() -> None:
     driver = Driver(0, to_zero=True)
     driver.at(0)

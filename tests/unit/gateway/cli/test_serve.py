@@ -36,6 +36,18 @@ def test_a_directory_is_a_repository(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "sluice: expected either --repository DIR or model files\n"
 
 
+def test_the_option_for_partitions_means_those_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sluice.yaml"
+    file.write_text("partitions: {local: 1, remote: [{name: edge, kind: cpu1, urls: ['10.0.0.5:9001']}]}")
+    found = shown(["--config", str(file), "--partitions", "2"], capsys)
+    assert found["partitions.local"] == {"value": 2, "origin": "--partitions"}
+    assert found["partitions.remote"]["value"][0]["urls"] == ["10.0.0.5:9001"]
+    file.write_text("partitions: 1")
+    assert shown(["--config", str(file), "--partitions", "2"], capsys)["partitions"]["value"] == 2
+
+
 def test_an_empty_repository_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith(f"sluice: no model can be served: nothing is in {tmp_path}\n")

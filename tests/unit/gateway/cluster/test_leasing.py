@@ -11,12 +11,12 @@ from sluice.gateway.cluster.leasing import (
     TICK_S,
     UNREACHABLE_S,
     Leasing,
-    Placement,
+    SlotChange,
 )
 
 
-def listed(slot: str, address: str) -> Placement:
-    return Placement(slot, address, "")
+def listed(slot: str, address: str) -> SlotChange:
+    return SlotChange(slot, address, "")
 
 
 class World:
@@ -81,7 +81,7 @@ def test_an_address_keeps_its_slot_while_others_come_and_go() -> None:
     leasing.step(0.0)
     leasing.leased("edge-1")
     leasing.offer(["b:1", "c:1"])
-    assert leasing.step(1.0) == [Placement("edge-0", None, "a:1 is no longer listed"), listed("edge-2", "c:1")]
+    assert leasing.step(1.0) == [SlotChange("edge-0", None, "a:1 is no longer listed"), listed("edge-2", "c:1")]
 
 
 def test_a_leased_worker_that_is_no_longer_listed_stays_until_it_is_lost() -> None:
@@ -92,7 +92,7 @@ def test_a_leased_worker_that_is_no_longer_listed_stays_until_it_is_lost() -> No
     leasing.offer([])
     assert leasing.step(1.0) == []
     leasing.lost("edge-0", 2.0)
-    assert leasing.step(2.0) == [Placement("edge-0", None, "a:1 is no longer listed")]
+    assert leasing.step(2.0) == [SlotChange("edge-0", None, "a:1 is no longer listed")]
 
 
 def test_addresses_beyond_the_slots_are_named() -> None:
@@ -109,7 +109,7 @@ def test_a_slot_whose_worker_is_not_reached_moves_on_if_another_address_waits() 
     assert leasing.step(UNREACHABLE_S + 1) == []
     leasing.offer(["a:1", "b:1"])
     reason = f"a:1 was not reached for {UNREACHABLE_S:g} s"
-    assert leasing.step(UNREACHABLE_S + 2) == [Placement("edge-0", None, reason), listed("edge-0", "b:1")]
+    assert leasing.step(UNREACHABLE_S + 2) == [SlotChange("edge-0", None, reason), listed("edge-0", "b:1")]
 
 
 def test_slots_that_are_to_leave_go_first_and_then_those_without_a_lease() -> None:
@@ -121,11 +121,23 @@ def test_slots_that_are_to_leave_go_first_and_then_those_without_a_lease() -> No
         leasing.leased(slot)
     leasing.lost("edge-1", 1.0)
     leasing.want(2, ("edge-0",))
-    assert leasing.step(1.0) == [Placement("edge-0", None, NOT_WANTED), Placement("edge-1", None, NOT_WANTED)]
+    assert leasing.step(1.0) == [SlotChange("edge-0", None, NOT_WANTED), SlotChange("edge-1", None, NOT_WANTED)]
     leasing.want(0)
     assert leasing.step(2.0) == [], "a slot in use stays until it is to leave"
     leasing.want(3)
     assert leasing.step(3.0) == [listed("edge-0", "a:1")]
+
+
+def test_a_slot_that_is_to_leave_goes_also_if_others_have_no_worker() -> None:
+    leasing = Leasing(["edge-0", "edge-1", "edge-2"])
+    leasing.offer(["a:1", "b:1"])
+    leasing.step(0.0)
+    leasing.leased("edge-0")
+    leasing.leased("edge-1")
+    leasing.want(1, ("edge-0",))
+    assert leasing.step(1.0) == [SlotChange("edge-0", None, NOT_WANTED)]
+    leasing.want(1, ("edge-1",))
+    assert leasing.step(2.0)[0] == SlotChange("edge-1", None, NOT_WANTED)
 
 
 def test_a_worker_of_another_gateway_is_tried_again_after_a_pause() -> None:
@@ -247,6 +259,6 @@ def test_a_worker_that_nobody_took_comes_back_after_a_pause() -> None:
     leasing.leased("edge-0")
     leasing.leased("edge-1")
     leasing.asked("other", 0, 1.0)
-    assert leasing.step(1.0) == [Placement("edge-1", None, "given up: gateway other asks for workers")]
+    assert leasing.step(1.0) == [SlotChange("edge-1", None, "given up: gateway other asks for workers")]
     assert leasing.step(1.0 + GIVEN_UP_PAUSE_S / 2) == []
     assert leasing.step(1.0 + GIVEN_UP_PAUSE_S) == [listed("edge-1", "b:1")]

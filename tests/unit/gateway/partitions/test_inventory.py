@@ -4,6 +4,7 @@ import json
 import msgspec
 
 from sluice.batcher.interface.events import ModelLoaded, PartitionLost, PartitionReady
+from sluice.gateway.observability.metrics import ServerMetrics
 from sluice.gateway.partitions.inventory import (
     Enforcement,
     Inventory,
@@ -13,6 +14,7 @@ from sluice.gateway.partitions.inventory import (
     ProcessDetails,
     WorkerRefused,
 )
+from sluice.gateway.partitions.partition_metrics import PartitionMetrics
 from sluice.models.profiles.latency_table import LatencyTable
 from sluice.mps.partitions.isolation_report import Evidence, ThreadAffinity
 from sluice.mps.partitions.partition import CpuPartition, MpsPartition
@@ -241,3 +243,14 @@ def test_a_remote_worker_without_proof_does_not_stop_a_strict_server() -> None:
     inventory.apply(PartitionReady("edge-0", {"m:1": TABLE}, node="n1"), strayed)
     assert inventory.statuses["edge-0"].enforcement is Enforcement.UNENFORCED
     assert not inventory.refused.is_set()
+
+
+def test_a_vacant_slot_has_no_sample_of_readiness() -> None:
+    inventory = with_remote()
+    inventory.apply(PartitionLost("edge-0", "cannot be reached"), ProcessDetails(url="10.0.0.5:9001", was_up=False))
+    inventory.apply(PartitionLost("edge-1", "no worker is placed there"), ProcessDetails(was_up=False))
+    metrics = ServerMetrics({}, [], queues=list, arena_bytes=lambda: 0)
+    metrics.include(PartitionMetrics(inventory))
+    lines = metrics.exposition().decode().splitlines()
+    ready = [line for line in lines if line.startswith('sluice_partition_ready{partition="edge')]
+    assert ready == ['sluice_partition_ready{partition="edge-0"} 0.0']

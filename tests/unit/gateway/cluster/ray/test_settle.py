@@ -21,7 +21,7 @@ def config(**partitions: object) -> ServerConfig:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(settle.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     expected = r"partitions: ray needs Ray, which is not installed; install it with pip install 'sluice-gateway\[ray\]'"
     with pytest.raises(ConfigError, match=expected):
         with_ray_settled(config(ray={}, key_file="k"))

@@ -50,7 +50,7 @@ def test_a_worker_on_cores_has_its_node_its_name_and_a_key_that_others_cannot_re
     ("kind", "partition"),
     [
         ("mig-2g.20gb", {"kind": "mig", "profile": "2g.20gb"}),
-        ("mps-25", {"kind": "mps", "share_percent": 25}),
+        ("mps-100", {"kind": "mps", "share_percent": 100}),
     ],
 )
 def test_a_worker_on_a_gpu_gets_its_device(tmp_path: Path, kind: str, partition: dict[str, object]) -> None:
@@ -58,6 +58,14 @@ def test_a_worker_on_a_gpu_gets_its_device(tmp_path: Path, kind: str, partition:
     assert "--cores" not in words
     written = json.loads((tmp_path / "worker.yaml").read_text())
     assert written == {"partition": {"name": "edge-0", "uuid": "U-1", **partition}}
+
+
+def test_parts_of_a_gpu_use_the_daemon_of_the_node(tmp_path: Path) -> None:
+    part = ORDER._replace(kind="mps-25", uuid="GPU-1")
+    command(part._replace(pipes="/run/mps"), tmp_path)
+    assert json.loads((tmp_path / "worker.yaml").read_text())["partition"]["pipes"] == "/run/mps"
+    with pytest.raises(ValueError, match="start nvidia-cuda-mps-control -d on the node"):
+        command(part, tmp_path)
 
 
 def test_a_worker_listens_and_ends_when_it_is_asked_to() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sluice.gateway.executors.remote.models import MOST_PEERS, RemoteModels
 from sluice.gateway.worker_protocol.messages import FileWanted, RemoteModel
+from sluice.models.distribution.file_set import FileSet
 from sluice.models.distribution.local_files import LocalFiles
 from sluice.models.errors import ConfigError
 from sluice.mps.ipc.messages import ModelFile
@@ -71,17 +72,14 @@ def test_nothing_is_known_of_a_model_that_was_forgotten(file: ModelFile) -> None
     assert described(models, file).peers == ()
 
 
-def test_nobody_is_sent_for_files_that_have_changed(file: ModelFile) -> None:
+def test_nobody_is_sent_for_files_that_have_changed(file: ModelFile, tmp_path: Path) -> None:
     models = RemoteModels(LocalFiles())
-    before = described(models, file)
+    changed = save_mlp(tmp_path / "new" / "mlp" / "1" / "model.onnx", [2, 3])
+    described(models, file)
     models.held("mlp:1", "n1:9001")
-    contents = Path(file.path).read_bytes()
-    save_mlp(Path(file.path), [2, 3])
-    assert described(models, file).peers == ()
-    Path(file.path).write_bytes(contents)
-    again = described(models, file)
-    assert (again.files is not None and before.files is not None and again.files.digest) == before.files.digest
-    assert again.peers == (), "who had them has been told of other ones since"
+    assert described(models, msgspec.structs.replace(file, path=str(changed))).peers == ()
+    models.held("mlp:1", "n2:9001")
+    assert described(models, file).peers == (), "who had these has other ones since"
 
 
 def test_models_of_the_same_files_are_forgotten_one_by_one(file: ModelFile) -> None:
@@ -100,3 +98,23 @@ def test_files_that_cannot_be_read_are_an_error_of_the_model(tmp_path: Path) -> 
     file = ModelFile("mlp:1", str(tmp_path / "mlp" / "1" / "model.onnx"), "onnxruntime", (1,), True)
     with pytest.raises(ConfigError, match="mlp: cannot be read: No such file or directory"):
         described(RemoteModels(LocalFiles()), file)
+
+
+def test_workers_that_come_together_get_one_description_of_the_files(file: ModelFile) -> None:
+    class Counting(LocalFiles):
+        described = 0
+
+        def file_set(self, key: str, path: Path, backend: str) -> FileSet:
+            self.described += 1
+            return super().file_set(key, path, backend)
+
+    local = Counting()
+    models = RemoteModels(local)
+
+    async def describe() -> None:
+        found = await asyncio.gather(*(models.describe(file, f"n{number}:1") for number in range(8)))
+        found.append(await models.describe(file, "n9:1"))
+        assert len({each.files.digest for each in found if each.files is not None}) == 1
+
+    asyncio.run(describe())
+    assert local.described == 1

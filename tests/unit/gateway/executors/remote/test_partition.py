@@ -170,6 +170,7 @@ async def test_a_worker_of_another_gateway_is_left_alone_until_the_source_says_s
     peer.refusal = None
     await bench.wait(60)
     assert (bench.source.heard, peer.sessions) == (["refused edge-0 other"], [])
+    assert bench.details[-1].url == "", "the slot is vacant, which is no fault"
     await bench.place()
     assert bench.take()[-1] == READY
 
@@ -475,14 +476,30 @@ async def test_workers_that_are_silent_are_lost_with_the_first_of_their_node(ben
     await bench.wait(2)
     bench.take()
     first.end("nothing has come for 2.2 s")
+    assert bench.take() == [], "what the second one has sent may not have been read yet"
+    await bench.wait(0.051)
     reason = "node n1: its 2 workers are gone: nothing has come for 2.2 s (n1a:1)"
-    assert bench.take() == [
+    lost, also_lost, *_ = bench.take()
+    assert [lost, also_lost] == [
         PartitionLost("edge-0", reason, is_node_lost=True),
         PartitionLost("edge-1", reason, is_node_lost=True),
     ]
     assert not second.is_open
     second.end("nothing has come for 2.2 s")
-    assert bench.take() == [], "it was lost already"
+    await bench.wait(0.1)
+    assert not any(isinstance(each, PartitionLost) for each in bench.take()), "it was lost already"
+
+
+@benched()
+async def test_a_loop_that_stood_still_makes_no_worker_silent(bench: Bench) -> None:
+    first, second = await bench.place("edge-0", "n1a:1"), await bench.place("edge-1", "n1b:1")
+    await bench.wait(2)
+    bench.take()
+    first.end("connection reset")
+    second.say(Pong(1, bench.loop.clock(), 0))
+    await bench.wait(0.06)
+    assert [each.partition for each in bench.take() if isinstance(each, PartitionLost)] == ["edge-0"]
+    assert second.is_open
 
 
 @benched()
