@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -50,6 +51,8 @@ MOST_BATCHES = 256
 """Batches of a session that may be open."""
 MOST_MODELS = 4096
 MOST_NAME = 256
+MOST_KEY = 1024
+_KEY = re.compile(r".+:[0-9]+(@[0-9]+)?")
 MOST_LOADING = 1024
 """Loads of a session that may be under way."""
 LATE_S = 0.05
@@ -226,7 +229,11 @@ class LeasedSession:
     def _load(self, model: RemoteModel) -> None:
         self._unclaimed.discard(model.key)
         reason = ""
-        if len(self._host.models) >= MOST_MODELS and model.key not in self._host.models:
+        if len(model.key) > MOST_KEY or not (model.key.isprintable() and _KEY.fullmatch(model.key)):
+            reason = (
+                f"expected a model NAME:VERSION, of at most {MOST_KEY} printable characters, got {model.key[:80]!r}"
+            )
+        elif len(self._host.models) >= MOST_MODELS and model.key not in self._host.models:
             reason = f"the worker holds {MOST_MODELS} models already"
         elif len(self._loading) >= MOST_LOADING:
             reason = f"{MOST_LOADING} models are being loaded already"
@@ -234,7 +241,7 @@ class LeasedSession:
             reason = f"expected a backend of {', '.join(sorted(BACKENDS))}, got '{model.backend:.80}'"
         elif trouble := _unsuitable(model):
             reason = trouble
-        elif model.files is None and not Path(model.path).exists():
+        elif model.files is None and not os.path.exists(model.path):  # which is false for what is no path at all
             reason = f"{model.path} is not on this machine"
         if reason:
             self._send(Loaded(LoadResult(model.key, None, reason)))

@@ -195,12 +195,18 @@ def test_models_that_cannot_be_loaded_are_refused_with_the_reason(
         async with gateway_session(worker.url, KNOWN) as gateway:
             for changes, reason in (
                 ({"path": "/nowhere/model.onnx"}, "/nowhere/model.onnx is not on this machine"),
+                ({"path": "/" + "x" * 300}, "x is not on this machine"),
+                ({"path": "/a\0b"}, "is not on this machine"),
+                *(
+                    ({"key": key}, "expected a model NAME:VERSION")
+                    for key in ("", "other", "\n:1", "o:x", "o" * 1024 + ":1")
+                ),
                 ({"backend": "os"}, "expected a backend of onnxruntime, python, timed, got 'os'"),
                 ({"config": "{"}, "its configuration cannot be read"),
                 ({"config": decoupled}, "decoupled models run on partitions of the gateway's own machine only"),
                 ({"path": __file__}, "Expected `object`"),  # it is no JSON
             ):
-                result = await gateway.load(msgspec.structs.replace(quick, key="other:1", **changes))
+                result = await gateway.load(msgspec.structs.replace(quick, **{"key": "other:1"} | changes))
                 assert result.table is None
                 assert reason in result.error
 
