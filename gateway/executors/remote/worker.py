@@ -159,6 +159,8 @@ class RemoteWorker:
         self._sending: asyncio.Task[None] | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         self._results: list[LoadResult] = []
+        self._failed: set[int] = set()
+        """Batches that have failed with their process, whose answers are still to come."""
         self._is_up = self._is_starting = self._is_process_lost = self._is_leaving = False
         self._loop = asyncio.get_running_loop()
         self._session: WorkerSession
@@ -329,6 +331,8 @@ class RemoteWorker:
     def _take(self, message: FromWorkerServer, views: Sequence[memoryview]) -> None:
         """Handle a message; raises PartitionError for one that cannot be true."""
         match message:
+            case Finished() | RunRefused() | Withdrawn() if message.batch in self._failed:
+                self._failed.discard(message.batch)
             case Finished() | RunRefused() | Withdrawn() | Loaded() | Unloaded():
                 if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
                     self._take_answer(message, views)
@@ -361,6 +365,7 @@ class RemoteWorker:
                 self._batches.finished(answer, views)
             case RunRefused(fault=Fault.LOST) if not self._is_leaving:
                 self._process_lost(answer.message)
+                self._failed.discard(answer.batch)
             case RunRefused():
                 self._batches.refused(answer)
             case Withdrawn():
@@ -391,7 +396,7 @@ class RemoteWorker:
         self._stop_load_timer()
         if not self._is_leaving:
             self._owner.worker_lost(self, reason, planned=False, is_node_lost=False, failed=failed)
-        self._batches.abandon(reason)
+        self._failed.update(self._batches.abandon(reason))
 
     # -- models
 

@@ -527,6 +527,27 @@ async def test_a_lost_worker_process_comes_back_over_the_same_session(bench: Ben
 
 
 @benched()
+async def test_an_answer_of_the_process_before_counts_for_nothing_and_ends_no_session(bench: Bench) -> None:
+    """Batches that the gateway sends before it hears of the loss run on the next process."""
+    session = await bench.place()
+    for batch in (7, 8, 9):
+        bench.run(batch, batch)
+    bench.take()
+    session.say(RunRefused(7, "killed", Fault.LOST))
+    session.say(WorkerLost("killed"))
+    session.say(RunRefused(8, "killed", Fault.LOST))
+    session.say(WorkerBack(ServedWorker(78, (3,), Evidence(cores=(3,)))))
+    session.finish(9, rows(9))
+    await bench.wait()
+    lost = PartitionLost("edge-0", "killed")
+    failed = [BatchFailed(batch, FailureCause.WORKER_LOST, "killed") for batch in (7, 8, 9)]
+    assert bench.take() == [lost, *failed, READY]
+    session.finish(9, rows(9))
+    await bench.wait()
+    assert not session.is_open, "each batch has one answer"
+
+
+@benched()
 async def test_a_worker_server_that_drains_gets_no_more_and_its_batches_end(bench: Bench) -> None:
     session = await bench.place()
     bench.run(7, 1)
