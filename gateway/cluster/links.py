@@ -5,6 +5,8 @@ from statistics import median
 
 LARGE_BYTES = 256 << 10
 """Fewer bytes say nothing about the bandwidth."""
+LONGEST_ROUND_TRIP_NS = 60_000_000_000
+"""A longer one is not believed, since the other end has a say in it."""
 _ROUND_TRIPS = 8
 _TRANSFERS = 9
 
@@ -23,7 +25,7 @@ class NodeLink:
 
     def answered(self, round_trip_ns: int) -> None:
         """Record the round trip of a small message, without the time that it spent at the other end."""
-        self._round_trips.append(max(round_trip_ns, 0))
+        self._round_trips.append(min(max(round_trip_ns, 0), LONGEST_ROUND_TRIP_NS))
         self.round_trip_ns = min(self._round_trips)
 
     def transferred(self, nbytes: int, took_ns: int) -> None:

@@ -11,6 +11,8 @@ HOLD_S = 0.05
 SILENT_S = 1.2
 """Workers that were silent for this time when another one of their node is lost are lost with it. They answer pings
 more often."""
+MOST_VACANT = 64
+"""Nodes without workers whose links are kept: pods have other names each time."""
 REPORT_S = 1.0
 """The shortest time between two reports of a link."""
 CHANGE = 0.1
@@ -68,9 +70,10 @@ class NodeWatch:
 
     def left(self, node: str, worker: NodeWorker) -> None:
         """The session with a worker has ended as it was meant to."""
-        known = self._node(node)
-        known.workers.discard(worker)
-        known.broken.pop(worker, None)
+        known = self._nodes.get(node)
+        if known is not None:
+            known.workers.discard(worker)
+            known.broken.pop(worker, None)
 
     def answered(self, node: str, round_trip_ns: int) -> None:
         """A small message to a node was answered; the link is reported from time to time if it has changed."""
@@ -96,7 +99,13 @@ class NodeWatch:
             self._stop(known)
 
     def _node(self, name: str) -> _Node:
-        return self._nodes.setdefault(name, _Node())
+        node = self._nodes.get(name)
+        if node is None:
+            vacant = [other for other, each in self._nodes.items() if not each.workers and not each.broken]
+            if len(vacant) >= MOST_VACANT:
+                del self._nodes[vacant[0]]
+            node = self._nodes[name] = _Node()
+        return node
 
     def _flush(self, name: str, node: _Node) -> None:
         """Report the workers of a node that are lost by now: all of them, if the others are silent."""

@@ -20,11 +20,13 @@ from sluice.gateway.worker_protocol.link import SessionLink
 from sluice.gateway.worker_protocol.messages import (
     KEY_METADATA,
     SESSION,
+    Finished,
     FromGateway,
     FromWorkerServer,
     Hello,
     Ping,
     RemoteRun,
+    RunRefused,
     SessionRefusal,
     Welcome,
     Withdraw,
@@ -82,8 +84,10 @@ def read_key(path: str | None) -> str:
     return key
 
 
-def _why(error: OSError) -> str:
+def _why(error: OSError | ValueError) -> str:
     """Why no connection was made, without the codes and addresses of libraries."""
+    if isinstance(error, ValueError) and not isinstance(error, OSError):
+        return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
@@ -138,6 +142,8 @@ class ClientSession:
         self._end = ""
         self._early: list[tuple[Any, memoryview | None]] | None = []
         self._pings = 0
+        self._batches: set[int] = set()
+        """Those that have no answer yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._role = _ClientRole()
         self._link = SessionLink(
@@ -171,6 +177,8 @@ class ClientSession:
             self._loop.call_soon(self._take, Withdrawn(message.batch), None)
             return
         self._link.send(message, tensors, sent)
+        if isinstance(message, RemoteRun):
+            self._batches.add(message.batch)
 
     def close(self) -> None:
         """End the session."""
@@ -207,7 +215,7 @@ class ClientSession:
                 answer = await self._answer
         except TimeoutError:
             reason = f"the worker server at {self.url} did not answer within {timeout_s:g} s"
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no host has that name
             reason = f"the worker server at {self.url} cannot be reached: {_why(error)}"
         except _Unauthenticated as error:
             message = f"the worker server at {self.url} refused the session: {error}"
@@ -231,6 +239,8 @@ class ClientSession:
     # -- the link
 
     def _place(self, message: Any, size: int) -> memoryview | None:
+        if not isinstance(message, Finished) or message.batch not in self._batches:
+            raise PartitionError(f"a {message_name(message)} came with tensors that were not asked for")
         memory = None if self._memory is None else self._memory(size)
         return np.empty(size, np.uint8).data if memory is None else memory
 
@@ -246,6 +256,8 @@ class ClientSession:
         elif self._early is not None:
             self._early.append((message, body))
         else:
+            if isinstance(message, Finished | RunRefused | Withdrawn):
+                self._batches.discard(message.batch)
             self._on_message(message, () if not body else views_of(tensors_of(message), body))
 
     def _take_early(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from sluice.gateway.worker_protocol.messages import Finished, RemoteRun, SessionTensor, message_name
-from sluice.models.errors import BadTensor, PartitionError
+from sluice.models.errors import BadTensor, PartitionError, ServingError
 from sluice.models.tensors.arrays import Array, WireBytes, numpy_dtype, wire_row_offsets
 from sluice.models.tensors.spec import DataType
 
@@ -111,5 +111,5 @@ class MessageDecoder:
         """The message."""
         try:
             return self._decode(data)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, ServingError) as error:
             raise PartitionError(f"a message cannot be read: {error}") from error

@@ -145,6 +145,7 @@ class SessionLink(asyncio.BufferedProtocol):
         """The time at which bytes came last."""
         self.received_bytes = 0
         self._lingering_bytes = 0
+        self._end_timer: asyncio.TimerHandle | None = None
         # -- what is read
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._filled = 0
@@ -295,7 +296,7 @@ class SessionLink(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """End the session at once."""
-        self.over = True
+        self.over, self._paused = True, False
         self._drop_all()
         if self._transport is not None:
             self._transport.abort()
@@ -324,34 +325,37 @@ class SessionLink(asyncio.BufferedProtocol):
         """Send the last frames, and close.
 
         A server lets the client close: what that still sends is read for a while, since a connection with unread bytes
-        is reset, and the last frames are lost.
+        is reset, and the last frames are lost. A client does not wait for a server that does not read.
         """
         transport = self._transport
+        if self._paused and not lingers:
+            self.abort()
+            return
         if self._control and not transport.is_closing():
             transport.write(b"".join(self._control))
         self.over = True
         self._drop_all()
-        if lingers:
-            self._loop.call_later(LINGER_S, transport.abort)
-        else:
+        self._end_timer = self._loop.call_later(LINGER_S, transport.abort)
+        if not lingers:
             transport.close()
 
     def _drop_all(self) -> None:
-        """Forget what waits to be sent."""
+        """Forget what waits to be sent. The memory that the transport still sends from stays until it has done so."""
         self._control.clear()
         waiting = [sent for *_, sent in self._waiting if sent is not None]
         if self._body_sent is not None:
-            waiting.append(self._body_sent)
-        waiting += self._unflushed
+            self._unflushed.append(self._body_sent)
         self._waiting.clear()
         self._urgent.clear()
         self._parts.clear()
         self._body.clear()
-        self._body_sent, self._unflushed = None, []
+        self._body_sent = None
         self.unsent_bytes = 0
         self._open, self._missing = None, _EMPTY
         for sent in waiting:
             sent()
+        if not self._paused:
+            self._flushed()
 
     # -- the transport
 
@@ -359,6 +363,10 @@ class SessionLink(asyncio.BufferedProtocol):
         """The connection is gone."""
         if self._on_lost is not None:
             self._on_lost(exc)
+        self._paused = False
+        self._flushed()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
         if not self.over:
             self.over = True
             self._drop_all()

@@ -182,6 +182,8 @@ class WorkerHost:
         self._files: dict[str, ModelFile] = {}
         self._dropping: set[str] = set()
         """Keys of which the worker has to drop a model before another one may be loaded."""
+        self._unloading: set[str] = set()
+        """Those of them of which `unload` ordered it."""
         self._tables: dict[str, LatencyTable] = {}
         self._loading: dict[str, None] = {}
         self._waiting: deque[HostedBatch] = deque()
@@ -264,8 +266,10 @@ class WorkerHost:
         if self._forget(key):
             if self._process is None:
                 self._events.model_unloaded(key)
-            elif key not in self._dropping:
-                self._drop(key)
+            else:
+                self._unloading.add(key)
+                if key not in self._dropping:
+                    self._drop(key)
         elif key not in self._dropping:
             self._events.model_unloaded(key)
 
@@ -461,10 +465,11 @@ class WorkerHost:
         self.loaded.clear()
         self._loading.clear()
         dropped, self._dropping = self._dropping, set()
+        unloaded, self._unloading = self._unloading, set()
         for key in dropped:
             self._supervisor.forget_model(key)
-            if key not in self.models:
-                self._events.model_unloaded(key)
+        for key in sorted(unloaded):
+            self._events.model_unloaded(key)
 
     def runs_retry(self, partition: str) -> bool:
         """Whose batch failed before is known to the gateway alone."""
@@ -501,7 +506,8 @@ class WorkerHost:
         self._tables.pop(key, None)
         if (file := self._files.get(key)) is not None:
             self._order(file)
-        else:
+        if key in self._unloading:
+            self._unloading.discard(key)
             self._events.model_unloaded(key)
 
     def message(self, partition: str, worker: WorkerProcess, message: BatchReport) -> None:

@@ -162,9 +162,13 @@ class FileLoads:
     async def _load(self, model: RemoteModel, files: FileSet) -> None:
         try:
             path = await self._files.ensure(model, files, self._gateway.ask)
-        except ServingError as error:
+        except (ServingError, OSError) as error:
             del self._tasks[model.key]
             self._failed(model, str(error))
+        except Exception as error:
+            logger.exception("the files of %s could not be got", model.key)
+            del self._tasks[model.key]
+            self._failed(model, f"its files could not be got: internal error: {error}")
         else:
             del self._tasks[model.key]
             self._have(model, path)

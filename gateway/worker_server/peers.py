@@ -26,20 +26,31 @@ _decode_part = MessageDecoder(FilePart).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class _Peer:
+    """A connection to a worker server, and the number of calls that are under way."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.calls = 0
+
+
 class Peers:
     """Other worker servers, which have the same `key` and certificates from the same authority."""
 
     def __init__(self, key: str = "", tls: WorkerTls | None = None) -> None:
         self._metadata = ((KEY_METADATA, key),) if key else ()
         self._tls = tls
-        self._channels: OrderedDict[str, Any] = OrderedDict()
+        self._peers: OrderedDict[str, _Peer] = OrderedDict()
 
     async def ask(self, url: str, wanted: FileWanted) -> FilePart:
         """A part of a file from the worker server at `url`; raises PartitionError."""
         try:
-            channel = await self._channel(url)
-            call = channel.unary_unary(f"/{SERVICE}/{FETCH}")
-            answer = await call(_encode(wanted), timeout=PART_S, metadata=self._metadata)
+            peer = await self._peer(url)
+            try:
+                call = peer.channel.unary_unary(f"/{SERVICE}/{FETCH}")
+                answer = await call(_encode(wanted), timeout=PART_S, metadata=self._metadata)
+            finally:
+                peer.calls -= 1
         except grpc.aio.AioRpcError as error:
             raise PartitionError(f"{error.code().name}: {error.details()}") from error
         except OSError as error:
@@ -49,27 +60,36 @@ class Peers:
 
     async def close(self) -> None:
         """Close all connections."""
-        channels = list(self._channels.values())
-        self._channels.clear()
-        for channel in channels:
-            await channel.close()
+        peers = list(self._peers.values())
+        self._peers.clear()
+        for peer in peers:
+            await peer.channel.close()
 
-    async def _channel(self, url: str) -> Any:
-        channel = self._channels.get(url)
-        if channel is None:
-            split_address(url)
-            credentials = None if self._tls is None else await asyncio.to_thread(_credentials, self._tls)
-            if self._tls is None or credentials is None:
-                channel = grpc.aio.insecure_channel(url)
-            else:
-                name = self._tls.server_name
-                options = [("grpc.ssl_target_name_override", name)] if name else None
-                channel = grpc.aio.secure_channel(url, credentials, options)
-            self._channels[url] = channel
-            if len(self._channels) > MOST_CHANNELS:
-                await self._channels.popitem(last=False)[1].close()
-        self._channels.move_to_end(url)
-        return channel
+    async def _peer(self, url: str) -> _Peer:
+        """The connection for one more call; closes the one that was not used for the longest time if there are many."""
+        split_address(url)
+        credentials = None
+        if url not in self._peers and self._tls is not None:
+            credentials = await asyncio.to_thread(_credentials, self._tls)
+        peer = self._peers.get(url)
+        if peer is None:
+            peer = self._peers[url] = _Peer(self._open(url, credentials))
+        self._peers.move_to_end(url)
+        peer.calls += 1
+        if len(self._peers) > MOST_CHANNELS:
+            # Closing one cancels its calls, and with them the load that made them.
+            unused = next((name for name, each in self._peers.items() if not each.calls), None)
+            if unused is not None:
+                await self._peers.pop(unused).channel.close()
+        return peer
+
+    def _open(self, url: str, credentials: grpc.ChannelCredentials | None) -> Any:
+        options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+        if self._tls is None or credentials is None:
+            return grpc.aio.insecure_channel(url, options)
+        if self._tls.server_name:
+            options.append(("grpc.ssl_target_name_override", self._tls.server_name))
+        return grpc.aio.secure_channel(url, credentials, options)
 
 
 def fetch_method(reader: FileReader) -> dict[str, Any]:

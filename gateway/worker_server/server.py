@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import os
@@ -41,7 +42,7 @@ from sluice.gateway.worker_server.about import AboutNow, AboutService
 from sluice.gateway.worker_server.host import WorkerHost
 from sluice.gateway.worker_server.model_files import ModelFiles
 from sluice.gateway.worker_server.peers import Peers, fetch_method
-from sluice.gateway.worker_server.session import LeasedSession
+from sluice.gateway.worker_server.session import MOST_NAME, LeasedSession
 from sluice.gateway.worker_server.settings import WorkerSettings
 from sluice.gateway.worker_server.v2 import V2Service
 from sluice.models.errors import PartitionError
@@ -124,6 +125,13 @@ class WorkerServer:
         """The address at which gateways reach it."""
         host, port = self._listener.getsockname()[:2]
         return join_address(self._settings.advertise or host, port)
+
+    @property
+    def _peers_url(self) -> str:
+        """The address for other worker servers; "" without one: that of all interfaces is none."""
+        host = self._listener.getsockname()[0]
+        is_any = not self._settings.advertise and ipaddress.ip_address(host).is_unspecified
+        return "" if is_any else self.url
 
     # -- life
 
@@ -233,6 +241,12 @@ class WorkerServer:
             opening.refuse(
                 f"expected a lease of {LEAST_LEASE_S:g} to {MOST_LEASE_S:g} s, got {hello.lease_s:g}", retry=False
             )
+        elif not 0 < len(hello.gateway) <= MOST_NAME or not hello.gateway.isprintable():
+            opening.refuse(
+                f"expected a name of the gateway of 1 to {MOST_NAME} printable characters, got "
+                f"{hello.gateway[:MOST_NAME]!r}",
+                retry=False,
+            )
         elif self._draining:
             opening.refuse(self._draining)
         elif worker is None:
@@ -255,7 +269,7 @@ class WorkerServer:
                     settings.partition,
                     worker,
                     self._sessions,
-                    self.url,
+                    self._peers_url,
                 )
             )
             log(logger, logging.INFO, "session begun", gateway=hello.gateway, session=self._sessions)

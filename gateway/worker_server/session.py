@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import os
+import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -50,6 +51,8 @@ MOST_BATCHES = 256
 """Batches of a session that may be open."""
 MOST_MODELS = 4096
 MOST_NAME = 256
+MOST_KEY = 1024
+_KEY = re.compile(r".+:[0-9]+(@[0-9]+)?")
 MOST_LOADING = 1024
 """Loads of a session that may be under way."""
 LATE_S = 0.05
@@ -90,6 +93,7 @@ class LeasedSession:
         """The memory of a batch whose tensors have not all come."""
         self._refusal = ""
         self._loading: set[str] = set()
+        self._unloading: set[str] = set()
         self._gateway_files = GatewayFiles(self._send)
         self._files_loading = FileLoads(owner.files, self._gateway_files, self._have_files, self._have_no_files)
         self._unclaimed = set(owner.host.models)
@@ -137,7 +141,7 @@ class LeasedSession:
 
     def asked(self, gateway: str, workers: int) -> None:
         """Another gateway, which has that many workers, was refused."""
-        self._send(Asked(gateway[:MOST_NAME], workers))
+        self._send(Asked(gateway, workers))
 
     def drain(self, reason: str) -> None:
         """Take no new batches."""
@@ -225,7 +229,11 @@ class LeasedSession:
     def _load(self, model: RemoteModel) -> None:
         self._unclaimed.discard(model.key)
         reason = ""
-        if len(self._host.models) >= MOST_MODELS and model.key not in self._host.models:
+        if len(model.key) > MOST_KEY or not (model.key.isprintable() and _KEY.fullmatch(model.key)):
+            reason = (
+                f"expected a model NAME:VERSION, of at most {MOST_KEY} printable characters, got {model.key[:80]!r}"
+            )
+        elif len(self._host.models) >= MOST_MODELS and model.key not in self._host.models:
             reason = f"the worker holds {MOST_MODELS} models already"
         elif len(self._loading) >= MOST_LOADING:
             reason = f"{MOST_LOADING} models are being loaded already"
@@ -233,7 +241,7 @@ class LeasedSession:
             reason = f"expected a backend of {', '.join(sorted(BACKENDS))}, got '{model.backend:.80}'"
         elif trouble := _unsuitable(model):
             reason = trouble
-        elif model.files is None and not Path(model.path).exists():
+        elif model.files is None and not os.path.exists(model.path):  # which is false for what is no path at all
             reason = f"{model.path} is not on this machine"
         if reason:
             self._send(Loaded(LoadResult(model.key, None, reason)))
@@ -256,6 +264,7 @@ class LeasedSession:
         self._unclaimed.discard(key)
         if self._files_loading.give_up(key):
             self._loading.discard(key)
+        self._unloading.add(key)
         self._host.unload(key)
 
     def _drop_unclaimed(self) -> None:
@@ -272,8 +281,10 @@ class LeasedSession:
             self._send(Loaded(result))
 
     def model_unloaded(self, key: str) -> None:
-        """An unload has finished."""
-        self._send(Unloaded(key))
+        """An unload has finished; those of models of earlier sessions are not the gateway's."""
+        if key in self._unloading:
+            self._unloading.discard(key)
+            self._send(Unloaded(key))
 
     def worker_lost(self, reason: str) -> None:
         """The worker process has ended."""

@@ -166,7 +166,7 @@ class V2Service(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[
         if not found or (wanted and wanted not in found):
             raise NotFoundError(f"Request for unknown model: '{name:.200}' version '{version:.80}' is not loaded here")
         public = f"{name}:{wanted or found[0]}"
-        key = max(each for each in self._host.loaded if public_key(each) == public)
+        key = max((each for each in self._host.loaded if public_key(each) == public), key=_revision)
         model = self._host.models[key]
         known = self._signatures.get(key)
         if known is None or known[0] is not model:
@@ -240,9 +240,14 @@ def _spec(model: RemoteModel) -> ModelSpec:
         raise RequestError(f"expected a model NAME:VERSION, got '{model.key:.200}'")
     inputs, outputs = model.declared.inputs, model.declared.outputs
     most_rows = max(model.menu, default=1) if model.batchable else 0
-    _, _, revision = model.key.partition("@")
     platform = _PLATFORMS.get(model.backend, model.backend)
-    return ModelSpec(name, int(version), inputs, outputs, most_rows, platform, revision=int(revision or 0))
+    return ModelSpec(name, int(version), inputs, outputs, most_rows, platform, revision=_revision(model.key))
+
+
+def _revision(key: str) -> int:
+    """The revision in the key of a model; 0 for its first one."""
+    _, _, revision = key.partition("@")
+    return int(revision) if revision.isdecimal() else 0
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

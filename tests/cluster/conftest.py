@@ -78,17 +78,17 @@ class RayMachines:
         return [process.pid for process in found if process.poll() is None]
 
     @contextmanager
-    def workers_ended(self) -> Iterator[None]:
-        """Kill, at the end of the block, all workers that there were at its beginning: they outlive their cluster."""
-        below = {pid for raylet in self.raylets() for pid in process_tree(raylet)}
-        workers = [os.pidfd_open(pid) for pid in below if b"ray.guardian" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    def all_ended(self) -> Iterator[None]:
+        """End, at the end of the block, all processes of nodes that there were at its beginning: some outlive nodes."""
+        raylets = [*self.raylets(), self._cluster.head_node.all_processes["raylet"][0].process.pid]
+        below = [os.pidfd_open(pid) for raylet in raylets for pid in process_tree(raylet) if pid != raylet]
         try:
             yield
         finally:
-            for worker in workers:
+            for process in below:
                 with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(worker, signal.SIGTERM)
-                os.close(worker)
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                os.close(process)
 
     def shutdown(self) -> None:
         """End all nodes."""

@@ -158,7 +158,7 @@ def test_serving_goes_on_without_the_head_of_ray_and_its_nodes(
 ) -> None:
     nodes = machines.raylets()
     load = Load([gateway.grpc_url], RATE / 2, local[CASCADE])
-    with load.running(), machines.workers_ended():
+    with load.running(), machines.all_ended():
         time.sleep(1)
         os.kill(machines.head_process, signal.SIGKILL)
         until(lambda: not any(map(is_running, nodes)))  # they give up, and all actors end

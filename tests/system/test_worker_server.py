@@ -33,6 +33,7 @@ from sluice.gateway.worker_protocol.messages import (
     Draining,
     Fault,
     Hello,
+    Loaded,
     Ping,
     RemoteLoad,
     RemoteModel,
@@ -165,9 +166,15 @@ def test_models_stay_loaded_for_the_next_session_unless_it_does_not_ask_for_them
             assert {"same:1", "quick:1"} <= held.keys()
             assert await gateway.load(models["quick"]) == held["quick:1"]  # not measured again
             gateway.run("quick:1", x=ROW)
-            dropped = {(await gateway.next(Unloaded)).key for _ in held.keys() - {"quick:1"}}
-            assert dropped == held.keys() - {"quick:1"}
             await gateway.outputs()
+            gateway.session.send(RemoteUnload("quick:1"))
+            assert (await gateway.next(Unloaded)).key == "quick:1", "it hears of its own orders alone"
+            gateway.run("same:1", x=ROW)
+            assert (await gateway.next(RunRefused)).message == "the worker does not hold same:1"
+            for order in (RemoteLoad(models["quick"]), RemoteUnload("quick:1"), RemoteLoad(models["quick"])):
+                gateway.session.send(order)
+            assert (await gateway.next(Unloaded)).key == "quick:1", "also if it is loaded again at once"
+            assert (await gateway.next(Loaded)).model.table is not None
             gateway.session.send(RemoteUnload("quick:1"))
             await gateway.next(Unloaded)
             gateway.run("quick:1", x=ROW)
@@ -188,12 +195,18 @@ def test_models_that_cannot_be_loaded_are_refused_with_the_reason(
         async with gateway_session(worker.url, KNOWN) as gateway:
             for changes, reason in (
                 ({"path": "/nowhere/model.onnx"}, "/nowhere/model.onnx is not on this machine"),
+                ({"path": "/" + "x" * 300}, "x is not on this machine"),
+                ({"path": "/a\0b"}, "is not on this machine"),
+                *(
+                    ({"key": key}, "expected a model NAME:VERSION")
+                    for key in ("", "other", "\n:1", "o:x", "o" * 1024 + ":1")
+                ),
                 ({"backend": "os"}, "expected a backend of onnxruntime, python, timed, got 'os'"),
                 ({"config": "{"}, "its configuration cannot be read"),
                 ({"config": decoupled}, "decoupled models run on partitions of the gateway's own machine only"),
                 ({"path": __file__}, "Expected `object`"),  # it is no JSON
             ):
-                result = await gateway.load(msgspec.structs.replace(quick, key="other:1", **changes))
+                result = await gateway.load(msgspec.structs.replace(quick, **{"key": "other:1"} | changes))
                 assert result.table is None
                 assert reason in result.error
 
@@ -301,6 +314,13 @@ def test_strangers_are_refused_with_the_reason(worker: WorkerProcess, key: str, 
     refused = refusal(worker.url, Credentials(key), version)
     assert refused.reason == reason
     assert str(refused) == f"the worker server at {worker.url} refused the session: {reason}"
+    assert not refused.retry
+
+
+@pytest.mark.parametrize("gateway", ["", "g" * 257, "g\n1"])
+def test_a_gateway_without_a_usable_name_is_refused(worker: WorkerProcess, gateway: str) -> None:
+    refused = refusal(worker.url, KNOWN, "", gateway)
+    assert refused.reason.startswith("expected a name of the gateway of 1 to 256 printable characters, got '")
     assert not refused.retry
 
 

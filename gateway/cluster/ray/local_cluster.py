@@ -29,7 +29,7 @@ OBJECT_STORE_BYTES = 80 << 20
 PAUSE_S = 0.2
 
 _WORKER_KEY, _RAY_TOKEN = "worker.key", "ray.token"
-_ADVICE = "see ray.log and gateway.log in"
+_RAY_LOG, _GATEWAY_LOG = "ray.log", "gateway.log"
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -92,12 +92,12 @@ class LocalCluster:
         address = f"127.0.0.1:{port}"
         ray = self._settings(settings, address)
         self._say("starting Ray")
-        process = self._start("ray.log", _ray_command(port, cores, gpus, dashboard_port))
+        process = self._start(_RAY_LOG, _ray_command(port, cores, gpus, dashboard_port))
         dashboard = f"http://127.0.0.1:{dashboard_port}" if dashboard_port else ""
         state = LocalState(address, ray.get("namespace", "sluice"), running(process.pid), dashboard=dashboard)
         self._write(state)
         try:
-            self._await(process, "Ray", RAY_TIMEOUT_S, lambda: _answers(address, self.environment))
+            self._await(process, "Ray", _RAY_LOG, RAY_TIMEOUT_S, lambda: _answers(address, self.environment))
             self._say("starting the gateway, which has Ray start the workers")
             state = self._up_gateway(state, serve)
         except BaseException:
@@ -125,10 +125,10 @@ class LocalCluster:
         ready.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "sluice.gateway.cli.main", "serve"]
         command += ["--config", str(self._directory / "sluice.yaml"), "--ready-file", str(ready), *serve]
-        process = self._start("gateway.log", command)
+        process = self._start(_GATEWAY_LOG, command)
         state = msgspec.structs.replace(state, gateway=running(process.pid))
         self._write(state)
-        self._await(process, "the gateway", GATEWAY_TIMEOUT_S, ready.exists)
+        self._await(process, "the gateway", _GATEWAY_LOG, GATEWAY_TIMEOUT_S, ready.exists)
         ports = json.loads(ready.read_text(encoding="utf-8"))
         state = msgspec.structs.replace(
             state, http=f"http://127.0.0.1:{ports['http_port']}", grpc=f"127.0.0.1:{ports['grpc_port']}"
@@ -164,15 +164,21 @@ class LocalCluster:
             )
 
     def _await(
-        self, process: "subprocess.Popen[bytes]", what: str, timeout_s: float, is_ready: Callable[[], bool]
+        self, process: "subprocess.Popen[bytes]", what: str, log: str, timeout_s: float, is_ready: Callable[[], bool]
     ) -> None:
         give_up_s = time.monotonic() + timeout_s
         while not is_ready():
             if (status := process.poll()) is not None:
-                raise ConfigError(f"{what} exited with status {status}; {_ADVICE} {self._directory}")
+                raise ConfigError(f"{what} exited with status {status}{self._last_line(log)}")
             if time.monotonic() > give_up_s:
-                raise ConfigError(f"{what} was not ready within {timeout_s:g} s; {_ADVICE} {self._directory}")
+                raise ConfigError(f"{what} was not ready within {timeout_s:g} s{self._last_line(log)}")
             time.sleep(PAUSE_S)
+
+    def _last_line(self, log: str) -> str:
+        """The last line of a log, which has the reason of an end, and where the others are."""
+        path = self._directory / log
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return f"; its last line: {lines[-1]}; see {path}" if lines else f"; see {path}"
 
     def _write(self, state: LocalState) -> None:
         new = self._directory / "state.json.new"

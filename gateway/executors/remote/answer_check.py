@@ -10,6 +10,12 @@ from sluice.models.errors import PartitionError
 from sluice.models.pipelines.pipeline import batch_key
 from sluice.models.spec import ModelSpec
 from sluice.models.tensors.spec import VARIABLE
+from sluice.mps.ipc.messages import LoadResult
+
+LONGEST_NS = 24 * 3600 * 1_000_000_000
+"""The longest time of a batch that is believed."""
+MOST_BYTES = 1 << 50
+"""The most memory of a model that is believed."""
 
 
 def read_outputs(
@@ -51,6 +57,19 @@ def read_outputs(
             f"{answer.ran_ns}"
         )
     return tensors
+
+
+def check_loaded(result: LoadResult) -> None:
+    """Raise PartitionError for a latency or an amount of memory that no model has."""
+    longest_ns = 0 if result.table is None else max(latency_ns for _, latency_ns in result.table.cells)
+    if longest_ns > LONGEST_NS:
+        raise PartitionError(f"model {result.key}: expected batches of at most {LONGEST_NS} ns, got {longest_ns}")
+    memory = result.memory
+    if memory is not None and not (0 <= memory.rest_bytes <= MOST_BYTES and 0 <= memory.row_bytes <= MOST_BYTES):
+        raise PartitionError(
+            f"model {result.key}: expected memory of 0 to {MOST_BYTES} bytes, got {memory.rest_bytes} and "
+            f"{memory.row_bytes} a row"
+        )
 
 
 def output_key(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> str:

@@ -141,8 +141,8 @@ class RemoteBatches:
         self.is_closed = True
         self._hang_detector.stop()
 
-    def abandon(self, reason: str) -> None:
-        """Fail all batches in their order, since the worker is lost."""
+    def abandon(self, reason: str) -> list[int]:
+        """Fail all batches in their order, since the worker is lost; returns their numbers."""
         self._free_ns = 0
         running = list(self._running)
         self._running.clear()
@@ -151,6 +151,7 @@ class RemoteBatches:
         for batch in running:
             self._context.assembly.abandon(batch)
             self._context.report(BatchFailed(batch, FailureCause.WORKER_LOST, reason))
+        return running
 
     # -- answers
 

@@ -38,7 +38,10 @@ class RemoteModels:
             task = self._open[described] = asyncio.get_running_loop().create_task(self._files(described))
             task.add_done_callback(lambda done: self._described(described, done))
         files = await asyncio.shield(task)
+        before = self._digests.get(file.key)
         self._digests[file.key] = files.digest
+        if before is not None and before not in self._digests.values():
+            self._holders.pop(before, None)  # the files have changed: no worker is sent for the old ones
         peers = [each for each in reversed(self._holders.get(files.digest, {})) if each != peer]
         return RemoteModel(
             file.key,
@@ -67,7 +70,9 @@ class RemoteModels:
     def forget(self, models: Iterable[str]) -> None:
         """Forget models that no worker holds."""
         for key in models:
-            self._holders.pop(self._digests.pop(key, ""), None)
+            digest = self._digests.pop(key, "")
+            if digest not in self._digests.values():
+                self._holders.pop(digest, None)
 
     def gone(self, peer: str) -> None:
         """Record that a worker is gone, or its machine."""

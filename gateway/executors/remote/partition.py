@@ -1,6 +1,7 @@
 """One slot of a class of remote partitions, over all the workers that are placed there."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -13,6 +14,8 @@ from sluice.gateway.worker_protocol.client import SessionRefused
 from sluice.models.errors import PartitionError
 from sluice.mps.ipc.messages import LoadResult, ModelFile
 from sluice.mps.isolation.back_off import BackOff
+
+logger = logging.getLogger(__name__)
 
 PLACE_S = 5.0
 """A slot without a worker is reported as down after this time."""
@@ -154,6 +157,10 @@ class RemotePartition:
             except PartitionError as error:
                 self._down(str(error), address)
                 pause_s = min(back_off.lost(loop.time()), LONGEST_PAUSE_S)
+            except Exception as error:
+                logger.exception("the worker at %s could not be tried", address)
+                self._down(f"the worker at {address} could not be tried: internal error: {error}", address)
+                pause_s = REFUSED_S
             else:
                 is_refused = await asyncio.shield(worker.ended)
                 self._worker = None

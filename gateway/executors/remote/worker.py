@@ -10,6 +10,7 @@ import msgspec
 
 from sluice.batcher.interface.decisions import DispatchBatch
 from sluice.gateway.cluster.nodes import NodeWatch
+from sluice.gateway.executors.remote.answer_check import check_loaded
 from sluice.gateway.executors.remote.batches import RemoteBatchContext, RemoteBatches
 from sluice.gateway.executors.remote.models import RemoteModels
 from sluice.gateway.executors.remote.session import OpenSession, WorkerSession
@@ -158,6 +159,8 @@ class RemoteWorker:
         self._sending: asyncio.Task[None] | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         self._results: list[LoadResult] = []
+        self._failed: set[int] = set()
+        """Batches that have failed with their process, whose answers are still to come."""
         self._is_up = self._is_starting = self._is_process_lost = self._is_leaving = False
         self._loop = asyncio.get_running_loop()
         self._session: WorkerSession
@@ -328,6 +331,8 @@ class RemoteWorker:
     def _take(self, message: FromWorkerServer, views: Sequence[memoryview]) -> None:
         """Handle a message; raises PartitionError for one that cannot be true."""
         match message:
+            case Finished() | RunRefused() | Withdrawn() if message.batch in self._failed:
+                self._failed.discard(message.batch)
             case Finished() | RunRefused() | Withdrawn() | Loaded() | Unloaded():
                 if not self._is_process_lost:  # else it is of the process before, whose batches have failed already
                     self._take_answer(message, views)
@@ -360,6 +365,7 @@ class RemoteWorker:
                 self._batches.finished(answer, views)
             case RunRefused(fault=Fault.LOST) if not self._is_leaving:
                 self._process_lost(answer.message)
+                self._failed.discard(answer.batch)
             case RunRefused():
                 self._batches.refused(answer)
             case Withdrawn():
@@ -390,7 +396,7 @@ class RemoteWorker:
         self._stop_load_timer()
         if not self._is_leaving:
             self._owner.worker_lost(self, reason, planned=False, is_node_lost=False, failed=failed)
-        self._batches.abandon(reason)
+        self._failed.update(self._batches.abandon(reason))
 
     # -- models
 
@@ -458,6 +464,7 @@ class RemoteWorker:
     def _loaded(self, result: LoadResult) -> None:
         if result.key not in self._loading:
             raise PartitionError(f"model {result.key} is loaded, which was not ordered")
+        check_loaded(result)
         del self._loading[result.key]
         self._limit_load()
         self._context.loaded((result,))

@@ -66,7 +66,7 @@ class Peer:
             ServedWorker(77, (3,), Evidence(cores=(3,))),
             1,
         )
-        self.refusal: PartitionError | None = None
+        self.refusal: Exception | None = None
         self.keeps = False
         self.broken: dict[str, str] = {}
         self.sessions: list[FakeSession] = []

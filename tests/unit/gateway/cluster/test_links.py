@@ -1,6 +1,6 @@
 """The way to a node, as messages and tensors show it."""
 
-from sluice.gateway.cluster.links import LARGE_BYTES, NodeLink
+from sluice.gateway.cluster.links import LARGE_BYTES, LONGEST_ROUND_TRIP_NS, NodeLink
 
 MS = 1_000_000
 
@@ -13,6 +13,14 @@ def test_the_round_trip_is_the_quickest_of_late() -> None:
     for _ in range(8):
         link.answered(5 * MS)
     assert link.round_trip_ns == 5 * MS
+
+
+def test_a_round_trip_is_no_longer_than_a_minute_whatever_a_worker_says() -> None:
+    link = NodeLink()
+    link.answered(1 << 70)
+    assert link.round_trip_ns == LONGEST_ROUND_TRIP_NS
+    link.answered(-(1 << 70))
+    assert link.round_trip_ns == 0
 
 
 def test_the_bandwidth_is_that_of_large_tensors_without_the_round_trip() -> None:

@@ -25,15 +25,18 @@ from sluice.gateway.worker_protocol.client import ClientSession, Credentials, Se
 from sluice.gateway.worker_protocol.framing import head_of
 from sluice.gateway.worker_protocol.messages import (
     Draining,
+    Finished,
     Hello,
     RemoteRun,
     ServedWorker,
     SessionRefusal,
+    SessionTensor,
     Welcome,
     Withdraw,
     Withdrawn,
 )
 from sluice.models.errors import ConfigError, PartitionError
+from sluice.models.tensors.spec import DataType
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition
 
@@ -141,6 +144,21 @@ def test_refusals_have_their_reason(answer: bytes, refused: tuple[str, bool, str
 def test_messages_right_behind_the_welcome_are_not_lost() -> None:
     came = asyncio.run(opened(ANSWER + message(WELCOME) + message(Draining("soon")), count=1))
     assert came == [Draining("soon")]
+
+
+def test_no_memory_is_taken_for_tensors_that_were_not_asked_for() -> None:
+    outputs = (SessionTensor("y", DataType.UINT8, (1 << 30,), 1 << 30),)
+    with pytest.raises(PartitionError, match="a Finished came with tensors that were not asked for"):
+        asyncio.run(opened(ANSWER + message(WELCOME) + message(Finished(1, 0, 0, outputs)), count=1))
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_name_that_no_host_has_is_a_worker_that_cannot_be_reached(host: str) -> None:
+    async def go() -> None:
+        await open_session(f"{host}:9001", Credentials(), HELLO, lambda each, views: None, lambda reason: None)
+
+    with pytest.raises(PartitionError, match=f"the worker server at {host}:9001 cannot be reached: "):
+        asyncio.run(go())
 
 
 def test_a_second_welcome_ends_the_session() -> None:

@@ -13,7 +13,14 @@ from sluice.gateway.worker_protocol.framing import (
     read_tensor,
     views_of,
 )
-from sluice.gateway.worker_protocol.messages import FromGateway, Ping, RemoteRun, SessionTensor, Withdraw
+from sluice.gateway.worker_protocol.messages import (
+    FromGateway,
+    FromWorkerServer,
+    Ping,
+    RemoteRun,
+    SessionTensor,
+    Withdraw,
+)
 from sluice.models.errors import BadTensor, PartitionError
 from sluice.models.tensors.arrays import WireBytes
 from sluice.models.tensors.spec import DataType
@@ -50,6 +57,12 @@ def test_what_is_no_message_is_refused_with_its_place(encoded: bytes, reason: st
         decode(encoded)
     assert str(refused.value).startswith("a message cannot be read: ")
     assert reason in str(refused.value)
+
+
+def test_a_latency_table_that_is_none_is_refused() -> None:
+    encoded = msgspec.msgpack.encode(["Loaded", ["m:1", {"cells": [[1, -1]]}]])
+    with pytest.raises(PartitionError, match="a message cannot be read: latency table: expected latencies above 0"):
+        MessageDecoder(FromWorkerServer).decode(encoded)
 
 
 def test_a_message_that_is_too_large_is_not_sent() -> None:

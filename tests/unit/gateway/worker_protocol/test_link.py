@@ -97,6 +97,7 @@ class End:
     def __init__(self, place: Callable[[Any, int], memoryview | None] | None = None) -> None:
         self.came: list[tuple[Any, list[bytes] | None]] = []
         self.ended: list[str] = []
+        self.trailers: bytes | None = None
         self.transport = MemoryTransport()
         decoder = MessageDecoder(FromGateway)
         give = place or (lambda message, size: np.empty(size, np.uint8).data)
@@ -110,7 +111,7 @@ class End:
         return "the end" if ended else None
 
     def last_block(self, reason: str, *, is_fault: bool) -> bytes | None:
-        return None
+        return self.trailers
 
     def read(self, data: bytes, sizes: "deque[int] | None" = None) -> None:
         """Read bytes as a loop does, in reads of these sizes."""
@@ -209,6 +210,44 @@ def test_memory_is_said_to_be_sent_once_the_kernel_has_it() -> None:
         assert sent == [1]
         end.transport.make_room(10)
         assert sent == [1, 2]
+
+    run(test)
+
+
+@pytest.mark.parametrize("ending", ["close", "fail"])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_memory_that_a_server_still_sends_from_stays_when_the_session_ends(ending: str, is_read: bool) -> None:
+    async def test() -> None:
+        end = open_end()
+        end.trailers = b"\x88"
+        end.read(settings_frame({4: 1 << 20}) + window_update(0, 1 << 20))
+        end.transport.room = 100
+        sent: list[str] = []
+        for name, size in (("being sent", 100_000), ("waiting", 10)):
+            run = RemoteRun(1, "m:1", (tensor("a", size),))
+            end.link.send(run, [memoryview(bytes(size))], lambda name=name: sent.append(name))  # type: ignore[misc]
+        end.link.pump()
+        getattr(end.link, ending)("the lease is over")
+        assert sent == ["waiting"], "its bytes were never given to the transport"
+        if is_read:
+            end.transport.make_room(1 << 20)
+        else:
+            end.link.connection_lost(None)
+        assert sent == ["waiting", "being sent"]
+
+    run(test)
+
+
+def test_a_client_does_not_wait_for_a_server_that_does_not_read() -> None:
+    async def test() -> None:
+        end = open_end()
+        end.transport.room = 100
+        sent: list[int] = []
+        message = RemoteRun(1, "m:1", (tensor("a", 1000),))
+        end.link.send(message, [memoryview(bytes(1000))], lambda: sent.append(1))
+        end.link.pump()
+        end.link.close()
+        assert (end.transport.aborted, len(sent)) == (True, 1)
 
     run(test)
 

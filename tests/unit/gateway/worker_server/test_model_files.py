@@ -102,6 +102,24 @@ def test_files_are_held_until_the_worker_has_dropped_the_model(tmp_path: Path) -
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a fault of ours")])
+def test_a_load_has_an_end_whatever_goes_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def run() -> None:
+        side = Side(tmp_path)
+
+        async def ensure(*given: object) -> None:
+            raise error
+
+        monkeypatch.setattr(side.files, "ensure", ensure)
+        await side.load(CONTENTS)
+        ((key, reason),) = side.failed
+        assert (key, str(error) in reason, "m:1" in side.loading) == ("m:1", True, False)
+
+    asyncio.run(run())
+
+
 def test_a_load_that_is_given_up_reports_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         side = Side(tmp_path)

@@ -13,6 +13,7 @@ from sluice.gateway.front_door.listener import listen
 from sluice.gateway.grpc.transport.http2.server import Http2Server
 from sluice.gateway.worker_protocol.file_parts import FileReader
 from sluice.gateway.worker_protocol.messages import KEY_METADATA, SERVICE, FilePart, FileWanted
+from sluice.gateway.worker_server import peers as peers_module
 from sluice.gateway.worker_server.peers import Peers, fetch_method
 from sluice.gateway.worker_server.settings import WorkerTls
 from sluice.models.errors import NotFoundError, PartitionError
@@ -84,3 +85,35 @@ def test_addresses_that_are_none_and_answers_that_cannot_be_read_are_errors() ->
         await peers.close()
 
     asyncio.run(run())
+
+
+def test_a_connection_with_calls_is_not_closed_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "MOST_CHANNELS", 1)
+
+    async def run() -> list[FilePart]:
+        listener = listen("worker", "127.0.0.1", 0)
+        server = Http2Server(listener, FrontDoor(budget=Budget(1 << 20)), 1 << 20, lambda method, metadata: "")
+        may_answer, asked = asyncio.Event(), asyncio.Event()
+
+        class Slow(FileReader):
+            async def answer(self, wanted: FileWanted) -> FilePart:
+                asked.set()
+                await may_answer.wait()
+                return await super().answer(wanted)
+
+        server.add_registered_method_handlers(SERVICE, fetch_method(Slow(open_file)))
+        await server.start()
+        peers = Peers()
+        under_way = asyncio.ensure_future(peers.ask(f"127.0.0.1:{listener.getsockname()[1]}", WANTED))
+        await asked.wait()
+        for _ in range(2):
+            with pytest.raises(PartitionError, match="UNAVAILABLE"):
+                await peers.ask("127.0.0.1:1", WANTED)
+        may_answer.set()
+        try:
+            return [await under_way]
+        finally:
+            await peers.close()
+            await server.stop(0)
+
+    assert asyncio.run(run()) == [FilePart(3, b"ode")]

@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sluice.gateway.executors.remote.models import MOST_PEERS, RemoteModels
@@ -69,6 +70,28 @@ def test_nothing_is_known_of_a_model_that_was_forgotten(file: ModelFile) -> None
     models.forget(["mlp:1", "other:1"])
     models.held("mlp:1", "n2:9001")
     assert described(models, file).peers == ()
+
+
+def test_nobody_is_sent_for_files_that_have_changed(file: ModelFile, tmp_path: Path) -> None:
+    models = RemoteModels(LocalFiles())
+    changed = save_mlp(tmp_path / "new" / "mlp" / "1" / "model.onnx", [2, 3])
+    described(models, file)
+    models.held("mlp:1", "n1:9001")
+    assert described(models, msgspec.structs.replace(file, path=str(changed))).peers == ()
+    models.held("mlp:1", "n2:9001")
+    assert described(models, file).peers == (), "who had these has other ones since"
+
+
+def test_models_of_the_same_files_are_forgotten_one_by_one(file: ModelFile) -> None:
+    models = RemoteModels(LocalFiles())
+    other = msgspec.structs.replace(file, key="mlp:1@2")
+    for each in (file, other):
+        described(models, each)
+        models.held(each.key, "n1:9001")
+    models.forget(["mlp:1"])
+    assert described(models, other).peers == ("n1:9001",)
+    models.forget(["mlp:1@2"])
+    assert described(models, other).peers == ()
 
 
 def test_files_that_cannot_be_read_are_an_error_of_the_model(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from sluice.gateway.worker_protocol.messages import (
     FilePart,
     FileWanted,
     Finished,
+    Loaded,
     ModelReadiness,
     Pong,
     RemoteLoad,
@@ -39,7 +40,10 @@ from sluice.gateway.worker_protocol.messages import (
     WorkerLost,
 )
 from sluice.models.errors import PartitionError
+from sluice.models.profiles.latency_table import LatencyTable
+from sluice.models.profiles.measurement import ModelMemory
 from sluice.models.tensors.spec import DataType
+from sluice.mps.ipc.messages import LoadResult
 from sluice.mps.partitions.isolation_report import Evidence
 from sluice.mps.partitions.partition import CpuPartition
 from tests.support.gateway.assembly_bench import rows
@@ -127,6 +131,20 @@ async def test_a_worker_that_cannot_be_reached_is_tried_again_and_reported_once(
     assert not bench.details[-1].was_up, "it is no restart of a worker"
     peer.refusal = None
     await bench.wait(2.1)
+    assert bench.take() == [READY]
+
+
+@benched()
+async def test_a_try_that_fails_for_no_known_reason_is_reported_and_repeated(bench: Bench) -> None:
+    peer = bench.peers["n1a:1"]
+    peer.refusal = RuntimeError("a fault of ours")
+    bench.source.placed("edge-0", "n1a:1", "")
+    await bench.wait(12)
+    assert bench.take() == [
+        PartitionLost("edge-0", "the worker at n1a:1 could not be tried: internal error: a fault of ours")
+    ]
+    peer.refusal = None
+    await bench.wait(5)
     assert bench.take() == [READY]
 
 
@@ -509,6 +527,27 @@ async def test_a_lost_worker_process_comes_back_over_the_same_session(bench: Ben
 
 
 @benched()
+async def test_an_answer_of_the_process_before_counts_for_nothing_and_ends_no_session(bench: Bench) -> None:
+    """Batches that the gateway sends before it hears of the loss run on the next process."""
+    session = await bench.place()
+    for batch in (7, 8, 9):
+        bench.run(batch, batch)
+    bench.take()
+    session.say(RunRefused(7, "killed", Fault.LOST))
+    session.say(WorkerLost("killed"))
+    session.say(RunRefused(8, "killed", Fault.LOST))
+    session.say(WorkerBack(ServedWorker(78, (3,), Evidence(cores=(3,)))))
+    session.finish(9, rows(9))
+    await bench.wait()
+    lost = PartitionLost("edge-0", "killed")
+    failed = [BatchFailed(batch, FailureCause.WORKER_LOST, "killed") for batch in (7, 8, 9)]
+    assert bench.take() == [lost, *failed, READY]
+    session.finish(9, rows(9))
+    await bench.wait()
+    assert not session.is_open, "each batch has one answer"
+
+
+@benched()
 async def test_a_worker_server_that_drains_gets_no_more_and_its_batches_end(bench: Bench) -> None:
     session = await bench.place()
     bench.run(7, 1)
@@ -617,6 +656,31 @@ async def test_a_load_that_fails_is_reported_and_one_that_was_not_ordered_ends_t
     session.loaded("other:1")
     await bench.wait()
     assert bench.take()[0] == PartitionLost("edge-0", "node n1: model other:1 is loaded, which was not ordered")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        LoadResult("large:1", LatencyTable(((1, 1 << 62),))),
+        LoadResult("large:1", TABLE, memory=ModelMemory(-1)),
+        LoadResult("large:1", TABLE, memory=ModelMemory(0, 1 << 60)),
+    ],
+)
+def test_a_worker_that_says_what_is_true_of_no_model_is_lost(result: LoadResult) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        session = await bench.place()
+        bench.peers["n1a:1"].keeps = True
+        bench.executor.load(LoadModel("edge-0", "large:1"))
+        await bench.wait()
+        bench.take()
+        session.say(Loaded(result))
+        await bench.wait()
+        lost = bench.take()[0]
+        assert isinstance(lost, PartitionLost)
+        assert lost.reason.startswith("node n1: model large:1: expected ")
+
+    scenario()
 
 
 @benched()
