@@ -10,10 +10,11 @@ from sluice.batcher.planner.registry import path_planners
 from sluice.batcher.policies.registry import batch_policies
 from sluice.gateway.cli import cluster_checks
 from sluice.gateway.cli.checks import run_checks
-from sluice.gateway.cli.http_client import ServerAddress, decode, request
+from sluice.gateway.cli.http_client import ServerAddress
+from sluice.gateway.cli.server_partitions import server_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import read_models
-from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+from sluice.gateway.partitions.inventory import Enforcement
 from sluice.gateway.server.limits import Finding, Severity
 from sluice.gateway.server.wiring import initial_model_bytes
 from sluice.models.command_line import add_connection_options
@@ -31,10 +32,6 @@ _SEVERITIES = {
 
 _STYLES = {Severity.OK.value: "green", Severity.NOTE.value: "yellow", Severity.WRONG.value: "bold red"}
 """Colours of severities on a terminal."""
-
-
-class _Partitions(msgspec.Struct):
-    partitions: tuple[PartitionStatus, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +75,7 @@ def _model_bytes(config: ServerConfig) -> int:
 
 def partition_findings(server: ServerAddress) -> Iterator[Finding]:
     """A finding for each partition of a server; raises as `http_client.request`."""
-    body = request(server, "/v2/sluice/partitions")
-    for state in decode(server.url, body, _Partitions).partitions:
+    for state in server_partitions(server):
         worker = "no running worker" if state.worker is None else f"worker {state.worker}"
         reasons = [*state.reasons, state.lost] if state.lost else state.reasons
         text = f"{state.partition.name}: {'; '.join([state.enforcement.value, *reasons])} ({worker})"

@@ -7,10 +7,21 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from sluice.gateway.cli.http_client import ServerAddress
 from sluice.gateway.cli.pack import add_pack_arguments, pack
 from sluice.gateway.cli.resize import add_resize_arguments, resize
-from sluice.gateway.cli.text.partition_report import gpu_lines, mps_lines, partition_lines, plan_lines, remote_lines
+from sluice.gateway.cli.server_partitions import server_partitions
+from sluice.gateway.cli.text.partition_report import (
+    gpu_lines,
+    mps_lines,
+    partition_lines,
+    plan_lines,
+    remote_lines,
+    status_rows,
+)
+from sluice.models.command_line import add_connection_options
 from sluice.models.errors import ConfigError, ControlFailed, ServingError
+from sluice.models.text_table import print_table
 from sluice.mps.daemon.inventory import running_daemons
 from sluice.mps.mig.apply import apply_plan
 from sluice.mps.mig.desired import GpuPlan
@@ -26,8 +37,10 @@ EVERY_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions of the command."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    listing = _action(actions, "list", _list, "list core sets, GPUs with their MIG instances, and MPS daemons")
+    listing = _action(actions, "list", _list, "list core sets, remote slots, GPUs with MIG instances, and MPS daemons")
     listing.add_argument("--config", type=Path, metavar="FILE", help="settings of the server, for its partitions")
+    listing.add_argument("--url", help="URL of a running server; its partitions are listed, with their nodes")
+    add_connection_options(listing)
     plan = _action(actions, "plan", _plan, "print the steps to the layout of a file, changing nothing")
     plan.add_argument("file", type=Path, metavar="FILE", help="the wanted layout, in YAML")
     plan.add_argument(
@@ -56,6 +69,9 @@ def _list(options: argparse.Namespace) -> int:
     from sluice.gateway.config.configured_partitions import configured_partitions
     from sluice.gateway.config.server_config import ServerConfig, read_config
 
+    if options.url is not None:
+        print_table(status_rows(server_partitions(ServerAddress.of(options))), left=6)
+        return 0
     config = ServerConfig() if options.config is None else read_config(options.config)
     _print(partition_lines(configured_partitions(config)))
     _print(remote_lines(config.remote_classes))

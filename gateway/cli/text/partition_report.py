@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sluice.gateway.config.remote_settings import RemoteClass
+from sluice.gateway.partitions.inventory import PartitionStatus
 from sluice.models.processes import process_name
 from sluice.mps.daemon.inventory import RunningDaemon
 from sluice.mps.mig.desired import GpuPlan
@@ -35,6 +36,15 @@ def remote_lines(classes: Sequence[RemoteClass]) -> list[str]:
         names = f"{slots[0]} to {slots[-1]}" if slots[1:] else "".join(slots) or f"{each.name}-0 and on"
         lines.append(f"{names}: {kind}, {_placed_by(each)}{memory}")
     return lines
+
+
+def status_rows(statuses: Sequence[PartitionStatus]) -> list[tuple[str, ...]]:
+    """The rows of a table, with its header, of the partitions of a running server."""
+    rows: list[tuple[str, ...]] = [("partition", "kind", "node", "address", "models", "state")]
+    for each in statuses:
+        state = each.lost or ("up" if each.worker is not None else "no worker")
+        rows.append((each.partition.name, each.profile_kind, each.node, each.url, str(len(each.models)), state))
+    return rows
 
 
 def _placed_by(given: RemoteClass) -> str:

@@ -1,13 +1,20 @@
+import io
 import os
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
+from urllib.response import addinfourl
 
+import msgspec
 import pytest
 
+from sluice.gateway.cli import http_client
 from sluice.gateway.cli.main import main
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus, RemoteSlot
 from sluice.mps.mig.geometry import GEOMETRIES
 from sluice.mps.mig.placements import parse_placement
 from sluice.mps.nvidia.nvml import open_nvml
+from sluice.mps.partitions.partition import CpuPartition
 from tests.support.gpu.fake_nvml import FakeGpu, FakeNvml, installed
 
 H100 = GEOMETRIES["H100-80"]
@@ -41,6 +48,27 @@ def gpu() -> FakeGpu:
 def fake(gpu: FakeGpu) -> Iterator[FakeNvml]:
     with installed(FakeNvml(gpu)) as fake:
         yield fake
+
+
+def test_partitions_of_a_running_server_are_listed_with_their_nodes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core = CpuPartition("edge-0", (0,))
+    states = [
+        PartitionStatus(core, "cpu1", 4242, Enforcement.ENFORCED, node="n1", url="10.0.0.5:9001"),
+        PartitionStatus(RemoteSlot("edge-1"), "cpu1"),
+        PartitionStatus(RemoteSlot("edge-2"), "cpu1", lost="node n2: it is gone", url="10.0.0.6:9001"),
+    ]
+    answer = addinfourl(io.BytesIO(msgspec.json.encode({"partitions": states})), Message(), "")
+    monkeypatch.setattr(http_client, "_open_url", lambda server, message, timeout_s: answer)
+    assert main(["partitions", "list", "--url", "http://127.0.0.1:8000"]) == 0
+    lines = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["partition", "kind", "node", "address", "models  state"],
+        ["edge-0", "cpu1", "n1", "10.0.0.5:9001", "0       up"],
+        ["edge-1", "cpu1", "0", "no", "worker"],
+        ["edge-2", "cpu1", "10.0.0.6:9001", "0", "node n2: it is gone"],
+    ]
 
 
 def lay_out(gpu: FakeGpu, *places: str) -> None:

@@ -1,0 +1,15 @@
+"""The partitions of a running server, for the commands that report them."""
+
+import msgspec
+
+from sluice.gateway.cli.http_client import ServerAddress, decode, request
+from sluice.gateway.partitions.inventory import PartitionStatus
+
+
+class _Partitions(msgspec.Struct):
+    partitions: tuple[PartitionStatus, ...]
+
+
+def server_partitions(server: ServerAddress) -> tuple[PartitionStatus, ...]:
+    """The partitions of a running server; raises as `http_client.request`."""
+    return decode(server.url, request(server, "/v2/sluice/partitions"), _Partitions).partitions
