@@ -14,7 +14,7 @@ from sluice.gateway.cli.http_client import ServerAddress
 from sluice.gateway.cli.server_partitions import server_partitions
 from sluice.gateway.config.server_config import ServerConfig, read_config
 from sluice.gateway.deployment.read import read_models
-from sluice.gateway.partitions.inventory import Enforcement
+from sluice.gateway.partitions.inventory import Enforcement, RemoteSlot
 from sluice.gateway.server.limits import Finding, Severity
 from sluice.gateway.server.wiring import initial_model_bytes
 from sluice.models.command_line import add_connection_options
@@ -76,6 +76,10 @@ def _model_bytes(config: ServerConfig) -> int:
 def partition_findings(server: ServerAddress) -> Iterator[Finding]:
     """A finding for each partition of a server; raises as `http_client.request`."""
     for state in server_partitions(server):
+        if isinstance(state.partition, RemoteSlot) and not state.url:
+            text = f"{state.partition.name}: vacant; {state.lost or 'no worker is placed there'}"
+            yield Finding("server", Severity.NOTE, text)
+            continue
         worker = "no running worker" if state.worker is None else f"worker {state.worker}"
         reasons = [*state.reasons, state.lost] if state.lost else state.reasons
         text = f"{state.partition.name}: {'; '.join([state.enforcement.value, *reasons])} ({worker})"

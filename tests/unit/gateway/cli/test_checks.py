@@ -15,7 +15,7 @@ from sluice.gateway.cli import checks as doctor
 from sluice.gateway.cli import http_client
 from sluice.gateway.cli.doctor import partition_findings
 from sluice.gateway.cli.main import main
-from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus
+from sluice.gateway.partitions.inventory import Enforcement, PartitionStatus, RemoteSlot
 from sluice.gateway.server.limits import Severity
 from sluice.gateway.version import server_version
 from sluice.mps.partitions.cpu import available_cores
@@ -120,6 +120,8 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
         PartitionStatus(CpuPartition("b", (1,)), "cpu1", 4243, Enforcement.UNENFORCED, ("it may run anywhere",)),
         PartitionStatus(CpuPartition("c", (2,)), "cpu1"),
         PartitionStatus(CpuPartition("d", (3,)), "cpu1", lost="the worker exited with status 1"),
+        PartitionStatus(RemoteSlot("e"), "cpu1", lost="another gateway has it"),
+        PartitionStatus(RemoteSlot("f"), "cpu1", lost="node n1: it is gone", url="10.0.0.5:9001"),
     ]
     body = msgspec.json.encode({"partitions": states})
     answer = addinfourl(io.BytesIO(body), Message(), "")
@@ -131,6 +133,8 @@ def test_a_server_tells_of_its_partitions_and_why_one_has_no_worker(monkeypatch:
         (Severity.WRONG, "b: unenforced; it may run anywhere (worker 4243)"),
         (Severity.NOTE, "c: unknown (no running worker)"),
         (Severity.WRONG, "d: unknown; the worker exited with status 1 (no running worker)"),
+        (Severity.NOTE, "e: vacant; another gateway has it"),
+        (Severity.WRONG, "f: unknown; node n1: it is gone (no running worker)"),
     ]
 
 
