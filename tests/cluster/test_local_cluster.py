@@ -18,6 +18,15 @@ def sluice_ray(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
+def test_a_gateway_that_cannot_serve_says_why(tmp_path: Path) -> None:
+    where = ["--directory", str(tmp_path / "files")]
+    up = sluice_ray("up", *where, "--cores", "1", "--dashboard-port", "0", str(tmp_path / "nothing"))
+    assert up.returncode == 2
+    assert "nothing: no such file or directory; expected a model file, or a model repository" in up.stderr
+    assert str(tmp_path / "files" / "gateway.log") in up.stderr
+    assert sluice_ray("status", *where).returncode == 1
+
+
 def test_a_cluster_is_started_shown_and_ended(repository: Path, tmp_path: Path) -> None:
     settings = tmp_path / "settings.yaml"
     settings.write_text(json.dumps({"http_port": 0, "grpc_port": 0, "spare_worker": False}))
