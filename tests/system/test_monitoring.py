@@ -28,8 +28,11 @@ from tests.support.triton.server import free_ports
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "sluice.json"
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-NOT_HERE = re.compile(r"\b(nv_gpu_|nv_energy_|nv_cache_|sluice_triton_|sluice_partition_device_|sluice_trace_)")
-"""Metrics of GPUs, Triton servers, the response cache and exported traces."""
+NOT_HERE = re.compile(
+    r"\b(nv_gpu_|nv_energy_|nv_cache_|sluice_triton_|sluice_partition_device_|sluice_trace_"
+    r"|sluice_node_|sluice_partition_node|sluice_partitions_)"
+)
+"""Metrics of GPUs, Triton servers, the response cache, exported traces, and partitions on other machines."""
 SETTLE_S = 60.0
 CASCADE = """
 slo_ms: 1000

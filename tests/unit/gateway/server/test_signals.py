@@ -105,6 +105,7 @@ def test_other_signals_ask_for_something_or_are_ignored(signals: ServerSignals) 
 def test_a_hang_up_of_the_terminal_that_is_closed_stops_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = False
     monkeypatch.setattr(os, "isatty", lambda fd: fd == 2 and not gone)
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)  # the tests may be started by nohup
     with ServerSignals() as signals:
         assert called(signals, signal.SIGHUP) == ["reload"]
         gone = True
