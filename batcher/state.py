@@ -221,7 +221,7 @@ class PartitionGroup:
 
     @property
     def counted(self) -> int:
-        """How many partitions are counted on: those that are up, or all while none is."""
+        """The number of partitions that are counted on: those that are up, or all while none is."""
         return self.ready_count or len(self.partitions)
 
     def way_ns(self, model: ModelState, rows: float) -> int:

@@ -1,5 +1,6 @@
 """A worker behind a worker server over TCP on this machine, against one of the gateway's own: hand-off and rate."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 
 from benchmarks.conftest import Report
 from benchmarks.support.closed_loop import drive_http, http_request
-from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, running
+from benchmarks.support.processes import ServerProcess, alternate, gateway, pinned, process_cpu_s, running
 from sluice.models.tensors.spec import DataType
 from tests.support.models.onnx_models import save_model, value
 from tests.support.triton.server import free_ports
@@ -78,20 +79,31 @@ def servers(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield Servers(one, other)
 
 
-def drives(servers: Servers, model: str, width: int, concurrency: int, figure: str) -> list[Callable[[], float]]:
-    """The measures of a figure, one for each server."""
+def core_s(server: ServerProcess) -> float:
+    """Processor time of the gateway's own process and of this one, its client."""
+    return process_cpu_s(server.pids()[0]) + time.process_time()
+
+
+def drives(
+    servers: Servers, model: str, width: int, concurrency: int, figure: str, request_s: dict[ServerProcess, list[float]]
+) -> list[Callable[[], float]]:
+    """The measures of a figure, one for each server, which add the processor time of a request to `request_s`."""
     request = http_request(f"/v2/models/{model}/infer", "x", (1, width))
 
     def drive(server: ServerProcess) -> float:
-        measured: float = getattr(drive_http(server.http_port, request, concurrency, SECONDS), figure)
-        return measured
+        before = core_s(server)
+        measured = drive_http(server.http_port, request, concurrency, SECONDS)
+        # The warm-up is a tenth of the time, and does not count as requests.
+        request_s.setdefault(server, []).append((core_s(server) - before) / (1.1 * measured.requests))
+        value: float = getattr(measured, figure)
+        return value
 
     return [partial(drive, server) for server in servers]
 
 
 def test_hand_off(benchmark: Any, servers: Servers, report: Report) -> None:
     """The median latency of single requests."""
-    measures = drives(servers, "small", SMALL, 1, "p50_ms")
+    measures = drives(servers, "small", SMALL, 1, "p50_ms", {})
     with pinned(OTHER_CORE):
         local_ms, remote_ms = benchmark.pedantic(alternate, args=(ROUNDS, *measures), rounds=1)
     report("16 kB there and back, own worker, ms at the median", f"{local_ms:.2f}", "")
@@ -108,8 +120,12 @@ def test_hand_off(benchmark: Any, servers: Servers, report: Report) -> None:
 )
 def test_rate(benchmark: Any, servers: Servers, report: Report, model: str, what: str) -> None:
     """Requests a second in batches of up to eight. The last two models leave nothing but the way to be measured."""
-    measures = drives(servers, model, LARGE, CONCURRENCY, "rate")
+    request_s: dict[ServerProcess, list[float]] = {}
+    measures = drives(servers, model, LARGE, CONCURRENCY, "rate", request_s)
     with pinned(OTHER_CORE):
         local, remote = benchmark.pedantic(alternate, args=(ROUNDS, *measures), rounds=1)
     report(f"{what}, own worker, requests/s", f"{local:,.0f}", "")
     report(f"{what}, worker server, against that", f"{remote / local:.0%}", ">= 70%")
+    own_s, other_s = (sorted(request_s[each])[ROUNDS // 2] for each in servers)
+    text = f"{own_s / other_s:.0%} ({own_s * 1e3:.2f} and {other_s * 1e3:.2f} ms)"
+    report(f"{what}, the same by processor time of gateway and clients", text, "")

@@ -289,7 +289,7 @@ class FairShares:
 
 
 class _StageCost(NamedTuple):
-    """What a row takes of partitions of a kind in a stage, by the part of the model's rows that each group has."""
+    """The time that a row takes in a stage of partitions of a kind, by the part of its rows that each group has."""
 
     parts: Mapping[PartitionGroup, float]
     full_ns: float
@@ -310,7 +310,7 @@ class _ModelCost(NamedTuple):
 
 
 class _Costs:
-    """What rows and batches take of partitions, computed once for each pipeline, kind and link in a renewal."""
+    """The times that rows and batches take, computed once for each pipeline, kind and link in a renewal."""
 
     def __init__(self) -> None:
         self._parts: dict[ModelState, dict[PartitionGroup, float]] = {}

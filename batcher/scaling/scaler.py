@@ -13,9 +13,8 @@ from sluice.batcher.interface.config import SchedulerSpec
 from sluice.batcher.interface.decisions import AnyDecision, SetPartitions, UnloadModel
 from sluice.batcher.interface.plan_data import PipelinePlan
 from sluice.batcher.interface.scaling_config import ScaledClass
-from sluice.batcher.prediction.pipeline_times import predict
 from sluice.batcher.scaling.autoscaler import Autoscaler, ClassDemand
-from sluice.batcher.scaling.demand import Hosts, Stream, demands, streams
+from sluice.batcher.scaling.demand import Demand, PartitionPool, StageRows, streams
 from sluice.batcher.scaling.windows import RateWindows
 from sluice.batcher.state import ModelState, PartitionState, PipelineState
 from sluice.models.units import INFINITE_NS, NS_PER_S
@@ -49,7 +48,7 @@ class ClassStatus(NamedTuple):
     start_ns: int
 
 
-class Start(NamedTuple):
+class PartitionStart(NamedTuple):
     """A request has to wait for a partition of a class: it would be complete at `done_ns`."""
 
     name: str
@@ -117,13 +116,13 @@ class Scaler:
 
     # -- requests
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> Start | None:
+    def forecast(self, pipeline: PipelineState, now_ns: int) -> PartitionStart | None:
         """The prediction for a request whose models no partition holds that is up; a partition of a class is ordered.
 
         None if partitions that are up hold all models, if others are expected back, or if no class may hold them.
         """
         missing = [stage.model for stage in pipeline.stages if stage.model is not None and not stage.model.served]
-        start: Start | None = None
+        start: PartitionStart | None = None
         asked = []
         for model in missing:
             if any(not host.is_scaled and not host.is_gone(now_ns) for host in model.partitions):
@@ -135,7 +134,7 @@ class Scaler:
             asked.append(soonest)
             done_ns = now_ns + soonest.remaining_ns(now_ns) + pipeline.critical_path_ns
             if start is None or done_ns > start.done_ns:
-                start = Start(soonest.scaled.name, model.config.key, done_ns)
+                start = PartitionStart(soonest.scaled.name, model.config.key, done_ns)
         for each in asked:
             self._ask(each, now_ns)
         return start
@@ -188,28 +187,31 @@ class Scaler:
         counts = {name: pipeline.arrived_rows for name, pipeline in self._pipelines.items()}
         self._windows.sample(now_ns, counts)
         panic, lately = self._windows.rates(config.panic_ns), self._windows.rates(max(elapsed_ns, 1))
-        for pipeline in self._pipelines.values():
-            if pipeline.changes != pipeline.predicted_changes:
-                predict(pipeline, self._hand_off_ns)
         self._rates = {name: self._rates.get(name) or RateEstimate() for name in counts}
         for name, rows in counts.items():
             if elapsed_ns:
                 self._rates[name].take(rows, elapsed_ns)
-        fixed = self._fixed()
+        demand = Demand(self._fixed(), [each.hosts for each in self.classes], self._hand_off_ns)
+        plans = self._plans()
         stable = self._windows.rates(config.stable_ns)
-        stable_loads = self._demands(stable, fixed)
-        panic_loads, recent_loads = self._demands(panic, fixed, self._waiting()), self._demands(lately, fixed)
+        stable_loads = demand.loads(streams(self._pipelines, stable, plans))
+        panic_loads = demand.loads([*streams(self._pipelines, panic, plans), *self._waiting()])
+        recent_loads = demand.loads(streams(self._pipelines, lately, plans))
+        ahead_loads: dict[int, list[float]] = {}
         for number, each in enumerate(self.classes):
             if recent_loads[number] > 0:
                 each.autoscaler.note_traffic(now_ns)
-            ahead_load = self._demands(self._ahead(stable, panic, each.start_ns), fixed)[number]
-            each.load = ClassDemand(stable_loads[number], panic_loads[number], ahead_load)
+            steps = round(each.start_ns / config.every_ns) + 1
+            if steps not in ahead_loads:
+                ahead = self._ahead(stable, panic, steps)
+                is_same = ahead == stable
+                ahead_loads[steps] = stable_loads if is_same else demand.loads(streams(self._pipelines, ahead, plans))
+            each.load = ClassDemand(stable_loads[number], panic_loads[number], ahead_loads[steps][number])
             each.wanted = each.autoscaler.wanted(now_ns, each.load, each.serving, int(each.start_ns))
             self._follow(each, now_ns, decisions)
 
-    def _ahead(self, stable: Mapping[str, float], panic: Mapping[str, float], after_ns: float) -> dict[str, float]:
-        """The rates that grow, as they are expected to be at the look after a time; the stable ones of the others."""
-        steps = after_ns / self._config.every_ns + 1
+    def _ahead(self, stable: Mapping[str, float], panic: Mapping[str, float], steps: int) -> dict[str, float]:
+        """The rates that grow, as they are expected after this number of looks; the stable ones of the others."""
         window_s = self._config.panic_ns / NS_PER_S
         ahead = dict(stable)
         for name, rate in panic.items():
@@ -217,7 +219,7 @@ class Scaler:
                 ahead[name] = min(self._rates[name].ahead(steps), MOST_GROWTH * rate)
         return ahead
 
-    def _waiting(self) -> list[Stream]:
+    def _waiting(self) -> list[StageRows]:
         """The rows that wait in queues, to be worked off within the panic window.
 
         Clients that wait for their answers send no more than is served, so that their rate does not show the load.
@@ -227,22 +229,16 @@ class Scaler:
         for model in self._fleet.models.values():
             if model.outstanding:
                 rows = sum(queue.rows for queue in self._fleet.queues.of(model))
-                found.append(Stream(model, rows / window_s, INFINITE_NS))
+                found.append(StageRows(model, rows / window_s, INFINITE_NS))
         return [stream for stream in found if stream.rows]
 
-    def _demands(
-        self, rates: Mapping[str, float], fixed: Sequence[Hosts], waiting: Sequence[Stream] = ()
-    ) -> list[float]:
-        wanted = [*streams(self._pipelines, rates, self._plans()), *waiting]
-        return demands(wanted, fixed, [each.hosts for each in self.classes], self._hand_off_ns)
-
-    def _fixed(self) -> list[Hosts]:
+    def _fixed(self) -> list[PartitionPool]:
         """The partitions of no class that are up."""
         found = []
         for group in self._fleet.groups:
             count = sum(each.ready and not each.is_scaled for each in group.partitions.values())
             if count and group.models:
-                found.append(Hosts(group.kind, group.models, count, LOCAL_TARGET))
+                found.append(PartitionPool(group.kind, group.models, count, LOCAL_TARGET))
         return found
 
     # -- orders
@@ -341,7 +337,7 @@ class NoScaler:
     def lost(self, name: str, now_ns: int) -> None:
         """It is not counted."""
 
-    def forecast(self, pipeline: PipelineState, now_ns: int) -> Start | None:
+    def forecast(self, pipeline: PipelineState, now_ns: int) -> PartitionStart | None:
         """No partition can be started."""
 
     def start_for(self, models: Sequence[str], now_ns: int) -> None:
@@ -368,7 +364,7 @@ class ScaledPartitions:
         models = None if first.models is None else frozenset(first.models)
         self.scaled = scaled
         self.slots = [fleet.partitions[name] for name in scaled.slots]
-        self.hosts = Hosts(first.kind, models, scaled.most, scaled.target, first.price)
+        self.hosts = PartitionPool(first.kind, models, scaled.most, scaled.target, first.price)
         self.autoscaler = Autoscaler(spec.scaling, scaled)
         self.wanted = self.ordered = scaled.initial
         self.start_ns = float(scaled.start_ns)

@@ -12,7 +12,7 @@ from sluice.batcher.interface.outcome import Outcome
 from sluice.batcher.places.places import NO_PLACES, Offer, Places, Refusal
 from sluice.batcher.prediction.pipeline_times import predict, unloaded_latency_ns
 from sluice.batcher.residency.on_demand import Forecast, NoOnDemandLoading, OnDemandLoader
-from sluice.batcher.scaling.scaler import NoScaler, Scaler, Start
+from sluice.batcher.scaling.scaler import NoScaler, PartitionStart, Scaler
 from sluice.batcher.scheduler.loop_delay import LoopDelay
 from sluice.batcher.scheduler.memory_shares import MemoryShares
 from sluice.batcher.state import UNAVAILABLE_NS, PipelineState
@@ -128,7 +128,7 @@ class Admission:
         loader.begin(forecast, now_ns)
         return NO_PLACES
 
-    def _judge_start(self, event: RequestArrived, start: Start, now_ns: int) -> RejectRequest | Offer:
+    def _judge_start(self, event: RequestArrived, start: PartitionStart, now_ns: int) -> RejectRequest | Offer:
         """Admit a request that is in time after the start of a partition; it has no place before that is up."""
         what = f"model {start.model} waits for a partition of class {start.name}, which is being started"
         if event.max_cost is not None:

@@ -8,7 +8,7 @@ from sluice.batcher.interface.config import Limits
 from sluice.batcher.interface.plan_data import CostToGo, PipelinePlan, StagePlan
 from sluice.batcher.policies.registry import select_policy
 from sluice.batcher.prediction.pipeline_times import predict
-from sluice.batcher.scaling.demand import UNKNOWN_LOAD, Hosts, Stream, demands, row_ns, streams
+from sluice.batcher.scaling.demand import UNKNOWN_LOAD, Demand, PartitionPool, StageRows, row_ns, streams
 from sluice.batcher.scheduler.pipelines import new_pipeline
 from sluice.batcher.state import ModelState
 from sluice.models.profiles.latency_table import LatencyTable
@@ -26,55 +26,55 @@ def model_of(key: str = "m:1", **tables: LatencyTable) -> ModelState:
     return state
 
 
-def remote(count: int = 8, kind: str = "k", price: float = 1.0, models: frozenset[str] | None = None) -> Hosts:
-    return Hosts(kind, models, count, 0.5, price)
+def remote(count: int = 8, kind: str = "k", price: float = 1.0, models: frozenset[str] | None = None) -> PartitionPool:
+    return PartitionPool(kind, models, count, 0.5, price)
 
 
 @pytest.mark.parametrize(("budget_ms", "row_ms"), [(100, 2.5), (50, 3), (25, 6), (5, 10)])
 def test_batches_are_as_large_as_the_time_of_two_of_them_allows(budget_ms: int, row_ms: float) -> None:
-    assert row_ns(Stream(model_of(k=TABLE), 1.0, budget_ms * MS), "k", 0) == row_ms * MS
+    assert row_ns(StageRows(model_of(k=TABLE), 1.0, budget_ms * MS), "k", 0) == row_ms * MS
 
 
 def test_without_an_objective_batches_are_as_large_as_is_efficient() -> None:
-    assert row_ns(Stream(model_of(k=TABLE), 1.0, INFINITE_NS), "k", 0) == 2.5 * MS
+    assert row_ns(StageRows(model_of(k=TABLE), 1.0, INFINITE_NS), "k", 0) == 2.5 * MS
 
 
 def test_a_class_is_as_busy_as_its_rows_take() -> None:
-    assert demands([Stream(model_of(k=TABLE), 400.0, 100 * MS)], [], [remote()], 0) == [pytest.approx(1.0)]
+    assert Demand([], [remote()], 0).loads([StageRows(model_of(k=TABLE), 400.0, 100 * MS)]) == [pytest.approx(1.0)]
 
 
 def test_partitions_that_are_there_anyway_come_first() -> None:
-    stream = Stream(model_of(k=TABLE), 400.0, 100 * MS)
-    local = Hosts("k", None, 1, 0.7)
-    assert demands([stream], [local], [remote()], 0) == [pytest.approx(0.3)]
-    assert demands([stream._replace(rows=200.0)], [local], [remote()], 0) == [0.0]
+    stream = StageRows(model_of(k=TABLE), 400.0, 100 * MS)
+    local = PartitionPool("k", None, 1, 0.7)
+    assert Demand([local], [remote()], 0).loads([stream]) == [pytest.approx(0.3)]
+    assert Demand([local], [remote()], 0).loads([stream._replace(rows=200.0)]) == [0.0]
 
 
 def test_all_models_of_partitions_that_are_too_few_keep_the_same_share() -> None:
     first, second = model_of("a:1", k=TABLE), model_of("b:1", k=TABLE)
-    both = [Stream(first, 400.0, 100 * MS), Stream(second, 400.0, 100 * MS)]
+    both = [StageRows(first, 400.0, 100 * MS), StageRows(second, 400.0, 100 * MS)]
     only_first = remote(models=frozenset({"a:1"}))
-    assert demands(both, [Hosts("k", None, 2, 0.7)], [only_first], 0) == [pytest.approx(0.3)]
+    assert Demand([PartitionPool("k", None, 2, 0.7)], [only_first], 0).loads(both) == [pytest.approx(0.3)]
 
 
 def test_rows_go_to_the_class_where_they_cost_the_least_as_far_as_it_grows() -> None:
-    stream = Stream(model_of(k=TABLE), 400.0, 100 * MS)
+    stream = StageRows(model_of(k=TABLE), 400.0, 100 * MS)
     dear, cheap = remote(price=2.0), remote(price=1.0, count=1)
-    assert demands([stream], [], [dear, cheap], 0) == [pytest.approx(0.5), pytest.approx(0.5)]
+    assert Demand([], [dear, cheap], 0).loads([stream]) == [pytest.approx(0.5), pytest.approx(0.5)]
 
 
 def test_the_last_class_gets_what_no_class_has_room_for() -> None:
-    stream = Stream(model_of(k=TABLE), 4000.0, 100 * MS)
-    assert demands([stream], [], [remote(1), remote(1, price=2.0)], 0) == [pytest.approx(0.5), pytest.approx(9.5)]
+    stream = StageRows(model_of(k=TABLE), 4000.0, 100 * MS)
+    assert Demand([], [remote(1), remote(1, price=2.0)], 0).loads([stream]) == [pytest.approx(0.5), pytest.approx(9.5)]
 
 
 def test_rows_of_a_model_that_is_unknown_on_a_class_are_some_load() -> None:
-    assert demands([Stream(model_of(), 400.0, INFINITE_NS)], [], [remote()], 0) == [UNKNOWN_LOAD]
+    assert Demand([], [remote()], 0).loads([StageRows(model_of(), 400.0, INFINITE_NS)]) == [UNKNOWN_LOAD]
 
 
 def test_a_model_that_no_class_may_hold_is_no_load() -> None:
     other = remote(models=frozenset({"other:1"}))
-    assert demands([Stream(model_of(k=TABLE), 400.0, INFINITE_NS)], [], [other], 0) == [0.0]
+    assert Demand([], [other], 0).loads([StageRows(model_of(k=TABLE), 400.0, INFINITE_NS)]) == [0.0]
 
 
 def test_the_plan_in_force_splits_the_objective_between_stages() -> None:
@@ -84,7 +84,7 @@ def test_the_plan_in_force_splits_the_objective_between_stages() -> None:
     stage = StagePlan("a:1", 1, "k", 30 * MS, 0.0, CostToGo((0,), (0.0,)))
     plan = PipelinePlan("chain:1", (stage, StagePlan("b:1", 1, "k", 10 * MS, 0.0, stage.rest)), 40 * MS, 0.0, True)
     found = streams({"chain:1": pipeline}, {"chain:1": 5.0}, {"chain:1": plan})
-    assert found == [Stream(models["a:1"], 5.0, 60 * MS), Stream(models["b:1"], 5.0, 20 * MS)]
+    assert found == [StageRows(models["a:1"], 5.0, 60 * MS), StageRows(models["b:1"], 5.0, 20 * MS)]
     without_plan = streams({"chain:1": pipeline}, {"chain:1": 5.0}, {})
     assert [each.budget_ns for each in without_plan] == [40 * MS, 40 * MS]
 

@@ -1,6 +1,7 @@
 """The two ends of a session's connection, over transports in memory."""
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -46,6 +47,7 @@ class MemoryTransport:
         self.written: list[bytes] = []
         self.room = 1 << 62
         self.closed = self.aborted = False
+        self.socket: socket.socket | None = None
 
     def write(self, data: bytes) -> None:
         self.writelines([data])
@@ -73,8 +75,8 @@ class MemoryTransport:
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def get_extra_info(self, name: str) -> None:
-        return None
+    def get_extra_info(self, name: str) -> Any:
+        return self.socket if name == "socket" else None
 
     def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol
@@ -151,6 +153,18 @@ def test_a_connection_begins_with_wide_windows_and_frames() -> None:
         end.link.pump()
         settings_sent = settings_frame({4: 1 << 30, 5: (1 << 20) + 4096, 3: 1})
         assert end.transport.take() == b"PREFACE" + settings_sent + window_update(0, (1 << 30) - 65535)
+
+    run(test)
+
+
+def test_connections_within_a_machine_are_not_paced() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+            end = End()
+            end.transport.socket = client
+            end.link.begin(end.transport)
+            control = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert control.rstrip(b"\0") == b"reno"
 
     run(test)
 
