@@ -523,7 +523,7 @@ class Dispatcher:
         if not host.planned or (place is not None and place[0].partition is host):
             return host
         assert host.group is not None, "a partition that takes a batch has a group"
-        free = first_free(host.group, now_ns)
+        free = first_free(host.group, now_ns, idle=True)
         if free is None:
             return host
         return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)
