@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
-from sluice.batcher.fleet.member_table import is_free
+from sluice.batcher.fleet.member_table import is_idle
 from sluice.batcher.fleet.partition_group import first_available
 from sluice.batcher.interface.plan_data import CostToGo
 from sluice.batcher.interface.planner_protocol import LiveOption, Planner, Ranker
@@ -177,7 +177,7 @@ class PartitionChooser:
         if near.node is None or near.node is host.node or not entry.follows:
             return host
         equals = [each for each in near.node.partitions.values() if each.group is host.group]
-        return next((each for each in equals if is_free(each, now_ns)), host)
+        return next((each for each in equals if is_idle(each, now_ns)), host)
 
 
 def _due_ns(entry: Entry) -> int:

@@ -515,18 +515,18 @@ class Dispatcher:
     def _host_of(self, head: Entry, model: ModelState, here: PartitionState, now_ns: int) -> PartitionState:
         """The partition that an entry has its place on, if that is as free as its equal `here`.
 
-        If not, and `here` is on a node, an equal for which nothing is planned: what is planned for one idle partition
-        is no reason to wait while another one has nothing to do.
+        If not, an equal for which nothing is planned: what is planned for one idle partition is no reason to wait
+        while another one has nothing to do.
         """
         place = head.place
         host = here if place is None else _planned_host(place[0].partition, here)
-        if host.node is None or not host.planned or (place is not None and place[0].partition is host):
+        if not host.planned or (place is not None and place[0].partition is host):
             return host
         assert host.group is not None, "a partition that takes a batch has a group"
-        free = first_free(host.group, now_ns)
+        free = first_free(host.group, now_ns, idle=True)
         if free is None:
             return host
-        return free if head.follows else self.places.locality.nearest_free(model, free, now_ns)
+        return free if free.node is None or head.follows else self.places.locality.nearest_free(model, free, now_ns)
 
     def _find_host(
         self, run_queue: RunQueue, queue: Queue, model: ModelState, partition: PartitionState, now_ns: int

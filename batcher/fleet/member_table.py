@@ -105,11 +105,12 @@ def soonest(
     return found
 
 
-def first_free(group: PartitionGroup, now_ns: int) -> PartitionState | None:
-    """Of the partitions on which a batch can start at once, with nothing planned, the one that joined first."""
+def first_free(group: PartitionGroup, now_ns: int, *, idle: bool = False) -> PartitionState | None:
+    """Of the partitions that are free, or even `idle`, the one that joined first."""
+    suits = is_idle if idle else is_free
     if len(group.partitions) <= SMALL:
         for partition in group.partitions.values():
-            if is_free(partition, now_ns):
+            if suits(partition, now_ns):
                 return partition
         return None
     table = _fresh(group)
@@ -117,7 +118,7 @@ def first_free(group: PartitionGroup, now_ns: int) -> PartitionState | None:
         if until_ns <= now_ns:
             for position in range(block * BLOCK, min((block + 1) * BLOCK, len(table.members))):
                 member = table.members[position]
-                if table.until_ns[position] <= now_ns and member is not None and is_free(member, now_ns):
+                if table.until_ns[position] <= now_ns and member is not None and suits(member, now_ns):
                     return member
     return None
 
@@ -144,9 +145,17 @@ def most_planned_ns(group: PartitionGroup) -> int:
 
 
 def is_free(partition: PartitionState, now_ns: int) -> bool:
-    """True if a batch can start on a partition at once, and nothing is planned for it."""
-    is_idle = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
-    return is_idle and partition.slowdown == 1.0
+    """True if a batch is predicted to start on a partition at once, and nothing is planned for it.
+
+    It may have a batch that takes longer than predicted.
+    """
+    has_time = partition.ready and not partition.planned and partition.free_at_ns <= now_ns
+    return has_time and partition.slowdown == 1.0
+
+
+def is_idle(partition: PartitionState, now_ns: int) -> bool:
+    """True if a partition may be given a batch that starts at once, and nothing is planned for it."""
+    return not partition.batches and not partition.throttled and is_free(partition, now_ns)
 
 
 def _fresh(group: PartitionGroup) -> MemberTable:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd
 
-from sluice.batcher.fleet.member_table import is_free
+from sluice.batcher.fleet.member_table import is_idle
 from sluice.batcher.fleet.nodes import NodeTable
 from sluice.batcher.state import ModelState, NodeState, PartitionState, Place, StageState
 
@@ -47,10 +47,10 @@ class Locality:
         return order
 
     def nearest_free(self, model: ModelState, free: PartitionState, now_ns: int) -> PartitionState:
-        """The first free equal of `free` in the order of a model's nodes, as far as that is found in `TRIED` nodes."""
+        """The first idle equal of `free` in the order of a model's nodes, as far as that is found in `TRIED` nodes."""
         for node in self.order(model)[:TRIED]:
             for partition in node.partitions.values():
-                if partition.group is free.group and is_free(partition, now_ns):
+                if partition.group is free.group and is_idle(partition, now_ns):
                     return partition
         return free
 
