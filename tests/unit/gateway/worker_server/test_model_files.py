@@ -198,8 +198,8 @@ def test_a_cache_that_cannot_be_used_is_an_error_if_it_was_chosen(
 
 
 def test_the_default_place_is_the_cache_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("HOME", "/users/ada")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_cache() == Path("/home/ada/.cache/sluice/models")
+    assert default_cache() == Path("/users/ada/.cache/sluice/models")
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/ada")
     assert default_cache() == Path("/var/cache/ada/sluice/models")
