@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sluice.gateway.cli import config, doctor, serve, worker
+from sluice.gateway.cli import config, doctor, partitions, serve, worker
 from sluice.gateway.config.remote_settings import PartitionSettings
 from sluice.gateway.config.server_config import convert_config
 from tests.support.manifests import PLACE
@@ -21,6 +21,7 @@ COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "serve": serve.add_arguments,
     "doctor": doctor.add_arguments,
     "config": config.add_arguments,
+    "partitions": partitions.add_arguments,
 }
 
 
