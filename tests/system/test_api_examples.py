@@ -18,8 +18,8 @@ REGION = Path("/dev/shm/example")
 FIRST, LAST = "/infer", "/unload"
 """The ends of paths that are asked first, since others show the request, and last, since others need the model."""
 UNREGISTER = "/unregister"
-OPEN = {"models", "providers", "threads", "partitions", "ms_by_rows", "probabilities"}
-"""Objects with a member for each model, partition or size of a batch."""
+OPEN = {"models", "providers", "threads", "partitions", "classes", "ms_by_rows", "probabilities"}
+"""Objects with a member for each model, partition, class of partitions or size of a batch."""
 
 
 class Sent(NamedTuple):

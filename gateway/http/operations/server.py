@@ -40,6 +40,9 @@ _PARTITION = {
     },
     "lost": "",
     "models": {"logreg:1": 2818, "prep:1": 155},
+    "node": "",
+    "url": "",
+    "link": None,
 }
 _STAGE = {
     "stage": "small",
@@ -123,7 +126,7 @@ SERVER: Mapping[str, Operation] = MappingProxyType(
         "GET /v2/sluice/partitions": Operation(
             "Show the partitions",
             "Shows the parts of the machine on which models run, with the models that each holds and their memory in "
-            "bytes, and the proof that it keeps to its limits.",
+            "bytes, and the proof that it keeps to its limits. `node`, `url` and `link` are of workers elsewhere.",
             answers({"partitions": [_PARTITION]}),
         ),
         "GET /v2/sluice/scaling": Operation(
