@@ -36,7 +36,8 @@ KSERVE := .venv-kserve
 KSERVE_VERSION := 0.21.0
 comma := ,
 # Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
-PARTS := lint test-core-rest test-compiled test-core-simulation test-core-gateway test-deploy test-system-m-o \
+PARTS := lint test-long-simulations test-compiled-hot-path test-compiled-core test-core-rest test-core-simulation \
+	test-core-gateway test-deploy test-system-m-o \
 	test-front-ends test-system-p test-system-t test-system-e-k test-conformance test-system-0-9a-d test-system-l \
 	test-system-q-s test-system-u-z test-grpcio test-core-hashes test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
@@ -46,7 +47,7 @@ PIP_OPTIONS := -qq --disable-pip-version-check --no-compile --only-binary :all:
 
 .PHONY: help demo check test compiled simulate lint structure test-bounds conformance bench reference pins \
 	screenshots triton cluster clean \
-	check-unit test-timed $(PARTS)
+	check-unit test-timed test-compiled compile-if-possible $(PARTS)
 .DELETE_ON_ERROR:
 
 help:
@@ -122,15 +123,22 @@ HOT_PATH := $(addprefix tests/unit/gateway/,executors front_ends grpc http http2
 	$(addprefix tests/conformance/test_,endpoints.py fuzz.py hostile_input.py protocol_errors.py tensors.py trouble.py) \
 	$(addprefix tests/system/test_,ensembles.py front_ends.py large_requests.py tritonclient.py worker_faults.py)
 
-test-compiled: $(TEST)/installed-$(ORT)
-	@$(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
-	0) $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
-		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) \
-		$(LONG_SIMULATIONS) \
-		$(HOT_PATH) && \
-		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5;; \
-	3) echo "make test-compiled: not compiled" && $(PYTEST) $(LONG_SIMULATIONS);; \
-	*) exit 1;; esac
+test-compiled: test-compiled-core test-compiled-hot-path test-long-simulations
+
+compile-if-possible: $(TEST)/installed-$(ORT)
+	@rm -f $(COMPILED).made; $(TEST)/bin/python -m scripts.compiled $(COMPILED); case $$? in \
+	0) touch $(COMPILED).made;; 3) echo "make test-compiled: not compiled";; *) exit 1;; esac
+
+test-compiled-core: compile-if-possible
+	@test ! -e $(COMPILED).made || { $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
+		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) && \
+		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5; }
+
+test-compiled-hot-path: compile-if-possible
+	@test ! -e $(COMPILED).made || $(ON_COMPILED) $(PYTEST) -m "not timed" $(HOT_PATH)
+
+test-long-simulations: compile-if-possible
+	@if test -e $(COMPILED).made; then export $(ON_COMPILED); fi; $(PYTEST) $(LONG_SIMULATIONS)
 
 # New seeds each time, which are printed.
 test-fresh-seeds: $(TEST)/installed-$(ORT)
