@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,8 @@ NAME = "workers.test"
 WORKERS = 4
 CLIENTS = 4
 PAUSE_S = 0.02
+MORE_TRIES, TRY_PAUSE_S = 20, 0.1
+"""Far more than the proxy needs to find that a gateway has died."""
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
 
 
@@ -135,7 +138,10 @@ def ask(connection: http.client.HTTPConnection) -> str:
 
 
 class Clients:
-    """Clients that ask through the proxy; with `again`, once more on a new connection if one has failed."""
+    """Clients that ask through the proxy; with `again`, up to MORE_TRIES times more, on new connections, if one fails.
+
+    The proxy passes connections to a gateway that has died until its next check has found that.
+    """
 
     def __init__(self, site: Site, *, again: bool = False) -> None:
         self.outcomes = Counter[str]()
@@ -159,12 +165,16 @@ class Clients:
     def _run(self) -> None:
         connection = self._connect()
         while not self._over.wait(PAUSE_S):
-            try:
-                outcome = ask(connection)
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                connection = self._connect()
-                outcome = ask(connection) if self._again else repr(error)
+            for tries_left in reversed(range(1 + MORE_TRIES * self._again)):
+                try:
+                    outcome = ask(connection)
+                    break
+                except (OSError, http.client.HTTPException) as error:
+                    outcome = repr(error)
+                    connection.close()
+                    connection = self._connect()
+                    if tries_left:
+                        time.sleep(TRY_PAUSE_S)
             with self._lock:
                 self.outcomes[outcome] += 1
         connection.close()
