@@ -35,11 +35,12 @@ KSERVE := .venv-kserve
 # The newest one that was tried. It has 450 MB of dependencies, so the tests do not have it.
 KSERVE_VERSION := 0.21.0
 comma := ,
-# Lint, which is quick to fail, and all tests but the timed ones: the longest first, so that all end together.
-PARTS := lint test-long-simulations test-compiled-hot-path test-compiled-core test-core-rest test-core-simulation \
-	test-core-gateway test-deploy test-system-m-o \
-	test-front-ends test-system-p test-system-t test-system-e-k test-conformance test-system-0-9a-d test-system-l \
-	test-system-q-s test-system-u-z test-grpcio test-core-hashes test-fresh-seeds
+# Lint, which is quick to fail, and all tests but the timed ones. What needs the compiled tree comes first, with tests
+# of servers beside it, which leave the compiler the processors; of the others, the longest are first.
+PARTS := lint test-long-simulations test-compiled-hot-path test-compiled-core test-system-p test-system-t \
+	test-front-ends test-core-rest test-system-q-s test-core-simulation test-core-gateway test-deploy test-system-m-o \
+	test-system-e-k test-conformance test-system-0-9a-d test-system-l test-system-u-z test-grpcio test-core-hashes \
+	test-fresh-seeds
 # This many of them run at a time. It is more than there are cores, since tests of servers wait half of their time.
 JOBS := 6
 # Wheels only, so that no compiler is needed; modules are compiled when first imported, which is faster.
