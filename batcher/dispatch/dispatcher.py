@@ -516,11 +516,11 @@ class Dispatcher:
         """The partition that an entry has its place on, if that is as free as its equal `here`.
 
         If not, an equal for which nothing is planned: what is planned for one idle partition is no reason to wait
-        while another one has nothing to do.
+        while another one has nothing to do. A sequence stays where its state is.
         """
         place = head.place
         host = here if place is None else _planned_host(place[0].partition, here)
-        if not host.planned or (place is not None and place[0].partition is host):
+        if not host.planned or model.config.sequences is not None or (place is not None and place[0].partition is host):
             return host
         assert host.group is not None, "a partition that takes a batch has a group"
         free = first_free(host.group, now_ns, idle=True)
