@@ -1,8 +1,6 @@
 """The gateway's end of the exporter, against a process that a test plays."""
 
 import asyncio
-import os
-import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -11,36 +9,17 @@ from sluice.gateway.config.tracing import OtlpSettings
 from sluice.gateway.tracing.export import FLUSH_TRACES, MOST_WAITING, SpanExport
 from sluice.gateway.tracing.messages import EndedTraces, FinishExport, SpanCounts, StartExport, ToExporter
 from sluice.gateway.tracing.spans import most_spans
-from sluice.mps.ipc.channel import Channel
+from tests.support.played_child import PlayedChild
 from tests.unit.gateway.tracing.test_spans import CASCADE, request
 
 SPANS = most_spans(request(*CASCADE))
 
 
-class PlayedExporter:
-    """The process of an exporter; `exit` ends it. See `Child`."""
-
-    pid = 1
+class PlayedExporter(PlayedChild[ToExporter]):
+    """The process of an exporter."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channel: Channel[ToExporter] = Channel(theirs, ToExporter)
-        self._gone, self._exit = os.pipe()
-
-    def fileno(self) -> int:
-        return self._gone
-
-    def kill(self) -> None:
-        self.exit()
-
-    def exit(self) -> None:
-        if not self.channel.closed:
-            self.channel.close()
-            os.close(self._exit)
-
-    def wait(self) -> int:
-        os.close(self._gone)
-        return 0
+        super().__init__(ToExporter)
 
     def received(self) -> list[ToExporter]:
         try:

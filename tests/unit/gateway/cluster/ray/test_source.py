@@ -1,8 +1,6 @@
 """The gateway's end of the process that talks to Ray, against a process that a test plays."""
 
 import asyncio
-import os
-import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -21,35 +19,16 @@ from sluice.gateway.cluster.ray.messages import (
 )
 from sluice.gateway.cluster.ray.source import NOT_LEASED, UNKNOWN, RayCluster
 from sluice.gateway.config.ray_settings import RaySettings
-from sluice.mps.ipc.channel import Channel
+from tests.support.played_child import PlayedChild
 
 SETTINGS = RaySettings(address="10.0.0.1:6379", resources={"CPU": 1}, count=3)
 
 
-class PlayedProcess:
-    """The process that talks to Ray; `exit` ends it. See `Child`."""
-
-    pid = 1
+class PlayedProcess(PlayedChild[ToRay]):
+    """The process that talks to Ray."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channel: Channel[ToRay] = Channel(theirs, ToRay)
-        self._gone, self._exit = os.pipe()
-
-    def fileno(self) -> int:
-        return self._gone
-
-    def kill(self) -> None:
-        self.exit()
-
-    def exit(self) -> None:
-        if not self.channel.closed:
-            self.channel.close()
-            os.close(self._exit)
-
-    def wait(self) -> int:
-        os.close(self._gone)
-        return 1
+        super().__init__(ToRay, status=1)
 
     def received(self) -> list[ToRay]:
         return [message for message, _ in self.channel.receive() if not isinstance(message, Tick)]
