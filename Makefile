@@ -131,7 +131,8 @@ compile-if-possible: $(TEST)/installed-$(ORT)
 	0) touch $(COMPILED).made;; 3) echo "make test-compiled: not compiled";; *) exit 1;; esac
 
 test-compiled-core: compile-if-possible
-	@test ! -e $(COMPILED).made || { PYTHONHASHSEED=1 $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
+	@test ! -e $(COMPILED).made || { \
+		PYTHONHASHSEED=1 $(ON_COMPILED) $(PYTEST) -m "not timed" tests/compiled tests/unit/batcher tests/properties \
 		$(addprefix tests/simulation/test_,equivalence.py pauses.py scheduler_simulation.py whole_gateway.py) && \
 		$(ON_COMPILED) $(TEST)/bin/python -m scripts.simulate --seconds 5; }
 

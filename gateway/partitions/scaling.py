@@ -49,8 +49,8 @@ class Scaling:
             **{"class": order.name},
             count=order.count,
             ready=status.ready,
-            given_up=", ".join(order.leaving),
             panic=status.is_panicking,
+            **({"given_up": ", ".join(order.leaving)} if order.leaving else {}),
         )
         self._sources[order.name].want(order.count, order.leaving)
 

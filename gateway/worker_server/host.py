@@ -472,7 +472,7 @@ class WorkerHost:
             self._events.model_unloaded(key)
 
     def runs_retry(self, partition: str) -> bool:
-        """Whose batch failed before is known to the gateway alone."""
+        """False: only the gateway knows which requests have failed before."""
         return False
 
     def worker_replaced(

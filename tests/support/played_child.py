@@ -10,8 +10,10 @@ M = TypeVar("M")
 
 
 class PlayedChild(Generic[M]):
-    """A child of ours without a process (see `Child`); `exit` ends it. It is sent messages of the type `incoming`, and has an
-    exit status."""
+    """A child of ours without a process (see `Child`); `exit` ends it, with the exit status `status`.
+
+    It is sent messages of the type `incoming`.
+    """
 
     pid = 1
 
