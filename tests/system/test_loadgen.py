@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run import runner
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError
 from tests.support.gateway.server import gateway_server
@@ -89,7 +90,7 @@ def server(reply: Reply) -> Iterator[str]:
 
 def run(target: str, queries: int = 200, rate: float = 500, **settings: object) -> RunResult:
     arguments: dict[str, object] = {"warmup_s": 0.0, "drain_timeout_s": 10.0, "seed": 1} | settings
-    return run_server_scenario(
+    return runner.run(
         RunConfig(target=target, model="m", rate=rate, queries=queries, **arguments)  # type: ignore[arg-type]
     )
 
@@ -344,7 +345,7 @@ def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str,
 def test_the_port_of_the_other_protocol_is_named(gateway: tuple[dict[str, str], str]) -> None:
     target = gateway[0]["grpc"].replace("grpc://", "http://")
     with pytest.raises(ConfigError, match=r"answered 400 this port serves gRPC, over HTTP/2 only$"):
-        run_server_scenario(RunConfig(target=target, model="m", rate=10, queries=1))
+        runner.run(RunConfig(target=target, model="m", rate=10, queries=1))
 
 
 def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
@@ -353,7 +354,7 @@ def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
     server.start()
     try:
         with pytest.raises(TargetUnreachable, match=f"not an HTTP server; for a gRPC port give grpc://{address}$"):
-            run_server_scenario(RunConfig(target=f"http://{address}", model="m", rate=10, queries=1))
+            runner.run(RunConfig(target=f"http://{address}", model="m", rate=10, queries=1))
     finally:
         server.stop(None)
 
@@ -362,7 +363,7 @@ def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
 def test_an_unknown_model_is_named(gateway: tuple[dict[str, str], str], protocol: str) -> None:
     config = RunConfig(target=gateway[0][protocol], model="absent", rate=10, queries=1)
     with pytest.raises(ConfigError, match=r"--model absent: .*absent"):
-        run_server_scenario(config)
+        runner.run(config)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
