@@ -28,6 +28,8 @@ class Status(enum.IntEnum):
     """No answer arrived before the drain timeout."""
     DROPPED = 5
     """The query was not sent: too many others were waiting for the target."""
+    CANCELLED = 6
+    """The client gave the query up before its answer."""
 
 
 @dataclass
