@@ -78,8 +78,8 @@ class Record:
         return cls(
             due_ns=schedule.due_ns,
             sample=schedule.sample,
-            stream=np.zeros(n, np.uint16),
-            slo_ns=np.broadcast_to(np.asarray(slo_ns, np.int64), n).copy(),
+            stream=schedule.stream,
+            slo_ns=np.broadcast_to(np.asarray(slo_ns, np.int64), n),
             queued_ns=np.full(n, -1, np.int64),
             sent_ns=np.full(n, -1, np.int64),
             done_ns=np.zeros(n, np.int64),
