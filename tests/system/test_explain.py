@@ -30,8 +30,8 @@ outputs:
 """
 EXPLAIN = {"x-sluice-explain": "1"}
 STAGE = re.compile(
-    r"(\w+);batch=\d+;size=1;rows=1;partition=cpu0;closed=(?:idle|full);"
-    r"queue=([\d.]+);hand-off=([\d.]+);compute=([\d.]+);return=([\d.]+);cost=([\d.e-]+)"
+    r"(\w+);batch=\d+;size=1;rows=1;partition=cpu0;"
+    r"queue=([\d.]+);batch-wait=[\d.]+;hand-off=([\d.]+);compute=([\d.]+);return=([\d.]+);cost=([\d.e-]+)"
 )
 
 
