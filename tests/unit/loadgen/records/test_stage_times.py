@@ -2,7 +2,10 @@ import pytest
 
 from sluice.loadgen.records.stage_times import StageTimes, stage_times
 
-FIRST = "first;batch=1;size=4;rows=1;partition=cpu0;queue=3.000;batch-wait=2.000;hand-off=0.500;compute=6.000;return=0.250;cost=2e-07"
+FIRST = (
+    "first;batch=1;size=4;rows=1;partition=cpu0"
+    ";queue=3.000;batch-wait=2.000;hand-off=0.500;compute=6.000;return=0.250;cost=2e-07"
+)
 SECOND = (
     "second%20one;batch=2;size=1;rows=1;partition=mps-20;queue=0;batch-wait=0;hand-off=1;compute=8;return=1;cost=1e-06"
 )

@@ -97,7 +97,7 @@ def test_without_an_objective_an_answer_is_enough() -> None:
 
 def test_every_query_is_judged_by_its_own_objective() -> None:
     record = record_of([(0, 0, 8, Status.OK)] * 3)
-    record.slo_ns[:] = [7 * MS, 8 * MS, -1]
+    record.slo_ns = np.array([7 * MS, 8 * MS, -1])
     assert record.good.tolist() == [False, True, True]
     assert query_statistics(record, 99, 0).good == 2
 
