@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
 from sluice.models.client_tls import ClientTls
 from sluice.models.command_line import add_connection_options, quantity
@@ -47,6 +48,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--output", default="", metavar="NAME", help="output to compare with the labels (default: the first)")
     add("--rows", type=int, default=1, metavar="N", help="rows a query carries (default 1)")
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
+    bound = f"most queries waiting and in flight; the next is dropped (default {MAX_OUTSTANDING})"
+    add("--max-outstanding", type=int, default=MAX_OUTSTANDING, metavar="N", help=bound)
     add("--metrics-url", default="", metavar="URL", help="Prometheus metrics of the server, for the report")
     add("--json", metavar="FILE", help="also write the report as JSON")
 
@@ -69,6 +72,7 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         warmup_s=options.warmup,
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
+        max_outstanding=options.max_outstanding,
         metrics_url=options.metrics_url,
         arrivals=_arrivals(options),
         headers=tuple(options.header),

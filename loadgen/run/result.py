@@ -12,6 +12,7 @@ from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.records.validity import client_limits, too_short
+from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.client_tls import NO_TLS, ClientTls
 
@@ -43,6 +44,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 1.0
     drain_timeout_s: float = 10.0
     connections: int = 256
+    max_outstanding: int = MAX_OUTSTANDING
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
     headers: tuple[tuple[str, str], ...] = ()
