@@ -290,11 +290,11 @@ def _configuration(stage: StageTrace) -> str:
 
 
 def _figures(stage: StageTrace) -> str:
-    hand_off_ms = stage.hand_off_ms + stage.return_ms
     figures = (
         f"{_token(stage.stage)};batch={stage.batch};size={stage.batch_rows};rows={stage.rows}"
-        f";partition={_token(stage.partition)};queue={stage.queue_ms:.3f};hand-off={hand_off_ms:.3f}"
-        f";compute={stage.compute_ms:.3f};cost={stage.cost:.4g}"
+        f";partition={_token(stage.partition)};closed={stage.closed};queue={stage.queue_ms:.3f}"
+        f";hand-off={stage.hand_off_ms:.3f};compute={stage.compute_ms:.3f};return={stage.return_ms:.3f}"
+        f";cost={stage.cost:.4g}"
     )
     return figures + (f";failed={_token(stage.failed)}" if stage.failed else "")
 

@@ -23,7 +23,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
-from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
 from sluice.loadgen.simulation.service import (
@@ -118,7 +118,7 @@ class SimulatedTarget:
         chances = self._file.escalation.get(self.pipeline.name, {})
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
         service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
-        observer = _Observer(Record.of(schedule), config)
+        observer = _Observer(Record.of(schedule, objective_ns(slo_ms)), config)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,

@@ -250,7 +250,8 @@ def test_headers_are_short_and_ascii() -> None:
         ("x-sluice-plan", "mlp=mlp:1*3@cpu0"),
         (
             "x-sluice-stages",
-            "mlp;batch=3;size=3;rows=1;partition=cpu0;queue=2.000;hand-off=0.750;compute=1.750;cost=1e-08",
+            "mlp;batch=3;size=3;rows=1;partition=cpu0;closed=idle;"
+            "queue=2.000;hand-off=0.250;compute=1.750;return=0.500;cost=1e-08",
         ),
     ]
     headers = dict(explain(trace([], Outcome.FAILED_BACKEND, 1, reason="ä\r\nx: y"), 0).headers())
