@@ -58,6 +58,8 @@ class Issuer:
             self._record.count_reason(reason)
         if answer is not None:
             self._record.answers[query] = answer
+        if stages:
+            self._record.stages[query] = stages
         self._settled += 1
         if self._settled == self._issued and self._all_issued.is_set():
             self._finished.set()

@@ -124,6 +124,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
         f"{metrics.timeout} timeout, {metrics.dropped} dropped"
+        + (f", {metrics.cancelled} cancelled" if metrics.cancelled else "")
     )
     yield (
         f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
@@ -156,9 +157,8 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         case Verdict.MISSED:
             yield "Result: VALID, objective MISSED"
         case Verdict.NOT_CONFIRMED:
-            misses = metrics.queries - metrics.good
             yield (
-                f"Result: VALID, objective NOT CONFIRMED: {misses} misses among {metrics.queries} queries; "
+                f"Result: VALID, objective NOT CONFIRMED: {metrics.misses} misses among {metrics.judged} queries; "
                 f"early stopping needs {metrics.queries_to_confirm} for that number of misses"
             )
 

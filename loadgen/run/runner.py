@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.record import Record, objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
@@ -76,7 +76,7 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     metadata = await target.metadata(config.model)
     samples, schedule = _plan(config, metadata)
     keep_answers = samples.labels is not None
-    record = Record.of(schedule, keep_answers)
+    record = Record.of(schedule, objective_ns(config.slo_ms), keep_answers)
     issuer = Issuer(schedule, record)
     try:
         await target.prepare(_requests(config, samples, schedule), issuer, keep_answers)
@@ -147,7 +147,7 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
-    metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
+    metrics = query_statistics(record, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
         schedule_digest=schedule.digest,

@@ -23,7 +23,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
-from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
 from sluice.loadgen.simulation.service import (
@@ -116,14 +116,15 @@ class SimulatedTarget:
         `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
         the last one was due are timeouts, as in live runs.
         """
-        pipeline = self._served[next(iter(requests.values())).model]
+        request = next(iter(requests.values()))
+        pipeline = self._served[request.model]
         key = pipeline_key(pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.confidences) for model in self._spec.models}
         chances = self._file.escalation.get(pipeline.name, {})
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
         service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
-        observer = _Observer(Record.of(schedule), config)
+        observer = _Observer(Record.of(schedule, objective_ns(request.slo_ms)), config)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
