@@ -24,6 +24,7 @@ from tests.support.gateway.server import gateway_server
 from tests.support.loadgen.v2_server import ANSWER, BUSY, Reply, server
 from tests.support.models.onnx_models import save_mlp
 
+
 def run(target: str, queries: int = 200, rate: float = 500, **settings: object) -> RunResult:
     arguments: dict[str, object] = {"warmup_s": 0.0, "drain_timeout_s": 10.0, "seed": 1} | settings
     return run_server_scenario(
