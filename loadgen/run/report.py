@@ -8,7 +8,8 @@ import msgspec
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.run.find_max import MaxRate, Probe
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
 from sluice.models.text_table import table_lines

@@ -5,7 +5,8 @@ import numpy as np
 from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.traffic.schedule import Schedule
 
 MS = 1_000_000

@@ -6,7 +6,8 @@ import numpy as np
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport, StageShare
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.run.report import run_json, run_text
-from sluice.loadgen.run.result import RunConfig, Verdict
+from sluice.loadgen.run.result import Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from tests.unit.loadgen.results import MS, result_of
 
 CONFIG = RunConfig(target="http://host:1", model="m", rate=1000, slo_ms=10, warmup_s=0, seed=3)

@@ -19,7 +19,8 @@ from sluice.batcher.policies.deadline import DeadlineSettings
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import query_statistics
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.simulation.simulation_file import HostSettings
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.validation.host_times import (

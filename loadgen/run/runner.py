@@ -1,4 +1,4 @@
-"""MLPerf's Server scenario: queries with Poisson (or other) arrivals, against a live or a simulated target."""
+"""Runs: one scenario against a live or a simulated target."""
 
 import asyncio
 import os
@@ -16,17 +16,19 @@ from sluice.loadgen.records.server_metrics import Counters, ServerReport, metric
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.run.result import Predictions, RunConfig, RunResult
+from sluice.loadgen.run.result import Predictions, RunResult
+from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
 from sluice.loadgen.target.base import Request, Target
 from sluice.loadgen.target.open import open_target
-from sluice.loadgen.traffic.schedule import Schedule, server_schedule
+from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
 
-def run_server_scenario(config: RunConfig) -> RunResult:
-    """Run the scenario once; blocks until every query has ended.
+def run(config: RunConfig) -> RunResult:
+    """Run the configured scenario once; blocks until every query has ended.
 
     Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
     answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
@@ -114,15 +116,7 @@ def _scrape(config: RunConfig) -> Counters:
 
 def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:
     samples = load_samples(config.samples, metadata, config.rows, config.seed)
-    schedule = server_schedule(
-        config.rate,
-        config.duration_s,
-        config.queries,
-        len(samples),
-        each_once=config.each_once,
-        seed=config.seed,
-        arrivals=config.arrivals,
-    )
+    schedule = SCENARIOS[config.scenario].schedule(config, len(samples))
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
     if last_s < config.warmup_s:
         raise _nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
