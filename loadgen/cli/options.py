@@ -64,6 +64,7 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         warmup_s=options.warmup,
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
+        max_outstanding=options.max_outstanding,
         metrics_url=options.metrics_url,
         arrivals=arrivals(options),
         headers=tuple(options.header),

@@ -2,6 +2,7 @@
 
 import argparse
 
+from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.models.command_line import add_connection_options
 
 
@@ -12,3 +13,5 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
     add("--model", required=True, help="name of a model or pipeline")
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
+    bound = f"most queries waiting and in flight; the next is dropped (default {MAX_OUTSTANDING})"
+    add("--max-outstanding", type=int, default=MAX_OUTSTANDING, metavar="N", help=bound)

@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from sluice.loadgen.records.samples import SampleSource
+from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.client_tls import NO_TLS, ClientTls
 
@@ -41,6 +42,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     warmup_s: float = 1.0
     drain_timeout_s: float = 10.0
     connections: int = 256
+    max_outstanding: int = MAX_OUTSTANDING
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
     headers: tuple[tuple[str, str], ...] = ()

@@ -81,7 +81,7 @@ class Machine:
             for request, time_ns in enumerate(due_ns)
         )
         config = RunConfig(target="http://machine", model="wide", rate=rate)
-        self.result = RunResult(config, "", record, query_statistics(record, None, 99, 0), [])
+        self.result = RunResult(config, "", record, query_statistics(record, 99, 0), [])
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self.steps.append(JournalStep(now_ns, event, tuple(decisions)))
