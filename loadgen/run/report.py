@@ -8,7 +8,8 @@ import msgspec
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.run.find_max import MaxRate, Probe
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
 from sluice.models.text_table import table_lines
@@ -123,6 +124,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
         f"{metrics.timeout} timeout, {metrics.dropped} dropped"
+        + (f", {metrics.cancelled} cancelled" if metrics.cancelled else "")
     )
     yield (
         f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
@@ -155,9 +157,8 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         case Verdict.MISSED:
             yield "Result: VALID, objective MISSED"
         case Verdict.NOT_CONFIRMED:
-            misses = metrics.queries - metrics.good
             yield (
-                f"Result: VALID, objective NOT CONFIRMED: {misses} misses among {metrics.queries} queries; "
+                f"Result: VALID, objective NOT CONFIRMED: {metrics.misses} misses among {metrics.judged} queries; "
                 f"early stopping needs {metrics.queries_to_confirm} for that number of misses"
             )
 
