@@ -25,7 +25,7 @@ _BLOCK = 131_072
 
 
 class MlperfSeeds(msgspec.Struct, frozen=True):
-    """The seeds of the loaded set, of the samples in it, and of the arrivals; the defaults are MLPerf's official ones."""
+    """The seeds of the loaded set, of its samples, and of the arrivals; the defaults are MLPerf's official ones."""
 
     qsl: int = 2085463073848966840
     sample_index: int = 2747215439041700203
