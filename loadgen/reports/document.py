@@ -29,7 +29,7 @@ def run_json(result: RunResult) -> bytes:
             "answered_rows": result.answered_rows,
             "failures": result.record.reasons,
             "server": result.server,
-            "validity": {"valid": not result.invalid, "reasons": result.invalid},
+            "validity": {"valid": not result.invalid, "reasons": result.invalid, "limits": result.limits},
             "slo_met": result.slo_met,
             "verdict": result.verdict,
             "notes": result.notes,

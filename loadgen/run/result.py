@@ -57,6 +57,11 @@ class RunResult:
         """The reasons of `invalid` that a longer run would not cure: the client fell short of the schedule."""
         return client_limits(self.metrics, self.config.slo_ms)
 
+    @property
+    def limits(self) -> list[str]:
+        """The reasons why the figures are not the target's, whatever their number."""
+        return [*(["interrupted before its end"] if self.interrupted else []), *self.client_limits]
+
     def without_rows(self) -> "RunResult":
         """The same result without its per-query data, which may be large."""
         return replace(self, record=self.record.head(0), predictions=None, expected=None)

@@ -68,7 +68,8 @@ def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
     samples, schedule = _plan(config, target.metadata(config.model))
     requests = _requests(config, samples, schedule)
-    record, server = target.replay(schedule, requests, config.seed, config.drain_timeout_s)
+    service_seed = config.seed if config.service_seed is None else config.service_seed
+    record, server = target.replay(schedule, requests, service_seed, config.drain_timeout_s)
     return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
 
 

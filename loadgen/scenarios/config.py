@@ -35,6 +35,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     slo_ms: float | None = None
     percentile: float = 99.0
     seed: int = 0
+    service_seed: int | None = None
+    """Seed of a simulation's random times, by default `seed`."""
     samples: SampleSource = SampleSource()
     output: str = ""
     rows: int = 1
