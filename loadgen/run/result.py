@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.records.server_metrics import ServerReport
@@ -25,7 +26,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     every query; `model` names a model or a pipeline. The run ends after `duration_s` or `queries`, whichever comes
     first; with `each_once` every sample is sent once. `percentile` is the share of queries, in %, that has to meet
     `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class numbers, or
-    scores whose largest gives the class.
+    scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: a miss at any time,
+    a confirmation from that many seconds on.
     """
 
     target: str
@@ -47,6 +49,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Arrivals = Arrivals()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
+    decide_from_s: float | None = None
 
 
 class Verdict(enum.StrEnum):
@@ -67,7 +70,8 @@ class RunResult:
 
     `record` holds one row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), with -1
     for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
-    monotonic clock. `invalid` lists the reasons why the run is invalid, and `notes` what a reader of the figures has to
+    monotonic clock. `client_cpu_share` and `baseline_lateness_ms` are those of `records.validity`. `decision` is what
+    ended the run before its schedule, if anything did. `invalid` lists the reasons why the run is invalid, and `notes` what a reader of the figures has to
     know about a simulation.
     """
 
@@ -80,6 +84,9 @@ class RunResult:
     simulated: bool = False
     start_ns: int = 0
     client_cpu_us_per_query: float | None = None
+    client_cpu_share: float | None = None
+    baseline_lateness_ms: float | None = None
+    decision: Decision | None = None
     server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None
@@ -89,7 +96,9 @@ class RunResult:
     @property
     def client_limits(self) -> list[str]:
         """The reasons of `invalid` that a longer run would not cure: the client fell short of the schedule."""
-        return client_limits(self.metrics, self.config.slo_ms)
+        return client_limits(
+            self.metrics, self.config.slo_ms, self.client_cpu_share, self.baseline_lateness_ms
+        )
 
     def without_rows(self) -> "RunResult":
         """The same result without its per-query data, which may be large."""
@@ -98,7 +107,7 @@ class RunResult:
     @property
     def too_short(self) -> bool:
         """True when the run has too few queries to confirm the percentile, even without a miss."""
-        return too_short(self.metrics, self.config.percentile)
+        return too_short(self.metrics, self.config.percentile, self.decision)
 
     @property
     def verdict(self) -> Verdict:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
+from sluice.loadgen.records.interim import Decision, InterimTest
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
@@ -23,6 +24,9 @@ from sluice.loadgen.target.http import HttpTarget
 from sluice.loadgen.traffic.schedule import Schedule, server_schedule
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
+
+_FIRST_QUERIES = 1024
+"""Queries that a simulated run starts with when its verdict may end it; their number is then doubled."""
 
 
 def run_server_scenario(config: RunConfig) -> RunResult:
@@ -73,8 +77,31 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target, config.model)
     samples, schedule = _plan(config, target.metadata())
-    record, server = target.replay(schedule, samples, config.slo_ms, config.seed, config.drain_timeout_s)
-    return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
+    test = _interim_test(config, schedule)
+    decided: tuple[Decision, int] | None = None
+    queries = len(schedule) if test is None else min(_FIRST_QUERIES, len(schedule))
+    while True:
+        # A run of more queries starts as one of fewer does, so its first looks need not be taken again.
+        part = schedule.head(queries)
+        record, server = target.replay(part, samples, config.slo_ms, config.seed, config.drain_timeout_s)
+        if test is not None:
+            decided = test.first_decision(record, int(part.due_ns[-1]) if queries < len(schedule) else None)
+        if decided or queries == len(schedule):
+            break
+        queries = min(2 * queries, len(schedule))
+    return _result(config, schedule, record, decided=decided, simulated=True, server=server, notes=target.notes)
+
+
+def _interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
+    if config.decide_from_s is None:
+        return None
+    return InterimTest.plan(
+        schedule.due_ns,
+        slo_ms=config.slo_ms,
+        percentile=config.percentile,
+        warmup_s=config.warmup_s,
+        decide_from_s=config.decide_from_s,
+    )
 
 
 async def _drive(config: RunConfig, target: Target) -> RunResult:
@@ -145,6 +172,7 @@ def _result(
     schedule: Schedule,
     record: Record,
     *,
+    decided: tuple[Decision, int] | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -154,13 +182,18 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    decision = None
+    if decided is not None:
+        decision, queries = decided
+        record = record.head(queries)
     metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
         schedule_digest=schedule.digest,
         record=record,
         metrics=metrics,
-        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
+        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted, warmup_s=config.warmup_s, decision=decision),
+        decision=decision,
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,

@@ -1,0 +1,1 @@
+"""Reports of runs and searches, as text, JSON and pages."""
