@@ -19,7 +19,7 @@ from sluice.loadgen.run.find_max import (
     find_max,
     shortest_probe_s,
 )
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run.runner import run
 from sluice.models.command_line import quantity
 
 
@@ -91,7 +91,7 @@ class _CommandLineSearch:
         return probe
 
     def _run(self, plan: Plan) -> tuple[Probe, bytes]:
-        result = run_server_scenario(
+        result = run(
             msgspec.structs.replace(
                 self._config,
                 rate=plan.rate,

@@ -38,7 +38,7 @@ def invalid_reasons(
 
 def too_short(metrics: QueryStatistics, percentile: float, decision: Decision | None = None) -> bool:
     """True for a run with too few queries to confirm the percentile, even without a miss."""
-    return decision is not Decision.EXCLUDED and metrics.queries < queries_needed(0, percentile)
+    return decision is not Decision.EXCLUDED and metrics.judged < queries_needed(0, percentile)
 
 
 def client_limits(
@@ -79,6 +79,6 @@ def seconds_for(queries: int, offered_per_s: float, warmup_s: float) -> int | No
 
 def _shortness(metrics: QueryStatistics, percentile: float, warmup_s: float) -> str:
     needed = queries_needed(0, percentile)
-    text = f"too short: {metrics.queries} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
+    text = f"too short: {metrics.judged} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
     seconds = seconds_for(needed, metrics.offered_per_s, warmup_s)
     return f"{text}; try --duration {seconds} or more" if seconds is not None else f"{text}; try a longer --duration"
