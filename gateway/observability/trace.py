@@ -27,13 +27,13 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     dispatched_ns: int
     free_ns: int = 0
     expected_ns: int = 0
-    idle_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
     reported_ns: int = 0
     cost: float = 0.0
     failed: str = ""
     traced: tuple[SpanRef, ...] = ()
+    idle_ns: int = 0
 
     @property
     def startable_ns(self) -> int:

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
+from sluice.loadgen.reports.document import max_rate_json
+from sluice.loadgen.reports.text import max_rate_text, probe_text
 from sluice.loadgen.run.find_max import MAX_PROBES, RATE_LIMIT, Probe, find_max
-from sluice.loadgen.run.report import max_rate_json, max_rate_text, probe_text
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.run.runner import run
 from sluice.models.command_line import quantity

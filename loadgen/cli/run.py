@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
-from sluice.loadgen.run.report import run_json, run_text
+from sluice.loadgen.reports.document import run_json
+from sluice.loadgen.reports.text import run_text
 from sluice.loadgen.run.runner import run
 from sluice.models.command_line import quantity
 

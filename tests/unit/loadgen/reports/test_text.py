@@ -5,7 +5,8 @@ import numpy as np
 
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport, StageShare
 from sluice.loadgen.records.statistics import query_statistics
-from sluice.loadgen.run.report import run_json, run_text
+from sluice.loadgen.reports.document import run_json
+from sluice.loadgen.reports.text import run_text
 from sluice.loadgen.run.result import Verdict
 from sluice.loadgen.scenarios.config import RunConfig
 from tests.unit.loadgen.results import MS, result_of
