@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.records.statistics import QueryStatistics
+from sluice.loadgen.reports.document import SCHEMA_VERSION, run_json, without_secrets
 from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings
-from sluice.loadgen.run.report import SCHEMA_VERSION, run_json, without_secrets
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 
 _OF_A_PROBE = ("rate", "seed", "decide_from_s")

@@ -186,7 +186,9 @@ class _Search:
                 return True
             if failed:  # on fresh seeds, which overrules the probes that passed at this rate
                 self.high = rate
-                self.low = max((probe.rate for probe in self.probes if probe.passed and probe.rate < rate), default=None)
+                self.low = max(
+                    (probe.rate for probe in self.probes if probe.passed and probe.rate < rate), default=None
+                )
                 rate /= 1 + self._settings.precision
         return False
 

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,6 +24,14 @@ _BURST = 64
 _IDLE_ALARMS = 50
 _IDLE_GAP_NS = NS_PER_MS
 _SHORTEST_SHARE_NS = 100 * NS_PER_MS
+
+Start = Callable[[], Awaitable[int]]
+"""Called when everything is ready; gives the start of the schedule on the monotonic clock, in nanoseconds."""
+
+
+async def start_at_once() -> int:
+    """Start now, but for the time that the first query takes to leave on time."""
+    return time.monotonic_ns() + _LEAD_NS
 
 
 class Issuer:
@@ -89,7 +97,7 @@ class Issuer:
         elif self._paced and not self._issuing:
             self._issue_due()
 
-    async def run(self, target: Target, drain_timeout_s: float) -> Record:
+    async def run(self, target: Target, drain_timeout_s: float, start: Start = start_at_once) -> Record:
         """Issue the queries, wait at most `drain_timeout_s` for outstanding answers, and close the target.
 
         Where queries wait for answers, one without an answer for that long is given up. Returns the record of the
@@ -101,7 +109,7 @@ class Issuer:
             with _no_collections(), _on_interrupt(loop, self.stop):
                 self.baseline_lateness_ms = await _idle_lateness_ms(self._alarm)
                 # The collection at the entry takes tens of milliseconds, so the schedule starts after it.
-                self.start_ns = time.monotonic_ns() + _LEAD_NS
+                self.start_ns = await start()
                 self._alarm.start(self._issue_due)
                 self._alarm.arm(self.start_ns + self._due[0])
                 timers = self._set_timers(loop, drain_timeout_s)
@@ -176,7 +184,8 @@ class Issuer:
         """Set timers for what no answer brings about: the end of the run, and the end of queries without an answer."""
         timers: list[asyncio.TimerHandle] = []
         if math.isfinite(self._pacing.max_ns):
-            timers.append(loop.call_later((self._pacing.max_ns + _LEAD_NS) / NS_PER_S, self._end))
+            ends_ns = self.start_ns + self._pacing.max_ns
+            timers.append(loop.call_later((ends_ns - time.monotonic_ns()) / NS_PER_S, self._end))
         if self._pacing.outstanding is not None and math.isfinite(drain_timeout_s):
             timers.append(loop.call_later(drain_timeout_s, self._watch, timers, drain_timeout_s))
         return timers

@@ -33,6 +33,11 @@ class Score(msgspec.Struct, frozen=True):
     is_sample: bool = True
     unmet: tuple[str, ...] = ()
 
+    @property
+    def sample(self) -> int | None:
+        """Number of queries in the sample; None where they are no sample."""
+        return self.queries if self.is_sample else None
+
 
 class Scenario(Protocol):
     """The shape of a run's queries over time.

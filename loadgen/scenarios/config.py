@@ -28,9 +28,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     every query; `model` names a model or a pipeline. The run ends after `duration_s` or `queries`, whichever comes
     first. Where `min_duration_s` or `min_queries` is given it ends earlier, as soon as both are reached. With
     `each_once` every sample is sent once. `rate`, `concurrency` and `samples_per_query` are 0 and None for scenarios
-    that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %, that has to meet
-    `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class numbers, or
-    scores whose largest gives the class.
+    that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
+    that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
+    numbers, or scores whose largest gives the class.
     """
 
     target: str
