@@ -28,7 +28,8 @@ def invalid_reasons(
 ) -> list[str]:
     """The reasons why a run is invalid, one sentence each; empty for a valid run.
 
-    A run that its misses have ended (`decision`) is as long as its verdict needs. `cpu_share` and `baseline_lateness_ms` are those of `client_limits`.
+    A run that its misses have ended (`decision`) is as long as its verdict needs. `cpu_share` and
+    `baseline_lateness_ms` are those of `client_limits`.
     """
     reasons = ["interrupted before its end"] if interrupted else []
     if too_short(metrics, percentile, decision):
@@ -61,8 +62,8 @@ def client_limits(
         else:
             remedy = "try a lower --rate, a core of its own for the client, or more --procs"
         reasons.append(
-            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the queries{idle}, "
-            f"{limit_ms:g} ms is allowed; {remedy}"
+            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the "
+            f"queries{idle}, {limit_ms:g} ms is allowed; {remedy}"
         )
     if cpu_share is not None and cpu_share > _MOST_CPU_SHARE:
         reasons.append(

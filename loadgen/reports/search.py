@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.records.statistics import QueryStatistics
+from sluice.loadgen.reports.document import document, run_json, without_secrets
 from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings
-from sluice.loadgen.run.report import SCHEMA_VERSION, run_json, without_secrets
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 
 _OF_A_PROBE = ("rate", "seed", "decide_from_s")
@@ -75,7 +76,6 @@ def probe_json(result: RunResult, probe: Probe) -> bytes:
 def max_rate_json(found: MaxRate, settings: SearchSettings, probes: Sequence[bytes]) -> bytes:
     """The report of a search as a JSON object; `probes` are the JSON objects of the probes."""
     content: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
         "kind": "find-max",
         "rate": found.rate,
         "failed_rate": found.failed_rate,
@@ -85,7 +85,7 @@ def max_rate_json(found: MaxRate, settings: SearchSettings, probes: Sequence[byt
         "settings": settings,
         "probes": [msgspec.Raw(probe) for probe in probes],
     }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return document(content)
 
 
 class _Validity(msgspec.Struct):

@@ -2,16 +2,18 @@
 
 import asyncio
 import gc
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.target.base import Target
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.models.units import NS_PER_MS
+from sluice.models.units import NS_PER_MS, NS_PER_S
 from sluice.mps.alarm import Alarm
 
 _LEAD_NS = 10 * NS_PER_MS
@@ -22,11 +24,15 @@ _BURST = 64
 class Issuer:
     """Issues one schedule to one target, and records the target's reports.
 
-    `start_ns` is the start of the schedule on the monotonic clock; 0 before.
+    `start_ns` is the start of the schedule on the monotonic clock; 0 before. `interim` is the test that may end the run
+    before its schedule does.
     """
 
-    def __init__(self, schedule: Schedule, record: Record) -> None:
+    def __init__(self, schedule: Schedule, record: Record, interim: InterimTest | None = None) -> None:
         self.interrupted = False
+        self._ended = False
+        self._interim = interim
+        self._next_look: asyncio.TimerHandle | None = None
         self._record = record
         # Memory views of the columns take plain integers, ten times as fast as numpy.
         self._queued_ns = record.queued_ns.data
@@ -67,7 +73,8 @@ class Issuer:
     async def run(self, target: Target, drain_timeout_s: float) -> Record:
         """Issue the schedule, wait at most `drain_timeout_s` for outstanding answers, and close the target.
 
-        Returns the record of the issued queries: the whole schedule unless `stop` was called.
+        Returns the record of the issued queries: the whole schedule unless `stop` was called or the test
+        ended the run.
         """
         alarm = Alarm()
         try:
@@ -76,11 +83,14 @@ class Issuer:
                 self.start_ns = time.monotonic_ns() + _LEAD_NS
                 alarm.start(lambda: self._issue_due(target, alarm))
                 alarm.arm(self.start_ns + self._due[0])
+                self._plan_look()
                 await self._all_issued.wait()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)
         finally:
             alarm.close()
+            if self._next_look is not None:
+                self._next_look.cancel()
             await target.close()
         self._time_out_stragglers()
         return self._record.head(self._issued)
@@ -90,13 +100,32 @@ class Issuer:
         if self.interrupted:
             self._finished.set()
         self.interrupted = True
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
         self._all_issued.set()
+        if self._settled == self._issued:
+            self._finished.set()
+
+    def _plan_look(self) -> None:
+        if self._interim is not None and math.isfinite(look_ns := self._interim.next_look_ns):
+            wait_ns = self.start_ns + look_ns - time.monotonic_ns()
+            self._next_look = asyncio.get_running_loop().call_later(
+                max(wait_ns, 0) / NS_PER_S, self._look, self._interim
+            )
+
+    def _look(self, interim: InterimTest) -> None:
+        interim.look(self._record, time.monotonic_ns() - self.start_ns)
+        if interim.decided is not None:
+            self._end()
+        self._plan_look()
 
     def _issue_due(self, target: Target, alarm: Alarm) -> None:
         due, samples, k = self._due, self._samples, self._issued
         end = min(k + _BURST, len(due))
         elapsed_ns = time.monotonic_ns() - self.start_ns
-        while k < end and due[k] <= elapsed_ns and not self.interrupted:
+        while k < end and due[k] <= elapsed_ns and not self._ended:
             self._issued = k + 1
             try:
                 target.issue(k, samples[k])
@@ -106,7 +135,7 @@ class Issuer:
             elapsed_ns = time.monotonic_ns() - self.start_ns
         if k == len(due):
             self._all_issued.set()
-        elif not self.interrupted:
+        elif not self._ended:
             alarm.arm(self.start_ns + due[k])
 
     async def _drain(self, timeout_s: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
@@ -33,8 +34,9 @@ class RunResult:
 
     `record` holds one row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), with -1
     for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
-    monotonic clock. `invalid` lists the reasons why the run is invalid, and `notes` what a reader of the figures has to
-    know about a simulation.
+    monotonic clock. `client_cpu_share` and `baseline_lateness_ms` are those of `records.validity`. `decision` is what
+    ended the run before its schedule, if anything did. `invalid` lists the reasons why the run is invalid, and `notes`
+    what a reader of the figures has to know about a simulation.
     """
 
     config: RunConfig
@@ -46,6 +48,9 @@ class RunResult:
     simulated: bool = False
     start_ns: int = 0
     client_cpu_us_per_query: float | None = None
+    client_cpu_share: float | None = None
+    baseline_lateness_ms: float | None = None
+    decision: Decision | None = None
     server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None
@@ -55,7 +60,7 @@ class RunResult:
     @property
     def client_limits(self) -> list[str]:
         """The reasons of `invalid` that a longer run would not cure: the client fell short of the schedule."""
-        return client_limits(self.metrics, self.config.slo_ms)
+        return client_limits(self.metrics, self.config.slo_ms, self.client_cpu_share, self.baseline_lateness_ms)
 
     def without_rows(self) -> "RunResult":
         """The same result without its per-query data, which may be large."""
@@ -64,7 +69,7 @@ class RunResult:
     @property
     def too_short(self) -> bool:
         """True when the run has too few queries to confirm the percentile, even without a miss."""
-        return too_short(self.metrics, self.config.percentile)
+        return too_short(self.metrics, self.config.percentile, self.decision)
 
     @property
     def verdict(self) -> Verdict:

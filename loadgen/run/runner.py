@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
@@ -68,8 +69,9 @@ def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
     samples, schedule = _plan(config, target.metadata(config.model))
     requests = _requests(config, samples, schedule)
-    record, server = target.replay(schedule, requests, config.seed, config.drain_timeout_s)
-    return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
+    interim = _interim(config, schedule)
+    record, server = target.replay(schedule, requests, config.seed, config.drain_timeout_s, interim)
+    return _result(config, schedule, record, interim=interim, simulated=True, server=server, notes=target.notes)
 
 
 async def _drive(config: RunConfig, target: Target) -> RunResult:
@@ -77,7 +79,8 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     samples, schedule = _plan(config, metadata)
     keep_answers = samples.labels is not None
     record = Record.of(schedule, objective_ns(config.slo_ms), keep_answers)
-    issuer = Issuer(schedule, record)
+    interim = _interim(config, schedule)
+    issuer = Issuer(schedule, record, interim)
     try:
         await target.prepare(_requests(config, samples, schedule), issuer, keep_answers)
         before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
@@ -92,6 +95,7 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
         config,
         schedule,
         record,
+        interim=interim,
         interrupted=issuer.interrupted,
         start_ns=issuer.start_ns,
         client_cpu_us_per_query=cpu_ns / 1e3 / max(1, len(record)),
@@ -129,6 +133,19 @@ def _requests(config: RunConfig, samples: Samples, schedule: Schedule) -> dict[i
     return {sample: Request(config.model, samples.tensors(sample), config.slo_ms) for sample in used}
 
 
+def _interim(config: RunConfig, schedule: Schedule) -> InterimTest | None:
+    """The test that may end the run early, where the configuration asks for it."""
+    if config.decide_from_s is None:
+        return None
+    return InterimTest(
+        schedule.due_ns,
+        objective_ns(config.slo_ms),
+        percentile=config.percentile,
+        warmup_s=config.warmup_s,
+        decide_from_s=config.decide_from_s,
+    )
+
+
 def _nothing_measured(limit: str, warmup_s: float) -> ConfigError:
     return ConfigError(f"--warmup: leaves no query to measure; expected less than {limit}, got {warmup_s:g} s")
 
@@ -138,6 +155,7 @@ def _result(
     schedule: Schedule,
     record: Record,
     *,
+    interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -147,13 +165,20 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    decision = None
+    if interim is not None and interim.decided is not None:
+        decision, queries = interim.decided
+        record = record.head(queries)
     metrics = query_statistics(record, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
         schedule_digest=schedule.digest,
         record=record,
         metrics=metrics,
-        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
+        invalid=invalid_reasons(
+            metrics, config.slo_ms, config.percentile, interrupted, warmup_s=config.warmup_s, decision=decision
+        ),
+        decision=decision,
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,

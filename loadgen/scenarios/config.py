@@ -23,7 +23,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     every query; `model` names a model or a pipeline. The run ends after `duration_s` or `queries`, whichever comes
     first; with `each_once` every sample is sent once. `percentile` is the share of queries, in %, that has to meet
     `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class numbers, or
-    scores whose largest gives the class.
+    scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that it misses at
+    any time, that it meets the objective from that many seconds on.
     """
 
     target: str
@@ -47,3 +48,4 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Arrivals = Arrivals()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
+    decide_from_s: float | None = None

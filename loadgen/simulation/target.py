@@ -23,6 +23,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
@@ -109,12 +110,18 @@ class SimulatedTarget:
         return TargetModel(_on_the_wire(pipeline, pipeline.inputs), _on_the_wire(pipeline, pipeline.outputs))
 
     def replay(
-        self, schedule: Schedule, requests: Mapping[int, Request], seed: int, drain_timeout_s: float
+        self,
+        schedule: Schedule,
+        requests: Mapping[int, Request],
+        seed: int,
+        drain_timeout_s: float,
+        interim: InterimTest | None = None,
     ) -> tuple[Record, ServerReport]:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
         `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
-        the last one was due are timeouts, as in live runs.
+        the last one was due are timeouts, as in live runs. `interim` may end the run before its
+        schedule does.
         """
         request = next(iter(requests.values()))
         pipeline = self._served[request.model]
@@ -139,7 +146,8 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(self._arrivals(pipeline, schedule, requests), drain_ns)
+        arrivals = self._arrivals(pipeline, schedule, requests)
+        simulator.run(arrivals if interim is None else _until_decided(arrivals, observer.record, interim), drain_ns)
         self._add_jitter(observer.record, seed)
         _time_out(observer.record, int(schedule.due_ns[-1]) + drain_ns, simulator.now_ns)
         return observer.record, observer.server_report(key)
@@ -173,6 +181,20 @@ class SimulatedTarget:
             chances = generator(seed, "ways").random(len(record)) * (len(quantiles_us) - 1)
             jitter_ns = np.interp(chances, np.arange(len(quantiles_us)), quantiles_us) * NS_PER_US
             record.done_ns[:] = np.maximum(record.done_ns + jitter_ns.astype(np.int64), record.due_ns)
+
+
+def _until_decided(
+    arrivals: Iterator[tuple[int, RequestArrived]], record: Record, interim: InterimTest
+) -> Iterator[tuple[int, RequestArrived]]:
+    """The arrivals until a look at the record ends the run; the simulator draws one ahead of the time that it is at."""
+    simulated_ns = 0
+    for due_ns, event in arrivals:
+        while interim.next_look_ns <= simulated_ns:
+            interim.look(record, int(interim.next_look_ns))
+        if interim.decided is not None:
+            return
+        yield due_ns, event
+        simulated_ns = due_ns
 
 
 def _on_the_wire(pipeline: Pipeline, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
