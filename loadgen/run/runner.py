@@ -8,13 +8,14 @@ import sys
 import numpy as np
 import uvloop
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, open_live
-from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
@@ -52,8 +53,11 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
     plan = make_plan(config, target.metadata(config.model))
-    record, server = target.replay(plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s)
-    return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
+    interim = interim_test(config, plan.schedule)
+    record, server = target.replay(
+        plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s, interim
+    )
+    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
 
 
 async def _live(config: RunConfig) -> RunResult:
@@ -62,11 +66,13 @@ async def _live(config: RunConfig) -> RunResult:
     plan = make_plan(config, metadata)
     before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
     output = config.output or metadata.outputs[0].name
-    driven = await drive(config, target, plan, output)
+    interim = interim_test(config, plan.schedule)
+    driven = await drive(config, target, plan, output, interim=interim)
     return _result(
         config,
         plan,
         driven.record,
+        interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
@@ -96,6 +102,7 @@ def _result(
     plan: Plan,
     record: Record,
     *,
+    interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -107,6 +114,10 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    decision = None
+    if interim is not None and interim.decided is not None:
+        decision, queries = interim.decided
+        record = record.head(queries)
     scenario = SCENARIOS[config.scenario]
     metrics = query_statistics(record, config.percentile, config.warmup_s)
     score = scenario.score(record, config)
@@ -117,6 +128,7 @@ def _result(
         interrupted,
         sample=score.sample,
         warmup_s=config.warmup_s,
+        decision=decision,
         cpu_share=client_cpu_share,
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
@@ -128,6 +140,7 @@ def _result(
         metrics=metrics,
         score=score,
         invalid=[*reasons, *score.unmet],
+        decision=decision,
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,

@@ -30,7 +30,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     `each_once` every sample is sent once. `rate`, `concurrency` and `samples_per_query` are 0 and None for scenarios
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
-    numbers, or scores whose largest gives the class.
+    numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
+    it misses at any time, that it meets the objective from that many seconds on.
     """
 
     target: str
@@ -58,3 +59,4 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Arrivals = Arrivals()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
+    decide_from_s: float | None = None

@@ -31,10 +31,6 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.due_ns)
 
-    def head(self, queries: int) -> "Schedule":
-        """The first `queries` queries."""
-        return Schedule(self.due_ns[:queries], self.sample[:queries])
-
     @property
     def digest(self) -> str:
         """SHA-256 of the little-endian columns; equal digests mean the same requests at the same times.
