@@ -27,7 +27,13 @@ def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> 
     add_target_options(parser, target=target)
     add_traffic_options(parser)
     add = parser.add_argument
-    add("--warmup", type=quantity("_s"), default=1.0, metavar="S", help="seconds at the start to leave out (default 1)")
+    add(
+        "--warmup",
+        type=quantity("_s"),
+        default=1.0,
+        metavar="S",
+        help="seconds at the start to leave out (default 1, offline 0)",
+    )
     add(
         "--drain-timeout",
         type=quantity("_s"),
@@ -36,7 +42,12 @@ def add_run_options(parser: argparse.ArgumentParser, *, target: bool = True) -> 
         help="seconds to wait for late answers (default 10)",
     )
     add("--slo-ms", type=quantity("_ms"), metavar="MS", help="latency objective; also sent with every query")
-    add("--percentile", type=float, default=99.0, help="%% of the queries that must meet it (default 99)")
+    add(
+        "--percentile",
+        type=float,
+        default=99.0,
+        help="%% of the queries that must meet it (default 99, single-stream 90)",
+    )
     add("--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)")
     add("--samples", default="random", metavar="FILE", help="an .npz file, or random (default)")
     add("--input", type=_pair, action="append", default=[], metavar="NAME=KEY", help="array of a model input")
@@ -75,9 +86,16 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
 
 
 def write_report(file: str | None, content: bytes) -> None:
-    """Write a report to the file of `--json`, where that is given."""
-    if file is not None:
-        Path(file).write_bytes(content)
+    """Write a report to the file of `--json`, where that is given; a reader sees the old one or the new one."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_bytes(content)
+        return
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def warn(result: RunResult) -> None:

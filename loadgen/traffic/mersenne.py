@@ -52,7 +52,7 @@ class Mersenne:
         # number, the C library decides.
         for i in np.flatnonzero(np.abs(ns - np.rint(ns)) <= 8 * np.spacing(ns)).tolist():
             ns[i] = -math.log(1 - float(uniform[i])) / rate * 1e9
-        return ns.astype(np.int64)
+        return np.asarray(ns, np.int64)
 
     def below(self, bounds: Integers) -> Integers:
         """Draw an integer of [0, bound) for each of the `bounds`, which are at most 2**32 - 1; the same shape (n,)."""

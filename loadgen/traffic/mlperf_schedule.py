@@ -190,4 +190,4 @@ def _size(rules: MlperfRules, loaded: Integers) -> int:
 
 def _queries(rules: MlperfRules, loaded: Integers, places: Integers) -> Integers:
     """The samples of queries that start at these places of the loaded set."""
-    return loaded[places[:, np.newaxis] + np.arange(rules.samples_per_query)]
+    return np.asarray(loaded[places[:, np.newaxis] + np.arange(rules.samples_per_query)], np.int64)
