@@ -11,7 +11,7 @@ from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
-from sluice.loadgen.records.validity import client_limits, too_short
+from sluice.loadgen.records.validity import TOO_SHORT, client_limits, too_short
 from sluice.loadgen.scenarios.base import Score
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
@@ -75,8 +75,8 @@ class RunResult:
 
     @property
     def limits(self) -> list[str]:
-        """The reasons why the figures are not the target's, whatever their number."""
-        return [*(["interrupted before its end"] if self.interrupted else []), *self.client_limits]
+        """The reasons of `invalid` for which the figures are not the target's; more queries would not help."""
+        return [reason for reason in self.invalid if not (reason.startswith(TOO_SHORT) or reason in self.score.unmet)]
 
     def without_rows(self) -> "RunResult":
         """The same result without its per-query data, which may be large."""

@@ -48,7 +48,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     percentile: float = 99.0
     seed: int = 0
     service_seed: int | None = None
-    """Seed of a simulation's random times, by default `seed`."""
     samples: SampleSource = SampleSource()
     output: str = ""
     rows: int = 1
@@ -62,3 +61,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+
+    @property
+    def random_times_seed(self) -> int:
+        """The seed of a simulation's random times."""
+        return self.seed if self.service_seed is None else self.service_seed
