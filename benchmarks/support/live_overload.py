@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.support.clients import PROTOCOLS, Queries, client_processes, save_sleeping, send
 from benchmarks.support.figures import Figure, show
 from benchmarks.support.processes import ServerProcess, gateway
-from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
 from sluice.models.units import NS_PER_S
 

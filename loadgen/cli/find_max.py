@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
+from sluice.loadgen.reports.document import max_rate_json
+from sluice.loadgen.reports.text import max_rate_text, probe_text
 from sluice.loadgen.run.find_max import MAX_PROBES, RATE_LIMIT, Probe, find_max
-from sluice.loadgen.run.report import max_rate_json, max_rate_text, probe_text
 from sluice.loadgen.run.result import RunResult
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run.runner import run
 from sluice.models.command_line import quantity
 
 
@@ -29,7 +30,7 @@ def add_command(commands: Any) -> None:
 
 def _find_max(options: argparse.Namespace) -> int:
     def probe(rate: float, number: int) -> RunResult:
-        result = run_server_scenario(msgspec.structs.replace(run_config(options, rate), seed=options.seed + number))
+        result = run(msgspec.structs.replace(run_config(options, rate), seed=options.seed + number))
         if number == 0:
             warn(result)
         return result

@@ -17,14 +17,14 @@ def invalid_reasons(metrics: QueryStatistics, slo_ms: float | None, percentile: 
     if too_short(metrics, percentile):
         needed = queries_needed(0, percentile)
         reasons.append(
-            f"too short: {metrics.queries} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
+            f"too short: {metrics.judged} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
         )
     return reasons + client_limits(metrics, slo_ms)
 
 
 def too_short(metrics: QueryStatistics, percentile: float) -> bool:
     """True for a run with too few queries to confirm the percentile, even without a miss."""
-    return metrics.queries < queries_needed(0, percentile)
+    return metrics.judged < queries_needed(0, percentile)
 
 
 def client_limits(metrics: QueryStatistics, slo_ms: float | None) -> list[str]:

@@ -49,7 +49,7 @@ class Issuer:
         """Record the time at which a query was sent."""
         self._sent_ns[query] = time.monotonic_ns() - self.start_ns
 
-    def done(self, query: int, status: Status, answer: object = None, reason: str = "") -> None:
+    def done(self, query: int, status: Status, answer: object = None, reason: str = "", stages: str = "") -> None:
         """Record the end of a query."""
         assert self._status[query] == 0, f"query {query} was settled twice"
         self._done_ns[query] = time.monotonic_ns() - self.start_ns
@@ -58,6 +58,8 @@ class Issuer:
             self._record.count_reason(reason)
         if answer is not None:
             self._record.answers[query] = answer
+        if stages:
+            self._record.stages[query] = stages
         self._settled += 1
         if self._settled == self._issued and self._all_issued.is_set():
             self._finished.set()

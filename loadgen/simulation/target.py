@@ -1,7 +1,7 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,8 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
-from sluice.loadgen.records.record import Record, Status
-from sluice.loadgen.records.samples import Samples, TargetModel
+from sluice.loadgen.records.record import Record, Status, objective_ns
+from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
 from sluice.loadgen.simulation.service import (
     ServiceTimeDistribution,
@@ -33,6 +33,7 @@ from sluice.loadgen.simulation.service import (
     TransportJitter,
 )
 from sluice.loadgen.simulation.simulation_file import HostSettings, latency_table, read_simulation
+from sluice.loadgen.target.base import Request
 from sluice.loadgen.target.v2 import wire_bytes
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.traffic.seeds import generator
@@ -49,22 +50,19 @@ SIMULATED = "sim:"
 
 
 class SimulatedTarget:
-    """One pipeline (or model) of a simulated gateway whose partitions all hold every model.
+    """A simulated gateway whose partitions all hold every model.
 
     `notes` says what the simulation leaves out.
     """
 
-    def __init__(self, url: str, name: str) -> None:
-        path = Path(url.removeprefix(SIMULATED))
+    def __init__(self, url: str) -> None:
+        self._path = path = Path(url.removeprefix(SIMULATED))
         self._file, repository = read_simulation(path)
         specs = [entry.spec for entry in repository.models.values()]
         latest = {spec.name: single_model(spec) for spec in sorted(specs, key=lambda spec: spec.version)}
         served = latest | repository.pipelines
-        if name not in served:
-            reasons = [broken.reason for broken in repository.broken if broken.name == name]
-            found = "; ".join(reasons) or _known_names(served, {broken.name for broken in repository.broken})
-            raise ConfigError(f"--model {name}: not served by {path}: {found}")
-        self.pipeline: Pipeline = served[name]
+        self._served: Mapping[str, Pipeline] = served
+        self._broken = repository.broken
         kinds = {partition.name: f"cpu{partition.cores}" for partition in self._file.partitions}
         partitions = [
             PartitionConfig(
@@ -82,7 +80,7 @@ class SimulatedTarget:
             policies=self._file.policies(specs),
             default_policy=self._file.policy.config(),
         )
-        self._memory = output_memory(self.pipeline, {spec.key: spec for spec in specs})
+        self._models = {spec.key: spec for spec in specs}
         by_kind = {
             f"cpu{cores}": {key: latency_table(self._file, entry, cores) for key, entry in repository.models.items()}
             for cores in {partition.cores for partition in self._file.partitions}
@@ -101,24 +99,32 @@ class SimulatedTarget:
                 f"{path}: no `host` section; gateway and transport count as nothing, so a live server is slower",
             )
 
-    def metadata(self) -> TargetModel:
-        """The model's metadata."""
-        return TargetModel(*(self._on_the_wire(side) for side in (self.pipeline.inputs, self.pipeline.outputs)))
+    def metadata(self, model: str) -> TargetModel:
+        """The metadata of a model or pipeline; raises `ConfigError` for one that is not served."""
+        if model not in self._served:
+            reasons = [broken.reason for broken in self._broken if broken.name == model]
+            found = "; ".join(reasons) or _known_names(self._served, {broken.name for broken in self._broken})
+            raise ConfigError(f"--model {model}: not served by {self._path}: {found}")
+        pipeline = self._served[model]
+        return TargetModel(_on_the_wire(pipeline, pipeline.inputs), _on_the_wire(pipeline, pipeline.outputs))
 
     def replay(
-        self, schedule: Schedule, samples: Samples, slo_ms: float | None, seed: int, drain_timeout_s: float
+        self, schedule: Schedule, requests: Mapping[int, Request], seed: int, drain_timeout_s: float
     ) -> tuple[Record, ServerReport]:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
-        Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs.
+        `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
+        the last one was due are timeouts, as in live runs.
         """
-        key = pipeline_key(self.pipeline)
+        request = next(iter(requests.values()))
+        pipeline = self._served[request.model]
+        key = pipeline_key(pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.confidences) for model in self._spec.models}
-        chances = self._file.escalation.get(self.pipeline.name, {})
+        chances = self._file.escalation.get(pipeline.name, {})
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
         service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
-        observer = _Observer(Record.of(schedule), config)
+        observer = _Observer(Record.of(schedule, objective_ns(request.slo_ms)), config)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
@@ -133,23 +139,33 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(self._arrivals(key, schedule, samples, slo_ms), drain_ns)
+        simulator.run(self._arrivals(pipeline, schedule, requests), drain_ns)
         self._add_jitter(observer.record, seed)
         _time_out(observer.record, int(schedule.due_ns[-1]) + drain_ns, simulator.now_ns)
         return observer.record, observer.server_report(key)
 
     def _arrivals(
-        self, key: str, schedule: Schedule, samples: Samples, slo_ms: float | None
+        self, pipeline: Pipeline, schedule: Schedule, requests: Mapping[int, Request]
     ) -> Iterator[tuple[int, RequestArrived]]:
-        sizes = {sample: self._size(samples, sample) for sample in np.unique(schedule.sample).tolist()}
-        budget_ns = deadline_ns(0, slo_ms, self.pipeline.slo_ms, None, self._file.default_slo_ms)
+        prepared = {sample: self._arrival(pipeline, request) for sample, request in requests.items()}
+        for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
+            key, rows, budget_ns, shapes, memory_bytes = prepared[sample]
+            yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
+
+    def _arrival(self, pipeline: Pipeline, request: Request) -> tuple[str, int, int, str, int]:
+        """The key of the pipeline, and a request's rows, time until its deadline, batch key and memory."""
+        budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)
         # A live server sets the deadline when it has read the request.
         budget_ns += self._host.send_ns + self._host.receive_ns - ms_to_ns(self._file.network_ms)
-        variable = (tensor.name for tensor in self.pipeline.inputs if not tensor.fixed)
-        shapes = batch_key((name, samples.inputs[name].shape[1:]) for name in variable)
-        for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
-            rows, memory_bytes = sizes[sample]
-            yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
+        shapes = {
+            name: array.shape[1:] if pipeline.batchable else array.shape for name, array in request.tensors.items()
+        }
+        variable = batch_key((tensor.name, shapes[tensor.name]) for tensor in pipeline.inputs if not tensor.fixed)
+        rows = len(next(iter(request.tensors.values()))) if pipeline.batchable else 1
+        input_bytes = sum(len(wire_bytes(array)) for array in request.tensors.values())
+        memory = output_memory(pipeline, self._models)
+        memory_bytes = input_bytes + memory.output_bytes(rows, input_bytes)
+        return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes
 
     def _add_jitter(self, record: Record, seed: int) -> None:
         """Add the jitter of the transport between client and gateway to the ends of queries."""
@@ -158,14 +174,9 @@ class SimulatedTarget:
             jitter_ns = np.interp(chances, np.arange(len(quantiles_us)), quantiles_us) * NS_PER_US
             record.done_ns[:] = np.maximum(record.done_ns + jitter_ns.astype(np.int64), record.due_ns)
 
-    def _size(self, samples: Samples, sample: int) -> tuple[int, int]:
-        """The rows of a sample, and the tensor memory of a query with it on the server."""
-        rows = samples.row_count(sample)
-        input_bytes = sum(len(wire_bytes(array)) for array in samples.tensors(sample).values())
-        return rows, input_bytes + self._memory.output_bytes(rows, input_bytes)
 
-    def _on_the_wire(self, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(t.name, t.datatype, self.pipeline.wire_shape(t)) for t in tensors)
+def _on_the_wire(pipeline: Pipeline, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.name, t.datatype, pipeline.wire_shape(t)) for t in tensors)
 
 
 def _time_out(record: Record, end_ns: float, now_ns: int) -> None:

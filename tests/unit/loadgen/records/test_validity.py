@@ -11,6 +11,7 @@ METRICS = QueryStatistics(
     error=0,
     timeout=0,
     dropped=0,
+    cancelled=0,
     good=1000,
     offered_per_s=100.0,
     completed_per_s=100.0,

@@ -6,7 +6,8 @@ from sluice.loadgen.cli import validate_sim
 from sluice.loadgen.cli.main import main
 from sluice.loadgen.cli.options import INVALID, MET, MISSED
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.validation.comparison import LoadComparison, comparison_json, comparison_table
 from tests.unit.loadgen.results import result_of
 

@@ -1,4 +1,4 @@
-"""MLPerf's Server scenario: queries with Poisson (or other) arrivals, against a live or a simulated target."""
+"""Runs: one scenario against a live or a simulated target."""
 
 import asyncio
 import os
@@ -10,23 +10,25 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.record import Record, objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.run.result import Predictions, RunConfig, RunResult
+from sluice.loadgen.run.result import Predictions, RunResult
+from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
-from sluice.loadgen.target.base import Target
-from sluice.loadgen.target.http import HttpTarget
-from sluice.loadgen.traffic.schedule import Schedule, server_schedule
+from sluice.loadgen.target.base import Request, Target
+from sluice.loadgen.target.open import open_target
+from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
 
-def run_server_scenario(config: RunConfig) -> RunResult:
-    """Run the scenario once; blocks until every query has ended.
+def run(config: RunConfig) -> RunResult:
+    """Run the configured scenario once; blocks until every query has ended.
 
     Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
     answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
@@ -35,22 +37,16 @@ def run_server_scenario(config: RunConfig) -> RunResult:
     if config.target.startswith(SIMULATED):
         return _simulate(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_drive(config, open_target(config)))
+        return runner.run(_drive(config, _open(config)))
 
 
-def open_target(config: RunConfig) -> Target:
-    """The live target at the run's URL; raises `ConfigError` for an unknown scheme."""
-    scheme = config.target.partition("://")[0]
-    if (config.tls.cacert or config.tls.cert) and scheme in ("http", "grpc"):
-        raise ConfigError(f"--cacert and --cert: require a target {scheme}s://host:port, got {config.target}")
-    if scheme in ("http", "https"):
-        return HttpTarget(config.target, config.model, config.slo_ms, config.connections, config.headers, config.tls)
-    if scheme in ("grpc", "grpcs"):
-        from sluice.loadgen.target.grpc import GrpcTarget
-
-        return GrpcTarget(config.target, config.model, config.slo_ms, config.headers, config.tls)
-    raise ConfigError(
-        f"--target: expected http://host:port, https://…, grpc://…, grpcs://… or sim:FILE.yaml, got {config.target}"
+def _open(config: RunConfig) -> Target:
+    return open_target(
+        config.target,
+        connections=config.connections,
+        headers=config.headers,
+        tls=config.tls,
+        max_outstanding=config.max_outstanding,
     )
 
 
@@ -64,27 +60,26 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise _nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
-    if config.connections < 1:
-        raise ConfigError(f"--connections: expected at least 1, got {config.connections}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:
-    target = SimulatedTarget(config.target, config.model)
-    samples, schedule = _plan(config, target.metadata())
-    record, server = target.replay(schedule, samples, config.slo_ms, config.seed, config.drain_timeout_s)
+    target = SimulatedTarget(config.target)
+    samples, schedule = _plan(config, target.metadata(config.model))
+    requests = _requests(config, samples, schedule)
+    record, server = target.replay(schedule, requests, config.seed, config.drain_timeout_s)
     return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
 
 
 async def _drive(config: RunConfig, target: Target) -> RunResult:
-    metadata = await target.metadata()
+    metadata = await target.metadata(config.model)
     samples, schedule = _plan(config, metadata)
     keep_answers = samples.labels is not None
-    record = Record.of(schedule, keep_answers)
+    record = Record.of(schedule, objective_ns(config.slo_ms), keep_answers)
     issuer = Issuer(schedule, record)
     try:
-        await target.prepare({i: samples.tensors(i) for i in np.unique(schedule.sample).tolist()}, issuer, keep_answers)
+        await target.prepare(_requests(config, samples, schedule), issuer, keep_answers)
         before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
     except BaseException:
         await target.close()
@@ -121,19 +116,17 @@ def _scrape(config: RunConfig) -> Counters:
 
 def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:
     samples = load_samples(config.samples, metadata, config.rows, config.seed)
-    schedule = server_schedule(
-        config.rate,
-        config.duration_s,
-        config.queries,
-        len(samples),
-        each_once=config.each_once,
-        seed=config.seed,
-        arrivals=config.arrivals,
-    )
+    schedule = SCENARIOS[config.scenario].schedule(config, len(samples))
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
     if last_s < config.warmup_s:
         raise _nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
     return samples, schedule
+
+
+def _requests(config: RunConfig, samples: Samples, schedule: Schedule) -> dict[int, Request]:
+    """The requests of a schedule by their samples."""
+    used = np.unique(schedule.sample).tolist()
+    return {sample: Request(config.model, samples.tensors(sample), config.slo_ms) for sample in used}
 
 
 def _nothing_measured(limit: str, warmup_s: float) -> ConfigError:
@@ -154,7 +147,7 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
-    metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
+    metrics = query_statistics(record, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
         schedule_digest=schedule.digest,
