@@ -5,26 +5,25 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from sluice.loadgen.records.record import Record, objective_ns
-from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
+from sluice.loadgen.mixes.requests import RequestTable
+from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.issuer import Issuer
+from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
-from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
-from sluice.loadgen.target.base import Request, Target
+from sluice.loadgen.target.base import Target
 from sluice.loadgen.target.open import open_target
-from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
-from sluice.models.units import NS_PER_S
 
 
 def run(config: RunConfig) -> RunResult:
@@ -59,27 +58,28 @@ def _check(config: RunConfig) -> None:
         if not seconds >= 0:  # also true for NaN
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
-        raise _nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+        raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    samples, schedule = _plan(config, target.metadata(config.model))
-    requests = _requests(config, samples, schedule)
-    record, server = target.replay(schedule, requests, config.seed, config.drain_timeout_s)
-    return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
+    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    record, server = target.replay(plan.schedule, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s)
+    return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
 
 
 async def _drive(config: RunConfig, target: Target) -> RunResult:
-    metadata = await target.metadata(config.model)
-    samples, schedule = _plan(config, metadata)
-    keep_answers = samples.labels is not None
-    record = Record.of(schedule, objective_ns(config.slo_ms), keep_answers)
-    issuer = Issuer(schedule, record)
+    known = {model: await target.metadata(model) for model in {stream.model: None for stream in config.streams}}
+    metadata = [known[stream.model] for stream in config.streams]
+    plan = make_plan(config, metadata)
+    expected = plan.table.expected(plan.schedule.sample)
+    keep_answers = expected is not None
+    record = Record.of(plan.schedule, plan.slo_ns, keep_answers)
+    issuer = Issuer(plan.schedule, record)
     try:
-        await target.prepare(_requests(config, samples, schedule), issuer, keep_answers)
+        await target.prepare(plan.requests, issuer, keep_answers)
         before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
     except BaseException:
         await target.close()
@@ -88,16 +88,17 @@ async def _drive(config: RunConfig, target: Target) -> RunResult:
     record = await issuer.run(target, config.drain_timeout_s)
     cpu_ns = time.process_time_ns() - cpu_ns
     server = None if before is None else await _server_report(config, before, record)
+    outputs = [config.output or each.outputs[0].name for each in metadata]
     return _result(
         config,
-        schedule,
+        plan,
         record,
         interrupted=issuer.interrupted,
         start_ns=issuer.start_ns,
         client_cpu_us_per_query=cpu_ns / 1e3 / max(1, len(record)),
         server=server,
-        predictions=_predictions(target, record, config.output or metadata.outputs[0].name, samples),
-        expected=_expected(record, samples),
+        predictions=None if expected is None else _predictions(target, record, outputs, plan.table, expected.shape[1]),
+        expected=None if expected is None else expected[: len(record)],
     )
 
 
@@ -114,28 +115,9 @@ def _scrape(config: RunConfig) -> Counters:
     return scrape(config.metrics_url, config.headers, config.tls)
 
 
-def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:
-    samples = load_samples(config.samples, metadata, config.rows, config.seed)
-    schedule = SCENARIOS[config.scenario].schedule(config, len(samples))
-    last_s = int(schedule.due_ns[-1]) / NS_PER_S
-    if last_s < config.warmup_s:
-        raise _nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
-    return samples, schedule
-
-
-def _requests(config: RunConfig, samples: Samples, schedule: Schedule) -> dict[int, Request]:
-    """The requests of a schedule by their samples."""
-    used = np.unique(schedule.sample).tolist()
-    return {sample: Request(config.model, samples.tensors(sample), config.slo_ms) for sample in used}
-
-
-def _nothing_measured(limit: str, warmup_s: float) -> ConfigError:
-    return ConfigError(f"--warmup: leaves no query to measure; expected less than {limit}, got {warmup_s:g} s")
-
-
 def _result(
     config: RunConfig,
-    schedule: Schedule,
+    plan: Plan,
     record: Record,
     *,
     interrupted: bool = False,
@@ -150,7 +132,7 @@ def _result(
     metrics = query_statistics(record, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
-        schedule_digest=schedule.digest,
+        schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
         invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
@@ -166,13 +148,14 @@ def _result(
     )
 
 
-def _predictions(target: Target, record: Record, output: str, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    predictions = np.full((len(record), samples.rows_per_query), -1, np.int64)
+def _predictions(target: Target, record: Record, outputs: Sequence[str], table: RequestTable, rows: int) -> Predictions:
+    """The classes that the answers have, (queries, rows), -1 for none; `outputs` names the output of each stream."""
+    predictions = np.full((len(record), rows), -1, np.int64)
     for query, answer in enumerate(record.answers):
-        if answer is not None:
-            classes = class_numbers(target.decode(answer, output), samples.batched)
+        stream = int(record.stream[query])
+        samples = table.samples[stream]
+        if answer is not None and samples.labels is not None:
+            classes = class_numbers(target.decode(answer, outputs[stream]), samples.batched)
             predictions[query, : len(classes)] = classes
     return predictions
 
@@ -186,15 +169,6 @@ def class_numbers(output: npt.NDArray[np.generic], batched: bool) -> Predictions
     elif rows.ndim == 2 and rows.dtype != np.object_:
         return np.asarray(np.argmax(rows, axis=1), np.int64)
     raise ConfigError(f"--output: expected class numbers (rows,) or scores (rows, classes), got {rows.shape}")
-
-
-def _expected(record: Record, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    size = samples.rows_per_query
-    padded = np.full(len(samples) * size, -1, np.int64)
-    padded[: len(samples.labels)] = samples.labels
-    return padded.reshape(-1, size)[record.sample]
 
 
 def _environment() -> dict[str, str]:

@@ -1,10 +1,13 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
@@ -16,14 +19,22 @@ from sluice.batcher.interface.decisions import (
     DispatchBatch,
     EvictRequest,
     FailRequest,
+    Member,
     RejectRequest,
 )
-from sluice.batcher.interface.events import AnyEvent, BatchCompleted, BatchRevoked, PartitionReady, RequestArrived
+from sluice.batcher.interface.events import (
+    AnyEvent,
+    BatchCompleted,
+    BatchRevoked,
+    PartitionReady,
+    RequestArrived,
+    RequestCancelled,
+)
 from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
-from sluice.loadgen.records.record import Record, Status, objective_ns
+from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
 from sluice.loadgen.simulation.service import (
@@ -109,22 +120,33 @@ class SimulatedTarget:
         return TargetModel(_on_the_wire(pipeline, pipeline.inputs), _on_the_wire(pipeline, pipeline.outputs))
 
     def replay(
-        self, schedule: Schedule, requests: Mapping[int, Request], seed: int, drain_timeout_s: float
+        self,
+        schedule: Schedule,
+        requests: Mapping[int, Request],
+        slo_ns: npt.NDArray[np.int64],
+        seed: int,
+        drain_timeout_s: float,
     ) -> tuple[Record, ServerReport]:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
-        `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
-        the last one was due are timeouts, as in live runs.
+        `requests` has the requests that the schedule names, and `slo_ns` the objective of each query, (queries,).
+        Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs.
         """
-        request = next(iter(requests.values()))
-        pipeline = self._served[request.model]
-        key = pipeline_key(pipeline)
-        config = next(config for config in self._spec.pipelines if config.name == key)
+        served = [self._served[model] for model in {request.model: None for request in requests.values()}]
+        keys = [pipeline_key(pipeline) for pipeline in served]
+        configs = [next(config for config in self._spec.pipelines if config.name == key) for key in keys]
+        places = {pipeline.name: place for place, pipeline in enumerate(served)}
+        place_of = {number: places[request.model] for number, request in requests.items()}
+        samples = schedule.sample.tolist()
+
+        def pipeline_of(query: int) -> int:
+            return place_of[samples[query]]
+
         counts = {model.key: len(model.confidences) for model in self._spec.models}
-        chances = self._file.escalation.get(pipeline.name, {})
+        chances = {key: self._file.escalation.get(each.name, {}) for key, each in zip(keys, served, strict=True)}
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
-        service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
-        observer = _Observer(Record.of(schedule, objective_ns(request.slo_ms)), config)
+        service = StochasticService(self._tables, self._times, slowdowns, counts, configs, chances, pipeline_of, seed)
+        observer = _Observer(Record.of(schedule, slo_ns), configs, pipeline_of)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
@@ -139,21 +161,36 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(self._arrivals(pipeline, schedule, requests), drain_ns)
+        simulator.run(self._events(schedule, requests), drain_ns)
         self._add_jitter(observer.record, seed)
         _time_out(observer.record, int(schedule.due_ns[-1]) + drain_ns, simulator.now_ns)
-        return observer.record, observer.server_report(key)
+        if schedule.cancel_ns is not None:
+            _give_up(observer.record, schedule.cancel_ns)
+        return observer.record, observer.server_report()
 
-    def _arrivals(
-        self, pipeline: Pipeline, schedule: Schedule, requests: Mapping[int, Request]
-    ) -> Iterator[tuple[int, RequestArrived]]:
-        prepared = {sample: self._arrival(pipeline, request) for sample, request in requests.items()}
-        for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
-            key, rows, budget_ns, shapes, memory_bytes = prepared[sample]
-            yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
+    def _events(self, schedule: Schedule, requests: Mapping[int, Request]) -> Iterator[tuple[int, AnyEvent]]:
+        """What comes from the client: requests, and the news that it gave some up."""
+        arrivals = self._arrivals(schedule, requests)
+        if schedule.cancel_ns is None:
+            return arrivals
+        given_up = np.flatnonzero(schedule.cancel_ns >= 0)
+        times_ns = schedule.due_ns[given_up] + schedule.cancel_ns[given_up]
+        order = np.argsort(times_ns, kind="stable")
+        news = zip(times_ns[order].tolist(), map(RequestCancelled, given_up[order].tolist()), strict=True)
+        return merge(arrivals, news, key=itemgetter(0))
 
-    def _arrival(self, pipeline: Pipeline, request: Request) -> tuple[str, int, int, str, int]:
-        """The key of the pipeline, and a request's rows, time until its deadline, batch key and memory."""
+    def _arrivals(self, schedule: Schedule, requests: Mapping[int, Request]) -> Iterator[tuple[int, AnyEvent]]:
+        prepared = {number: self._arrival(request) for number, request in requests.items()}
+        for query, (due_ns, number) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
+            key, rows, budget_ns, shapes, memory_bytes, priority = prepared[number]
+            yield (
+                due_ns,
+                RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes, priority=priority),
+            )
+
+    def _arrival(self, request: Request) -> tuple[str, int, int, str, int, int]:
+        """The key of the pipeline, and a request's rows, time until its deadline, batch key, memory and priority."""
+        pipeline = self._served[request.model]
         budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)
         # A live server sets the deadline when it has read the request.
         budget_ns += self._host.send_ns + self._host.receive_ns - ms_to_ns(self._file.network_ms)
@@ -165,7 +202,7 @@ class SimulatedTarget:
         input_bytes = sum(len(wire_bytes(array)) for array in request.tensors.values())
         memory = output_memory(pipeline, self._models)
         memory_bytes = input_bytes + memory.output_bytes(rows, input_bytes)
-        return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes
+        return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes, request.priority
 
     def _add_jitter(self, record: Record, seed: int) -> None:
         """Add the jitter of the transport between client and gateway to the ends of queries."""
@@ -186,13 +223,22 @@ def _time_out(record: Record, end_ns: float, now_ns: int) -> None:
     record.done_ns[late] = int(end_ns) if math.isfinite(end_ns) else now_ns
 
 
+def _give_up(record: Record, cancel_ns: npt.NDArray[np.int64]) -> None:
+    """Count the queries that were open when the client gave them up, whatever became of them at the gateway."""
+    after_ns = record.done_ns - record.due_ns
+    given_up = (cancel_ns >= 0) & ((after_ns > cancel_ns) | (record.status == Status.CANCELLED))
+    record.status[given_up] = Status.CANCELLED
+    record.done_ns[given_up] = record.due_ns[given_up] + cancel_ns[given_up]
+
+
 class _Observer:
     """Fills a record from the steps of a simulation."""
 
-    def __init__(self, record: Record, pipeline: PipelineConfig) -> None:
+    def __init__(self, record: Record, pipelines: Sequence[PipelineConfig], pipeline_of: Callable[[int], int]) -> None:
         self.record = record
-        self._stages = [stage.name for stage in pipeline.stages]
-        self._rows = [0] * len(self._stages)
+        self._pipelines = pipelines
+        self._pipeline_of = pipeline_of
+        self._rows = [[0] * len(pipeline.stages) for pipeline in pipelines]
         self._in_flight: dict[int, DispatchBatch] = {}
         self._sizes: dict[tuple[str, str], tuple[int, float]] = {}
         record.sent_ns[:] = record.due_ns
@@ -211,26 +257,35 @@ class _Observer:
                     self._settle(decision.request, Status.OK)
                 case RejectRequest() | EvictRequest():
                     self._settle(decision.request, Status.SHED, f"{decision.outcome}")
-                case FailRequest() | CancelRequest():
+                case FailRequest():
                     self._settle(decision.request, Status.ERROR, f"{decision.outcome}")
+                case CancelRequest():
+                    self._settle(decision.request, Status.CANCELLED)
                 case CombineOutputs():
-                    self._rows[decision.member.stage] += decision.member.rows
+                    self._count(decision.member)
 
     def answered(self, query: int, done_ns: int) -> None:
         """Record the time at which the client has its answer."""
         self.record.done_ns[query] = done_ns
 
-    def server_report(self, pipeline: str) -> ServerReport:
+    def server_report(self) -> ServerReport:
         """Batches and stages as a live server reports them."""
-        return server_report(
-            self._sizes, {(pipeline, stage): rows for stage, rows in zip(self._stages, self._rows, strict=True) if rows}
-        )
+        stages = {
+            (pipeline.name, stage.name): rows
+            for pipeline, counts in zip(self._pipelines, self._rows, strict=True)
+            for stage, rows in zip(pipeline.stages, counts, strict=True)
+            if rows
+        }
+        return server_report(self._sizes, stages)
 
     def _completed(self, batch: DispatchBatch) -> None:
         batches, rows = self._sizes.get((batch.model, batch.partition), (0, 0.0))
         self._sizes[batch.model, batch.partition] = (batches + 1, rows + batch.rows)
         for member in batch.members:
-            self._rows[member.stage] += member.rows
+            self._count(member)
+
+    def _count(self, member: Member) -> None:
+        self._rows[self._pipeline_of(member.request)][member.stage] += member.rows
 
     def _settle(self, query: int, status: Status, reason: str = "") -> None:
         record = self.record

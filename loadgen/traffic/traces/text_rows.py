@@ -12,6 +12,7 @@ from sluice.models.errors import ConfigError
 MAX_LINE = 1 << 20
 """Most characters of a line."""
 _SHOWN = 60
+_NOT_64_BITS = 1 << 63
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def open_text(path: str) -> Iterator[TextIO]:
             yield file
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         problem = error.strerror or error if isinstance(error, OSError) else error
-        raise ConfigError(f"--trace: {path}: cannot be read: {problem}") from error
+        raise ConfigError(f"{path}: cannot be read: {problem}") from error
 
 
 class TextRows:
@@ -47,7 +48,7 @@ class TextRows:
 
     def error(self, expected: str, got: str) -> ConfigError:
         """An error in the present line."""
-        return ConfigError(f"--trace: {self.path}: line {self.line}: expected {expected}, got {got}")
+        return ConfigError(f"{self.path}: line {self.line}: expected {expected}, got {got}")
 
 
 class Table:
@@ -97,6 +98,17 @@ class Row:
         """A whole number of at least 0, or -1 for an empty cell or one that the file lacks."""
         text = self.text(name)
         return parse_count(self._rows, text, name) if text else -1
+
+    def whole(self, name: str) -> int:
+        """A whole number of 64 bits."""
+        text = self.text(name)
+        try:
+            number = int(text)
+        except ValueError:
+            number = _NOT_64_BITS
+        if abs(number) >= _NOT_64_BITS:
+            raise self._rows.error(f"a whole number for {name}", repr(text[:_SHOWN]))
+        return number
 
     def time(self, name: str) -> float:
         """A number, or the seconds of an ISO 8601 timestamp (UTC unless it says otherwise)."""

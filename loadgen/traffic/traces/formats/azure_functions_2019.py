@@ -28,6 +28,6 @@ def read_azure_functions_2019(path: str, options: ImportOptions) -> Trace:
             try:
                 times = spread_counts(counts, _MINUTE_S, options, rng)
             except ConfigError as error:
-                raise ConfigError(f"--trace: {path}: line {rows.line}: {error}") from error
+                raise ConfigError(f"{path}: line {rows.line}: {error}") from error
             builder.add_many(times, row.text("hashfunction"), row.text("trigger"))
     return builder.trace()

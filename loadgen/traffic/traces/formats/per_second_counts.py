@@ -32,7 +32,7 @@ def read_per_second_counts(path: str, options: ImportOptions) -> Trace:
     try:
         times = spread_counts(np.array(counts, np.int64), 1.0, options, options.generator())
     except ConfigError as error:
-        raise ConfigError(f"--trace: {path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
     builder = TraceBuilder(path)
     builder.add_many(times)
     return builder.trace()
@@ -45,10 +45,9 @@ def _append(counts: "array[int]", text: str, path: str, line: int) -> int:
         for word in part.split():
             if not (word.isdecimal() and len(word) <= _MOST_DIGITS):
                 raise ConfigError(
-                    f"--trace: {path}: line {line}: expected a whole number of at least 0 for each second, "
-                    f"got {word[:60]!r}"
+                    f"{path}: line {line}: expected a whole number of at least 0 for each second, got {word[:60]!r}"
                 )
             if len(counts) == MAX_SECONDS:
-                raise ConfigError(f"--trace: {path}: too long; expected at most {MAX_SECONDS} seconds")
+                raise ConfigError(f"{path}: too long; expected at most {MAX_SECONDS} seconds")
             counts.append(int(word))
     return line
