@@ -79,7 +79,7 @@ class Issuer:
         """
         alarm = Alarm()
         try:
-            with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
+            with _no_collections(), on_interrupt(asyncio.get_running_loop(), self.stop):
                 # The collection at the entry takes tens of milliseconds, so the schedule starts after it.
                 self.start_ns = await start()
                 alarm.start(lambda: self._issue_due(target, alarm))
@@ -142,7 +142,8 @@ def _no_collections() -> Iterator[None]:
 
 
 @contextmanager
-def _on_interrupt(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Iterator[None]:
+def on_interrupt(loop: asyncio.AbstractEventLoop, stop: Callable[[], object]) -> Iterator[None]:
+    """Have an interrupt call `stop`, where this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

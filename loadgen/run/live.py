@@ -22,7 +22,8 @@ class Driven:
     """The queries of a plan after they were driven.
 
     `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `predictions` have
-    shape (queries, rows), with -1 for a missing one; None without labels.
+    shape (queries, rows), with -1 for a missing one; None without labels. `lost` has a sentence for each client process
+    whose measurements were lost.
     """
 
     record: Record
@@ -30,6 +31,7 @@ class Driven:
     start_ns: int
     cpu_ns: int
     predictions: Predictions | None
+    lost: tuple[str, ...] = ()
 
 
 def open_live(config: RunConfig) -> Target:

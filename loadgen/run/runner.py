@@ -15,6 +15,7 @@ from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, open_live
 from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
@@ -44,6 +45,8 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+    if config.procs > 1 and config.target.startswith(SIMULATED):
+        raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
@@ -60,12 +63,15 @@ async def _live(config: RunConfig) -> RunResult:
     metadata = await target.metadata(config.model)
     plan = make_plan(config, metadata)
     before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
-    output = config.output or metadata.outputs[0].name
-    driven = await drive(config, target, plan, output)
+    if config.procs > 1:
+        driven = await drive_in_processes(config, plan)
+    else:
+        driven = await drive(config, target, plan, config.output or metadata.outputs[0].name)
     return _result(
         config,
         plan,
         driven.record,
+        lost=driven.lost,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
@@ -93,6 +99,7 @@ def _result(
     plan: Plan,
     record: Record,
     *,
+    lost: tuple[str, ...] = (),
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -108,7 +115,7 @@ def _result(
         schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
-        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
+        invalid=[*lost, *invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted)],
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,
