@@ -52,6 +52,16 @@ class RequestTable:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def is_labelled(self) -> bool:
+        """True if the samples of any stream have labels."""
+        return any(each.labels is not None for each in self.samples)
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a request carries."""
+        return max(each.rows_per_query for each in self.samples)
+
     def numbers(self, stream: Numbers, objective: Numbers, sample: Numbers) -> Numbers:
         """The requests of these streams, objectives and samples, by their places in each."""
         return np.asarray(self._starts[stream] + objective * self.sizes[stream] + sample)
@@ -92,10 +102,9 @@ class RequestTable:
 
     def expected(self, requests: Numbers) -> Numbers | None:
         """The expected classes of the rows of requests, (requests, most rows), -1 for none; None without any labels."""
-        if all(each.labels is None for each in self.samples):
+        if not self.is_labelled:
             return None
-        rows = max(each.rows_per_query for each in self.samples)
-        found = np.full((len(requests), rows), -1, np.int64)
+        found = np.full((len(requests), self.most_rows), -1, np.int64)
         stream, sample = self.stream_of(requests), self.sample_of(requests)
         for number, samples in enumerate(self.samples):
             if samples.labels is not None:

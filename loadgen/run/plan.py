@@ -21,19 +21,28 @@ from sluice.models.units import NS_PER_S
 
 @dataclass(frozen=True)
 class Plan:
-    """The schedule of a run, the table of what it may send, and the requests that it does send, by number.
+    """A run as it was fixed before its start.
 
-    `slo_ns` is the objective of each query, int64, (queries,).
+    `table` is what the run may send, and `requests` has what its schedule does send, by the numbers there. `outputs`
+    names the output of each stream to compare with the labels, if there are any.
     """
 
     schedule: Schedule
     table: RequestTable
     requests: Mapping[int, Request]
-    slo_ns: Numbers
+    outputs: tuple[str, ...]
+
+    @property
+    def slo_ns(self) -> Numbers:
+        """The objective of each query, as values of `Record.slo_ns`."""
+        return self.table.slo_ns(self.schedule.sample)
 
 
 def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
-    """Plan a run on streams with this metadata; raises `ConfigError` for a run that cannot be made."""
+    """Fix a run on streams with this metadata; the same arguments give the same plan.
+
+    Raises `ConfigError` for a run that cannot be made.
+    """
     streams = config.streams
     samples = [
         load_samples(stream.samples, each, stream.rows, config.seed)
@@ -43,7 +52,8 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
     if last_s < config.warmup_s:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
-    return Plan(schedule, table, table.requests(schedule.sample), table.slo_ns(schedule.sample))
+    outputs = tuple(config.output or each.outputs[0].name for each in metadata)
+    return Plan(schedule, table, table.requests(schedule.sample), outputs)
 
 
 def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:

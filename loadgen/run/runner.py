@@ -4,25 +4,20 @@ import asyncio
 import os
 import platform
 import sys
-import time
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import uvloop
 
-from sluice.loadgen.mixes.requests import RequestTable
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.issuer import Issuer
+from sluice.loadgen.run.live import drive, open_live, read_metadata
 from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
-from sluice.loadgen.target.base import Target
-from sluice.loadgen.target.open import open_target
 from sluice.models.errors import ConfigError
 
 
@@ -36,17 +31,7 @@ def run(config: RunConfig) -> RunResult:
     if config.target.startswith(SIMULATED):
         return _simulate(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_drive(config, _open(config)))
-
-
-def _open(config: RunConfig) -> Target:
-    return open_target(
-        config.target,
-        connections=config.connections,
-        headers=config.headers,
-        tls=config.tls,
-        max_outstanding=config.max_outstanding,
-    )
+        return runner.run(_live(config))
 
 
 def _check(config: RunConfig) -> None:
@@ -59,6 +44,8 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+    if config.procs > 1 and config.target.startswith(SIMULATED):
+        raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
@@ -70,35 +57,25 @@ def _simulate(config: RunConfig) -> RunResult:
     return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
 
 
-async def _drive(config: RunConfig, target: Target) -> RunResult:
-    known = {model: await target.metadata(model) for model in {stream.model: None for stream in config.streams}}
-    metadata = [known[stream.model] for stream in config.streams]
-    plan = make_plan(config, metadata)
-    expected = plan.table.expected(plan.schedule.sample)
-    keep_answers = expected is not None
-    record = Record.of(plan.schedule, plan.slo_ns, keep_answers)
-    issuer = Issuer(plan.schedule, record)
-    try:
-        await target.prepare(plan.requests, issuer, keep_answers)
-        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
-    except BaseException:
-        await target.close()
-        raise
-    cpu_ns = time.process_time_ns()
-    record = await issuer.run(target, config.drain_timeout_s)
-    cpu_ns = time.process_time_ns() - cpu_ns
-    server = None if before is None else await _server_report(config, before, record)
-    outputs = [config.output or each.outputs[0].name for each in metadata]
+async def _live(config: RunConfig) -> RunResult:
+    target = open_live(config)
+    plan = make_plan(config, await read_metadata(config, target))
+    before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    if config.procs > 1:
+        driven = await drive_in_processes(config, plan)
+    else:
+        driven = await drive(config, target, plan)
     return _result(
         config,
         plan,
-        record,
-        interrupted=issuer.interrupted,
-        start_ns=issuer.start_ns,
-        client_cpu_us_per_query=cpu_ns / 1e3 / max(1, len(record)),
-        server=server,
-        predictions=None if expected is None else _predictions(target, record, outputs, plan.table, expected.shape[1]),
-        expected=None if expected is None else expected[: len(record)],
+        driven.record,
+        lost=driven.lost,
+        interrupted=driven.interrupted,
+        start_ns=driven.start_ns,
+        client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
+        server=None if before is None else await _server_report(config, before, driven.record),
+        predictions=driven.predictions,
+        expected=plan.table.expected(driven.record.sample),
     )
 
 
@@ -120,6 +97,7 @@ def _result(
     plan: Plan,
     record: Record,
     *,
+    lost: tuple[str, ...] = (),
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -135,7 +113,7 @@ def _result(
         schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
-        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
+        invalid=[*lost, *invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted)],
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,
@@ -146,29 +124,6 @@ def _result(
         environment=_environment(),
         notes=notes,
     )
-
-
-def _predictions(target: Target, record: Record, outputs: Sequence[str], table: RequestTable, rows: int) -> Predictions:
-    """The classes that the answers have, (queries, rows), -1 for none; `outputs` names the output of each stream."""
-    predictions = np.full((len(record), rows), -1, np.int64)
-    for query, answer in enumerate(record.answers):
-        stream = int(record.stream[query])
-        samples = table.samples[stream]
-        if answer is not None and samples.labels is not None:
-            classes = class_numbers(target.decode(answer, outputs[stream]), samples.batched)
-            predictions[query, : len(classes)] = classes
-    return predictions
-
-
-def class_numbers(output: npt.NDArray[np.generic], batched: bool) -> Predictions:
-    """The class of each row: the output itself when it holds whole numbers, else the index of its largest score."""
-    rows = output if batched else output[np.newaxis]
-    if np.issubdtype(rows.dtype, np.integer):
-        if rows.size == len(rows):
-            return rows.reshape(-1).astype(np.int64)
-    elif rows.ndim == 2 and rows.dtype != np.object_:
-        return np.asarray(np.argmax(rows, axis=1), np.int64)
-    raise ConfigError(f"--output: expected class numbers (rows,) or scores (rows, classes), got {rows.shape}")
 
 
 def _environment() -> dict[str, str]:

@@ -25,7 +25,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     every query; `model` names a model or a pipeline. The run ends after `duration_s` or `queries`, whichever comes
     first; with `each_once` every sample is sent once. `percentile` is the share of queries, in %, that has to meet
     `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class numbers, or
-    scores whose largest gives the class.
+    scores whose largest gives the class. `procs` client processes share the queries, the connections and the bound of
+    outstanding queries.
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
@@ -48,6 +49,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 10.0
     connections: int = 256
     max_outstanding: int = MAX_OUTSTANDING
+    procs: int = 1
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
     mix: Mix | None = None
