@@ -21,15 +21,17 @@ from sluice.models.errors import ConfigError
 class Driven:
     """The queries of a plan after they were driven.
 
-    `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `predictions` have
-    shape (queries, rows), with -1 for a missing one; None without labels. `lost` has a sentence for each client process
-    whose measurements were lost.
+    `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `cpu_share` and
+    `baseline_lateness_ms` are the issuer's. `predictions` have shape (queries, rows), with -1 for a missing one; None
+    without labels. `lost` has a sentence for each client process whose measurements were lost.
     """
 
     record: Record
     interrupted: bool
     start_ns: int
     cpu_ns: int
+    cpu_share: float | None
+    baseline_lateness_ms: float
     predictions: Predictions | None
     lost: tuple[str, ...] = ()
 
@@ -57,7 +59,7 @@ async def drive(config: RunConfig, target: Target, plan: Plan, start: Start = st
     Raises `TargetUnreachable`, and `ConfigError` for an output that the answers do not have.
     """
     record = Record.of(plan.schedule, plan.slo_ns, plan.table.is_labelled)
-    issuer = Issuer(plan.schedule, record)
+    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns)
     try:
         await target.prepare(plan.requests, issuer, plan.table.is_labelled)
     except BaseException:
@@ -66,7 +68,15 @@ async def drive(config: RunConfig, target: Target, plan: Plan, start: Start = st
     cpu_ns = time.process_time_ns()
     record = await issuer.run(target, config.drain_timeout_s, start)
     cpu_ns = time.process_time_ns() - cpu_ns
-    return Driven(record, issuer.interrupted, issuer.start_ns, cpu_ns, _predictions(target, record, plan))
+    return Driven(
+        record,
+        issuer.interrupted,
+        issuer.start_ns,
+        cpu_ns,
+        issuer.cpu_share,
+        issuer.baseline_lateness_ms,
+        _predictions(target, record, plan),
+    )
 
 
 def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | None:

@@ -1,4 +1,4 @@
-"""The plan of a run: its schedule and the requests that it sends, fixed before it starts."""
+"""The plan of a run: its schedule, how that is paced, and the requests that it names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ import numpy as np
 from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.scenarios.config import RunConfig
-from sluice.loadgen.scenarios.table import SCENARIOS
+from sluice.loadgen.scenarios.table import scenario_of
 from sluice.loadgen.target.base import Request
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.draws import Numbers
+from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.traffic.schedule_file import read_schedule
 from sluice.loadgen.traffic.traces.formats.found import open_trace
@@ -28,6 +29,7 @@ class Plan:
     """
 
     schedule: Schedule
+    pacing: Pacing
     table: RequestTable
     requests: Mapping[int, Request]
     outputs: tuple[str, ...]
@@ -49,18 +51,19 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
         for stream, each in zip(streams, metadata, strict=True)
     ]
     table, schedule = (_played if config.schedule_file else _drawn)(config, samples)
+    pacing = scenario_of(config).pacing(config, schedule)
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
-    if last_s < config.warmup_s:
+    if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
     outputs = tuple(config.output or each.outputs[0].name for each in metadata)
-    return Plan(schedule, table, table.requests(schedule.sample), outputs)
+    return Plan(schedule, pacing, table, table.requests(schedule.sample), outputs)
 
 
 def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:
     """The schedule of the scenario, with the streams, objectives and cancellations that the seed draws."""
     if config.each_once and len(samples) > 1:
         raise ConfigError(f"--each-once: requires one model, got a mix of {len(samples)} streams")
-    schedule = SCENARIOS[config.scenario].schedule(config, len(samples[0]))
+    schedule = scenario_of(config).schedule(config, len(samples[0]))
     arrivals = config.arrivals
     return assign(
         schedule,

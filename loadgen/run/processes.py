@@ -126,7 +126,15 @@ class _Shard:
         record.done_ns[:] = record.due_ns
         record.count_reason(self.lost, len(record))
         predictions = no_predictions(len(record), plan) if plan.table.is_labelled else None
-        return Driven(record, interrupted=False, start_ns=0, cpu_ns=0, predictions=predictions)
+        return Driven(
+            record,
+            interrupted=False,
+            start_ns=0,
+            cpu_ns=0,
+            cpu_share=None,
+            baseline_lateness_ms=0.0,
+            predictions=predictions,
+        )
 
     def _lose(self, how: str) -> None:
         self.lost = f"client process {self._task.index + 1} of {self._task.count} {how}"
@@ -186,6 +194,8 @@ def _joined(plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
         interrupted=any(part.interrupted for part in parts),
         start_ns=start_ns,
         cpu_ns=sum(part.cpu_ns for part in parts),
+        cpu_share=max((part.cpu_share for part in parts if part.cpu_share is not None), default=None),
+        baseline_lateness_ms=max(part.baseline_lateness_ms for part in parts),
         predictions=(
             None
             if not plan.table.is_labelled

@@ -1,9 +1,7 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from heapq import merge
-from operator import itemgetter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +35,9 @@ from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
+from sluice.loadgen.simulation.paced_arrivals import PacedArrivals
 from sluice.loadgen.simulation.service import (
+    AnswerJitter,
     ServiceTimeDistribution,
     SlowdownFactors,
     StochasticService,
@@ -46,18 +46,20 @@ from sluice.loadgen.simulation.service import (
 from sluice.loadgen.simulation.simulation_file import HostSettings, latency_table, read_simulation
 from sluice.loadgen.target.base import Request
 from sluice.loadgen.target.v2 import wire_bytes
+from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.loadgen.traffic.seeds import generator
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.memory import output_memory
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.slo import deadline_ns
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.units import NS_PER_S, NS_PER_US, ms_to_ns
+from sluice.models.units import NS_PER_S, ms_to_ns
 from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
+
+_Prepared = tuple[str, int, int, str, int, int]
 
 
 class SimulatedTarget:
@@ -122,6 +124,7 @@ class SimulatedTarget:
     def replay(
         self,
         schedule: Schedule,
+        pacing: Pacing,
         requests: Mapping[int, Request],
         slo_ns: npt.NDArray[np.int64],
         seed: int,
@@ -136,17 +139,25 @@ class SimulatedTarget:
         keys = [pipeline_key(pipeline) for pipeline in served]
         configs = [next(config for config in self._spec.pipelines if config.name == key) for key in keys]
         places = {pipeline.name: place for place, pipeline in enumerate(served)}
-        place_of = {number: places[request.model] for number, request in requests.items()}
-        samples = schedule.sample.tolist()
-
-        def pipeline_of(query: int) -> int:
-            return place_of[samples[query]]
-
+        pipeline_of = _pipeline_of(schedule, {number: places[each.model] for number, each in requests.items()})
         counts = {model.key: len(model.confidences) for model in self._spec.models}
         chances = {key: self._file.escalation.get(each.name, {}) for key, each in zip(keys, served, strict=True)}
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
         service = StochasticService(self._tables, self._times, slowdowns, counts, configs, chances, pipeline_of, seed)
-        observer = _Observer(Record.of(schedule, slo_ns), configs, pipeline_of)
+        prepared = {number: self._arrival(request) for number, request in requests.items()}
+        record = Record.of(schedule, slo_ns)
+        give_up = None if schedule.cancel_ns is None else schedule.cancel_ns.tolist()
+
+        def arrival(sample: int, query: int, leaves_ns: int) -> RequestArrived:
+            key, rows, budget_ns, shapes, memory_bytes, priority = prepared[sample]
+            if give_up is not None and (after_ns := give_up[query % len(give_up)]) >= 0:
+                # At the instant of the arrival it would come before it.
+                simulator.at(leaves_ns + self._host.send_ns + max(1, after_ns), RequestCancelled(query))
+            return RequestArrived(query, key, rows, leaves_ns + budget_ns, shapes, memory_bytes, priority=priority)
+
+        arrivals = PacedArrivals(record, pacing, arrival)
+        jitter = AnswerJitter(self._file.ways_us, seed, len(record))
+        observer = _Observer(arrivals, configs, pipeline_of, jitter, give_up)
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
@@ -161,34 +172,12 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(self._events(schedule, requests), drain_ns)
-        self._add_jitter(observer.record, seed)
-        _time_out(observer.record, int(schedule.due_ns[-1]) + drain_ns, simulator.now_ns)
-        if schedule.cancel_ns is not None:
-            _give_up(observer.record, schedule.cancel_ns)
-        return observer.record, observer.server_report()
+        simulator.run(arrivals, drain_ns)
+        record = arrivals.record.head(arrivals.issued)
+        _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
+        return record, observer.server_report()
 
-    def _events(self, schedule: Schedule, requests: Mapping[int, Request]) -> Iterator[tuple[int, AnyEvent]]:
-        """What comes from the client: requests, and the news that it gave some up."""
-        arrivals = self._arrivals(schedule, requests)
-        if schedule.cancel_ns is None:
-            return arrivals
-        given_up = np.flatnonzero(schedule.cancel_ns >= 0)
-        times_ns = schedule.due_ns[given_up] + schedule.cancel_ns[given_up]
-        order = np.argsort(times_ns, kind="stable")
-        news = zip(times_ns[order].tolist(), map(RequestCancelled, given_up[order].tolist()), strict=True)
-        return merge(arrivals, news, key=itemgetter(0))
-
-    def _arrivals(self, schedule: Schedule, requests: Mapping[int, Request]) -> Iterator[tuple[int, AnyEvent]]:
-        prepared = {number: self._arrival(request) for number, request in requests.items()}
-        for query, (due_ns, number) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
-            key, rows, budget_ns, shapes, memory_bytes, priority = prepared[number]
-            yield (
-                due_ns,
-                RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes, priority=priority),
-            )
-
-    def _arrival(self, request: Request) -> tuple[str, int, int, str, int, int]:
+    def _arrival(self, request: Request) -> _Prepared:
         """The key of the pipeline, and a request's rows, time until its deadline, batch key, memory and priority."""
         pipeline = self._served[request.model]
         budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)
@@ -204,12 +193,13 @@ class SimulatedTarget:
         memory_bytes = input_bytes + memory.output_bytes(rows, input_bytes)
         return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes, request.priority
 
-    def _add_jitter(self, record: Record, seed: int) -> None:
-        """Add the jitter of the transport between client and gateway to the ends of queries."""
-        if quantiles_us := self._file.ways_us:
-            chances = generator(seed, "ways").random(len(record)) * (len(quantiles_us) - 1)
-            jitter_ns = np.interp(chances, np.arange(len(quantiles_us)), quantiles_us) * NS_PER_US
-            record.done_ns[:] = np.maximum(record.done_ns + jitter_ns.astype(np.int64), record.due_ns)
+
+def _pipeline_of(schedule: Schedule, places: Mapping[int, int]) -> Callable[[int], int]:
+    """The place of a query's pipeline, by those of the requests; a closed loop plays the schedule again and again."""
+    if not any(places.values()):
+        return lambda query: 0
+    samples = schedule.sample.tolist()
+    return lambda query: places[samples[query % len(samples)]]
 
 
 def _on_the_wire(pipeline: Pipeline, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -223,25 +213,25 @@ def _time_out(record: Record, end_ns: float, now_ns: int) -> None:
     record.done_ns[late] = int(end_ns) if math.isfinite(end_ns) else now_ns
 
 
-def _give_up(record: Record, cancel_ns: npt.NDArray[np.int64]) -> None:
-    """Count the queries that were open when the client gave them up, whatever became of them at the gateway."""
-    after_ns = record.done_ns - record.due_ns
-    given_up = (cancel_ns >= 0) & ((after_ns > cancel_ns) | (record.status == Status.CANCELLED))
-    record.status[given_up] = Status.CANCELLED
-    record.done_ns[given_up] = record.due_ns[given_up] + cancel_ns[given_up]
-
-
 class _Observer:
-    """Fills a record from the steps of a simulation."""
+    """Fills the record of the arrivals from the steps of a simulation."""
 
-    def __init__(self, record: Record, pipelines: Sequence[PipelineConfig], pipeline_of: Callable[[int], int]) -> None:
-        self.record = record
+    def __init__(
+        self,
+        arrivals: PacedArrivals,
+        pipelines: Sequence[PipelineConfig],
+        pipeline_of: Callable[[int], int],
+        jitter: AnswerJitter,
+        give_up: Sequence[int] | None,
+    ) -> None:
+        self._arrivals = arrivals
         self._pipelines = pipelines
         self._pipeline_of = pipeline_of
+        self._jitter = jitter
+        self._give_up = give_up
         self._rows = [[0] * len(pipeline.stages) for pipeline in pipelines]
         self._in_flight: dict[int, DispatchBatch] = {}
         self._sizes: dict[tuple[str, str], tuple[int, float]] = {}
-        record.sent_ns[:] = record.due_ns
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         """Record one step."""
@@ -265,8 +255,14 @@ class _Observer:
                     self._count(decision.member)
 
     def answered(self, query: int, done_ns: int) -> None:
-        """Record the time at which the client has its answer."""
-        self.record.done_ns[query] = done_ns
+        """Record the time at which the client has its answer, or at which it gave the query up, if that is earlier."""
+        end_ns = done_ns + self._jitter.of(query)
+        if self._give_up is not None and (after_ns := self._give_up[query % len(self._give_up)]) >= 0:
+            given_up_ns = int(self._arrivals.record.sent_ns[query]) + after_ns
+            if given_up_ns < end_ns:
+                self._settle(query, Status.CANCELLED)
+                end_ns = given_up_ns
+        self._arrivals.ended(query, end_ns)
 
     def server_report(self) -> ServerReport:
         """Batches and stages as a live server reports them."""
@@ -288,7 +284,7 @@ class _Observer:
         self._rows[self._pipeline_of(member.request)][member.stage] += member.rows
 
     def _settle(self, query: int, status: Status, reason: str = "") -> None:
-        record = self.record
+        record = self._arrivals.record
         record.status[query] = status
         if reason:
             record.count_reason(reason)
