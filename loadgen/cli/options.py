@@ -74,9 +74,16 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
 
 
 def write_report(file: str | None, content: bytes) -> None:
-    """Write a report to the file of `--json`, where that is given."""
-    if file is not None:
-        Path(file).write_bytes(content)
+    """Write a report to the file of `--json`, where that is given; a reader sees the old one or the new one."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_bytes(content)
+        return
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def warn(result: RunResult) -> None:

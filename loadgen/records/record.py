@@ -4,7 +4,7 @@ import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ NO_OBJECTIVE = -1
 def objective_ns(slo_ms: float | None) -> int:
     """An objective as a value of `Record.slo_ns`."""
     return NO_OBJECTIVE if slo_ms is None else ms_to_ns(slo_ms)
+
+
+Number = TypeVar("Number", np.int64, np.uint16)
 
 
 @dataclass
@@ -126,6 +129,28 @@ class Record:
             self.status[:queries],
             self.answers[:queries],
             {query: text for query, text in self.stages.items() if query < queries},
+            self.reasons,
+            self._firsts,
+        )
+
+    def doubled(self) -> "Record":
+        """A record of twice as many queries: the later half goes on with the first one's requests, due at 0."""
+        n = len(self)
+
+        def twice(column: npt.NDArray[Number]) -> npt.NDArray[Number]:
+            return np.concatenate((column, column))
+
+        return Record(
+            np.concatenate((self.due_ns, np.zeros(n, np.int64))),
+            twice(self.sample),
+            twice(self.stream),
+            twice(self.slo_ns),
+            np.concatenate((self.queued_ns, np.full(n, -1, np.int64))),
+            np.concatenate((self.sent_ns, np.full(n, -1, np.int64))),
+            np.concatenate((self.done_ns, np.zeros(n, np.int64))),
+            np.concatenate((self.status, np.zeros(n, np.uint8))),
+            self.answers + [None] * len(self.answers),
+            self.stages,
             self.reasons,
             self._firsts,
         )

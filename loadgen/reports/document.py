@@ -17,7 +17,7 @@ def run_json(result: RunResult) -> bytes:
     return _json(
         {
             "kind": "run",
-            "config": _without_secrets(result.config),
+            "config": without_secrets(result.config),
             "simulated": result.simulated,
             "schedule_sha256": result.schedule_digest,
             "seeds": {"master": result.config.seed}
@@ -37,7 +37,7 @@ def run_json(result: RunResult) -> bytes:
     )
 
 
-def _without_secrets(config: RunConfig) -> RunConfig:
+def without_secrets(config: RunConfig) -> RunConfig:
     """A configuration without the values of headers, which may be keys."""
     return msgspec.structs.replace(config, headers=tuple((name, "********") for name, _ in config.headers))
 

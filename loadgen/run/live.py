@@ -21,15 +21,17 @@ from sluice.models.errors import ConfigError
 class Driven:
     """The queries of a plan after they were driven.
 
-    `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `predictions` have
-    shape (queries, rows), with -1 for a missing one; None without labels. `lost` has a sentence for each client process
-    whose measurements were lost.
+    `start_ns` is the start on the monotonic clock, `cpu_ns` the CPU time of the client from there. `cpu_share` and
+    `baseline_lateness_ms` are the issuer's. `predictions` have shape (queries, rows), with -1 for a missing one; None
+    without labels. `lost` has a sentence for each client process whose measurements were lost.
     """
 
     record: Record
     interrupted: bool
     start_ns: int
     cpu_ns: int
+    cpu_share: float | None
+    baseline_lateness_ms: float
     predictions: Predictions | None
     lost: tuple[str, ...] = ()
 
@@ -53,7 +55,7 @@ async def drive(config: RunConfig, target: Target, plan: Plan, output: str, star
     """
     keep_answers = plan.samples.labels is not None
     record = Record.of(plan.schedule, objective_ns(config.slo_ms), keep_answers)
-    issuer = Issuer(plan.schedule, record)
+    issuer = Issuer(record, plan.pacing)
     try:
         await target.prepare(plan.requests, issuer, keep_answers)
     except BaseException:
@@ -63,7 +65,15 @@ async def drive(config: RunConfig, target: Target, plan: Plan, output: str, star
     record = await issuer.run(target, config.drain_timeout_s, start)
     cpu_ns = time.process_time_ns() - cpu_ns
     predictions = _predictions(target, record, output, plan.samples)
-    return Driven(record, issuer.interrupted, issuer.start_ns, cpu_ns, predictions)
+    return Driven(
+        record,
+        issuer.interrupted,
+        issuer.start_ns,
+        cpu_ns,
+        issuer.cpu_share,
+        issuer.baseline_lateness_ms,
+        predictions,
+    )
 
 
 def _predictions(target: Target, record: Record, output: str, samples: Samples) -> Predictions | None:

@@ -46,6 +46,7 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
     The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
     `TargetUnreachable` as `drive` does.
     """
+    plan.pacing.part(0, config.procs)  # refuses what the processes would refuse
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         shards: list[_Shard] = []
         try:
@@ -115,20 +116,30 @@ class _Shard:
             await self._process.wait()
 
     def driven(self, config: RunConfig, plan: Plan) -> Driven:
-        """What the process has driven; all its queries are errors if it was lost."""
+        """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
         if not self.lost:
             with self._task.file.open("rb") as file:
                 driven: Driven = pickle.load(file)
             return driven
         part = plan.schedule.part(self._task.index, self._task.count)
         record = Record.of(part, objective_ns(config.slo_ms))
+        if plan.pacing.outstanding is not None:
+            record = record.head(0)  # what it would have sent depended on the answers
         record.status[:] = Status.ERROR
         record.done_ns[:] = record.due_ns
         record.count_reason(self.lost, len(record))
         predictions = None
         if plan.samples.labels is not None:
             predictions = np.full((len(record), plan.samples.rows_per_query), -1, np.int64)
-        return Driven(record, interrupted=False, start_ns=0, cpu_ns=0, predictions=predictions)
+        return Driven(
+            record,
+            interrupted=False,
+            start_ns=0,
+            cpu_ns=0,
+            cpu_share=None,
+            baseline_lateness_ms=0.0,
+            predictions=predictions,
+        )
 
     def _lose(self, how: str) -> None:
         self.lost = f"client process {self._task.index + 1} of {self._task.count} {how}"
@@ -188,6 +199,8 @@ def _joined(config: RunConfig, plan: Plan, shards: Sequence[_Shard], start_ns: i
         interrupted=any(part.interrupted for part in parts),
         start_ns=start_ns,
         cpu_ns=sum(part.cpu_ns for part in parts),
+        cpu_share=max((part.cpu_share for part in parts if part.cpu_share is not None), default=None),
+        baseline_lateness_ms=max(part.baseline_lateness_ms for part in parts),
         predictions=(
             None
             if plan.samples.labels is None

@@ -18,6 +18,7 @@ from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
 from sluice.models.errors import ConfigError
 
@@ -54,7 +55,7 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
     plan = make_plan(config, target.metadata(config.model))
-    record, server = target.replay(plan.schedule, plan.requests, config.seed, config.drain_timeout_s)
+    record, server = target.replay(plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s)
     return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
 
 
@@ -75,6 +76,8 @@ async def _live(config: RunConfig) -> RunResult:
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
+        client_cpu_share=driven.cpu_share,
+        baseline_lateness_ms=driven.baseline_lateness_ms,
         server=None if before is None else await _server_report(config, before, driven.record),
         predictions=driven.predictions,
         expected=_expected(driven.record, plan.samples),
@@ -104,22 +107,40 @@ def _result(
     simulated: bool = False,
     start_ns: int = 0,
     client_cpu_us_per_query: float | None = None,
+    client_cpu_share: float | None = None,
+    baseline_lateness_ms: float | None = None,
     server: ServerReport | None = None,
     predictions: Predictions | None = None,
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    scenario = SCENARIOS[config.scenario]
     metrics = query_statistics(record, config.percentile, config.warmup_s)
+    score = scenario.score(record, config)
+    reasons = invalid_reasons(
+        metrics,
+        config.slo_ms,
+        config.percentile,
+        interrupted,
+        sample=score.sample,
+        warmup_s=config.warmup_s,
+        cpu_share=client_cpu_share,
+        baseline_lateness_ms=baseline_lateness_ms,
+        is_paced=scenario.is_paced,
+    )
     return RunResult(
         config=config,
         schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
-        invalid=[*lost, *invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted)],
+        score=score,
+        invalid=[*lost, *reasons, *score.unmet],
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,
         client_cpu_us_per_query=client_cpu_us_per_query,
+        client_cpu_share=client_cpu_share,
+        baseline_lateness_ms=baseline_lateness_ms,
         server=server,
         predictions=predictions,
         expected=expected,
