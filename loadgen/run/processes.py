@@ -46,6 +46,7 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
     The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
     `TargetUnreachable` as `drive` does.
     """
+    plan.pacing.part(0, config.procs)  # refuses what the processes would refuse
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         shards: list[_Shard] = []
         try:
@@ -115,13 +116,15 @@ class _Shard:
             await self._process.wait()
 
     def driven(self, plan: Plan) -> Driven:
-        """What the process has driven; all its queries are errors if it was lost."""
+        """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
         if not self.lost:
             with self._task.file.open("rb") as file:
                 driven: Driven = pickle.load(file)
             return driven
         part = plan.schedule.part(self._task.index, self._task.count)
         record = Record.of(part, plan.table.slo_ns(part.sample))
+        if plan.pacing.outstanding is not None:
+            record = record.head(0)  # what it would have sent depended on the answers
         record.status[:] = Status.ERROR
         record.done_ns[:] = record.due_ns
         record.count_reason(self.lost, len(record))

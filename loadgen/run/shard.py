@@ -66,9 +66,8 @@ async def _run(task: Task) -> None:
 
 def _part(plan: Plan, index: int, count: int) -> Plan:
     schedule = plan.schedule.part(index, count)
-    return replace(
-        plan, schedule=schedule, requests={key: plan.requests[key] for key in np.unique(schedule.sample).tolist()}
-    )
+    requests = {key: plan.requests[key] for key in np.unique(schedule.sample).tolist()}
+    return replace(plan, schedule=schedule, pacing=plan.pacing.part(index, count), requests=requests)
 
 
 async def _beat() -> None:

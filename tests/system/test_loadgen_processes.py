@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from sluice.loadgen.records.samples import SampleSource, TargetModel
 from sluice.loadgen.run.plan import Plan, make_plan
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.run.runner import run
-from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.models.errors import ConfigError
 from sluice.models.processes import process_tree
 from tests.support.loadgen.v2_server import ANSWER, answer, server
@@ -58,12 +59,28 @@ def test_a_killed_process_makes_the_run_invalid_and_the_others_measure_on() -> N
     assert len(killed) == 1
     assert client_processes() == []
     assert result.verdict is Verdict.INVALID
-    lost = next(
-        index for index in (0, 1) if f"client process {index + 1} of 2 ended with signal SIGKILL" in result.invalid
-    )
+    (reason,) = (reason for reason in result.invalid if "SIGKILL" in reason)
+    both = ["client process 1 of 2 ended with signal SIGKILL", "client process 2 of 2 ended with signal SIGKILL"]
+    lost = both.index(reason)
     assert (result.record.status[lost::2] == Status.ERROR).all()
     assert (result.record.status[1 - lost :: 2] == Status.OK).all()
     assert result.record.reasons == {result.invalid[0]: 100}
+
+
+def test_processes_share_the_queries_that_a_closed_loop_keeps_open() -> None:
+    config = RunConfig(
+        target="", model="m", scenario=ScenarioName.CONCURRENCY, concurrency=3, queries=60, warmup_s=0, procs=2
+    )
+    with server(answer) as url:
+        result = run(msgspec.structs.replace(config, target=url))
+        with pytest.raises(ConfigError, match="--procs 4: each process needs a query to keep open; the scenario has 3"):
+            run(msgspec.structs.replace(config, target=url, procs=4))
+    record = result.record
+    assert (record.status == Status.OK).all()
+    assert len(record) == 60
+    assert (np.diff(record.due_ns) >= 0).all()
+    starts = np.searchsorted(np.sort(record.done_ns), record.due_ns, side="right")
+    assert (np.arange(1, 61) - starts).max() == 3
 
 
 def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
