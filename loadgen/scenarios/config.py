@@ -7,6 +7,7 @@ import msgspec
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules
 from sluice.models.client_tls import NO_TLS, ClientTls
 
 
@@ -31,7 +32,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
     numbers, or scores whose largest gives the class. `procs` client processes share the queries, the connections and
-    the bound of outstanding queries.
+    the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but for its `min_queries` where
+    the run has its own, and its `samples_per_query`.
     """
 
     target: str
@@ -58,5 +60,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     procs: int = 1
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
+    mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
