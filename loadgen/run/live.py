@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, objective_ns
 from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
@@ -47,15 +48,23 @@ def open_live(config: RunConfig) -> Target:
     )
 
 
-async def drive(config: RunConfig, target: Target, plan: Plan, output: str, start: Start = start_at_once) -> Driven:
+async def drive(
+    config: RunConfig,
+    target: Target,
+    plan: Plan,
+    output: str,
+    start: Start = start_at_once,
+    interim: InterimTest | None = None,
+) -> Driven:
     """Issue a plan's queries and wait for their answers; the target is closed at the end.
 
-    `output` is the one to compare with the labels, if there are any. Raises `TargetUnreachable`, and `ConfigError` for
+    `output` is the one to compare with the labels, if there are any, and `interim` the test that may end the run early.
+    Raises `TargetUnreachable`, and `ConfigError` for
     an output that the answers do not have.
     """
     keep_answers = plan.samples.labels is not None
     record = Record.of(plan.schedule, objective_ns(config.slo_ms), keep_answers)
-    issuer = Issuer(record, plan.pacing)
+    issuer = Issuer(record, plan.pacing, interim)
     try:
         await target.prepare(plan.requests, issuer, keep_answers)
     except BaseException:

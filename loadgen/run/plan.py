@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
@@ -36,6 +38,19 @@ def make_plan(config: RunConfig, metadata: TargetModel) -> Plan:
     used = np.unique(schedule.sample).tolist()
     requests = {sample: Request(config.model, samples.tensors(sample), config.slo_ms) for sample in used}
     return Plan(samples, schedule, pacing, requests)
+
+
+def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
+    """The test that may end the run early, where the configuration asks for it."""
+    if config.decide_from_s is None:
+        return None
+    return InterimTest(
+        schedule.due_ns,
+        objective_ns(config.slo_ms),
+        percentile=config.percentile,
+        warmup_s=config.warmup_s,
+        decide_from_s=config.decide_from_s,
+    )
 
 
 def nothing_measured(limit: str, warmup_s: float) -> ConfigError:

@@ -8,13 +8,14 @@ import sys
 import numpy as np
 import uvloop
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, open_live
-from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
@@ -55,8 +56,11 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
     plan = make_plan(config, target.metadata(config.model))
-    record, server = target.replay(plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s)
-    return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
+    interim = interim_test(config, plan.schedule)
+    record, server = target.replay(
+        plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s, interim
+    )
+    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
 
 
 async def _live(config: RunConfig) -> RunResult:
@@ -64,15 +68,19 @@ async def _live(config: RunConfig) -> RunResult:
     metadata = await target.metadata(config.model)
     plan = make_plan(config, metadata)
     before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    # Each of several processes knows its own queries only, so they do not end a run early.
+    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
     if config.procs > 1:
         driven = await drive_in_processes(config, plan)
     else:
-        driven = await drive(config, target, plan, config.output or metadata.outputs[0].name)
+        output = config.output or metadata.outputs[0].name
+        driven = await drive(config, target, plan, output, interim=interim)
     return _result(
         config,
         plan,
         driven.record,
         lost=driven.lost,
+        interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
@@ -103,6 +111,7 @@ def _result(
     record: Record,
     *,
     lost: tuple[str, ...] = (),
+    interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -114,6 +123,10 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    decision = None
+    if interim is not None and interim.decided is not None:
+        decision, queries = interim.decided
+        record = record.head(queries)
     scenario = SCENARIOS[config.scenario]
     metrics = query_statistics(record, config.percentile, config.warmup_s)
     score = scenario.score(record, config)
@@ -124,6 +137,7 @@ def _result(
         interrupted,
         sample=score.sample,
         warmup_s=config.warmup_s,
+        decision=decision,
         cpu_share=client_cpu_share,
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
@@ -135,6 +149,7 @@ def _result(
         metrics=metrics,
         score=score,
         invalid=[*lost, *reasons, *score.unmet],
+        decision=decision,
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,

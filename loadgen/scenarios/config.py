@@ -31,9 +31,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     `each_once` every sample is sent once. `rate`, `concurrency` and `samples_per_query` are 0 and None for scenarios
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
-    numbers, or scores whose largest gives the class. `procs` client processes share the queries, the connections and
-    the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but for its `min_queries` where
-    the run has its own, and its `samples_per_query`.
+    numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
+    it misses at any time, that it meets the objective from that many seconds on. `procs` client processes share the
+    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but
+    for its `min_queries` where the run has its own, and its `samples_per_query`.
     """
 
     target: str
@@ -63,3 +64,4 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
+    decide_from_s: float | None = None

@@ -1,7 +1,7 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
@@ -118,11 +119,13 @@ class SimulatedTarget:
         requests: Mapping[int, Request],
         seed: int,
         drain_timeout_s: float,
+        interim: InterimTest | None = None,
     ) -> tuple[Record, ServerReport]:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
         `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
-        the last one was due are timeouts, as in live runs.
+        the last one was due are timeouts, as in live runs. `interim` may end the run before its
+        schedule does.
         """
         request = next(iter(requests.values()))
         pipeline = self._served[request.model]
@@ -150,7 +153,7 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(arrivals, drain_ns)
+        simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
         record = arrivals.record.head(arrivals.issued)
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
         return record, observer.server_report(key)
@@ -174,6 +177,18 @@ class SimulatedTarget:
 def _event(prepared: Mapping[int, _Prepared], sample: int, query: int, leaves_ns: int) -> RequestArrived:
     key, rows, budget_ns, shapes, memory_bytes = prepared[sample]
     return RequestArrived(query, key, rows, leaves_ns + budget_ns, shapes, memory_bytes)
+
+
+def _until_decided(arrivals: PacedArrivals, interim: InterimTest) -> Iterator[tuple[int, RequestArrived]]:
+    """The arrivals until a look at the record ends the run; the simulator draws one ahead of the time that it is at."""
+    simulated_ns = 0
+    for due_ns, event in arrivals:
+        while interim.next_look_ns <= simulated_ns:
+            interim.look(arrivals.record, int(interim.next_look_ns))
+        if interim.decided is not None:
+            return
+        yield due_ns, event
+        simulated_ns = due_ns
 
 
 def _on_the_wire(pipeline: Pipeline, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

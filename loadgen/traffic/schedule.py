@@ -39,10 +39,6 @@ class Schedule:
             self, due_ns=self.due_ns[rows], sample=self.sample[rows], stream=self.stream[rows], cancel_ns=cancel_ns
         )
 
-    def head(self, queries: int) -> "Schedule":
-        """The first `queries` queries."""
-        return Schedule(self.due_ns[:queries], self.sample[:queries])
-
     @property
     def digest(self) -> str:
         """SHA-256 of the little-endian columns; equal digests mean the same requests at the same times.
