@@ -66,18 +66,18 @@ async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
     plan = make_plan(config, await read_metadata(config, target))
     before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
-    interim = None
+    # Each of several processes knows its own queries only, so they do not end a run early.
+    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
     if config.procs > 1:
         driven = await drive_in_processes(config, plan)
     else:
-        interim = interim_test(config, plan.schedule)
         driven = await drive(config, target, plan, interim=interim)
     return _result(
         config,
         plan,
         driven.record,
-        interim=interim,
         lost=driven.lost,
+        interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
@@ -107,8 +107,8 @@ def _result(
     plan: Plan,
     record: Record,
     *,
-    interim: InterimTest | None = None,
     lost: tuple[str, ...] = (),
+    interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
