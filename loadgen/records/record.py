@@ -3,11 +3,13 @@
 import enum
 import re
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.traffic.schedule import Schedule
+from sluice.models.units import ms_to_ns
 
 MAX_REASONS = 8
 """Number of distinct failure reasons that a run counts; further ones are counted together."""
@@ -29,35 +31,59 @@ class Status(enum.IntEnum):
     DROPPED = 5
     """The query was not sent: too many others were waiting for the target."""
     CANCELLED = 6
-    """The client gave the query up before its answer."""
+    """The client gave the query up, as the schedule says; it is neither good nor a miss."""
+
+
+NO_OBJECTIVE = -1
+"""Value of `Record.slo_ns` for a query without an objective."""
+
+
+def objective_ns(slo_ms: float | None) -> int:
+    """An objective as a value of `Record.slo_ns`."""
+    return NO_OBJECTIVE if slo_ms is None else ms_to_ns(slo_ms)
+
+
+Number = TypeVar("Number", np.int64, np.uint16)
 
 
 @dataclass
 class Record:
     """Columns of shape (queries,): times are int64 nanoseconds from the start of the run.
 
+    `stream` is the query's place in the mix (uint16, 0 without a mix), and `slo_ns` its objective, or `NO_OBJECTIVE`.
     `sent_ns` is -1 for a query that never left the client, and `queued_ns` for one that never waited for a free
     connection. `answers` holds the answers for the target to decode after the run, and is empty unless they are kept.
-    `reasons` counts failures by their reason; reasons that differ only in quantities count as the first of them.
+    `stages` holds what the server said of the stages of the queries that asked for it. `reasons` counts failures by
+    their reason; reasons that differ only in quantities count as the first of them.
     """
 
     due_ns: npt.NDArray[np.int64]
     sample: npt.NDArray[np.int64]
+    stream: npt.NDArray[np.uint16]
+    slo_ns: npt.NDArray[np.int64]
     queued_ns: npt.NDArray[np.int64]
     sent_ns: npt.NDArray[np.int64]
     done_ns: npt.NDArray[np.int64]
     status: npt.NDArray[np.uint8]
     answers: list[object]
+    stages: dict[int, str] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     _firsts: dict[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, schedule: Schedule, keep_answers: bool = False) -> "Record":
-        """An empty record of a schedule, everything allocated."""
+    def of(
+        cls,
+        schedule: Schedule,
+        slo_ns: int | npt.NDArray[np.int64] = NO_OBJECTIVE,
+        keep_answers: bool = False,
+    ) -> "Record":
+        """An empty record of a schedule, everything allocated; one objective counts for all queries."""
         n = len(schedule)
         return cls(
             due_ns=schedule.due_ns,
             sample=schedule.sample,
+            stream=schedule.stream,
+            slo_ns=np.broadcast_to(np.asarray(slo_ns, np.int64), n),
             queued_ns=np.full(n, -1, np.int64),
             sent_ns=np.full(n, -1, np.int64),
             done_ns=np.zeros(n, np.int64),
@@ -73,14 +99,45 @@ class Record:
         return Record(
             self.due_ns[:queries],
             self.sample[:queries],
+            self.stream[:queries],
+            self.slo_ns[:queries],
             self.queued_ns[:queries],
             self.sent_ns[:queries],
             self.done_ns[:queries],
             self.status[:queries],
             self.answers[:queries],
+            {query: text for query, text in self.stages.items() if query < queries},
             self.reasons,
             self._firsts,
         )
+
+    def doubled(self) -> "Record":
+        """A record of twice as many queries: the later half goes on with the first one's requests, due at 0."""
+        n = len(self)
+
+        def twice(column: npt.NDArray[Number]) -> npt.NDArray[Number]:
+            return np.concatenate((column, column))
+
+        return Record(
+            np.concatenate((self.due_ns, np.zeros(n, np.int64))),
+            twice(self.sample),
+            twice(self.stream),
+            twice(self.slo_ns),
+            np.concatenate((self.queued_ns, np.full(n, -1, np.int64))),
+            np.concatenate((self.sent_ns, np.full(n, -1, np.int64))),
+            np.concatenate((self.done_ns, np.zeros(n, np.int64))),
+            np.concatenate((self.status, np.zeros(n, np.uint8))),
+            self.answers + [None] * len(self.answers),
+            self.stages,
+            self.reasons,
+            self._firsts,
+        )
+
+    @property
+    def good(self) -> npt.NDArray[np.bool_]:
+        """True for each query that was answered within its objective, or answered at all when it has none."""
+        in_time = (self.slo_ns == NO_OBJECTIVE) | (self.done_ns - self.due_ns <= self.slo_ns)
+        return np.asarray((self.status == Status.OK) & in_time)
 
     def count_reason(self, reason: str) -> None:
         """Count a failure under its reason, or under the first reason that differs only in quantities."""

@@ -85,6 +85,29 @@ class TransportJitter:
         return round(_at(self._quantiles_us, self._rng.random()) * NS_PER_US)
 
 
+class AnswerJitter:
+    """The extra time of each query's transport, from quantiles at equal steps of probability in microseconds.
+
+    It is drawn for `queries` queries at a time, in their order; 0 without quantiles.
+    """
+
+    def __init__(self, quantiles_us: Sequence[float], seed: int, queries: int) -> None:
+        self._quantiles_us = np.array(quantiles_us)
+        self._rng = generator(seed, "ways")
+        self._queries = queries
+        self._drawn: list[int] = []
+
+    def of(self, query: int) -> int:
+        """The extra time of a query, in nanoseconds."""
+        if not len(self._quantiles_us):
+            return 0
+        while query >= len(self._drawn):
+            chances = self._rng.random(self._queries) * (len(self._quantiles_us) - 1)
+            jitter_ns = np.interp(chances, np.arange(len(self._quantiles_us)), self._quantiles_us) * NS_PER_US
+            self._drawn += jitter_ns.astype(np.int64).tolist()
+        return self._drawn[query]
+
+
 def _at(quantiles: Sequence[float], chance: float) -> float:
     """The value at the quantile `chance`, in [0, 1)."""
     step, part = divmod(chance * (len(quantiles) - 1), 1)

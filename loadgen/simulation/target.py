@@ -1,10 +1,9 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from sluice.batcher.drivers.simulator import Simulator
 from sluice.batcher.interface.config import PartitionConfig, PipelineConfig
@@ -23,10 +22,12 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
-from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
+from sluice.loadgen.simulation.paced_arrivals import PacedArrivals
 from sluice.loadgen.simulation.service import (
+    AnswerJitter,
     ServiceTimeDistribution,
     SlowdownFactors,
     StochasticService,
@@ -35,18 +36,20 @@ from sluice.loadgen.simulation.service import (
 from sluice.loadgen.simulation.simulation_file import HostSettings, latency_table, read_simulation
 from sluice.loadgen.target.base import Request
 from sluice.loadgen.target.v2 import wire_bytes
+from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.loadgen.traffic.seeds import generator
 from sluice.models.errors import ConfigError
 from sluice.models.pipelines.check import single_model
 from sluice.models.pipelines.memory import output_memory
 from sluice.models.pipelines.pipeline import Pipeline, batch_key
 from sluice.models.slo import deadline_ns
 from sluice.models.tensors.spec import TensorSpec
-from sluice.models.units import NS_PER_S, NS_PER_US, ms_to_ns
+from sluice.models.units import NS_PER_S, ms_to_ns
 from sluice.mps.partitions.partition import CpuPartition
 
 SIMULATED = "sim:"
+
+_Prepared = tuple[str, int, int, str, int]
 
 
 class SimulatedTarget:
@@ -109,21 +112,30 @@ class SimulatedTarget:
         return TargetModel(_on_the_wire(pipeline, pipeline.inputs), _on_the_wire(pipeline, pipeline.outputs))
 
     def replay(
-        self, schedule: Schedule, requests: Mapping[int, Request], seed: int, drain_timeout_s: float
+        self,
+        schedule: Schedule,
+        pacing: Pacing,
+        requests: Mapping[int, Request],
+        seed: int,
+        drain_timeout_s: float,
     ) -> tuple[Record, ServerReport]:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
         `requests` has the request of each sample, all to one model. Queries without an answer `drain_timeout_s` after
         the last one was due are timeouts, as in live runs.
         """
-        pipeline = self._served[next(iter(requests.values())).model]
+        request = next(iter(requests.values()))
+        pipeline = self._served[request.model]
         key = pipeline_key(pipeline)
         config = next(config for config in self._spec.pipelines if config.name == key)
         counts = {model.key: len(model.confidences) for model in self._spec.models}
         chances = self._file.escalation.get(pipeline.name, {})
         slowdowns = {key: SlowdownFactors(pieces, seed) for key, pieces in self._pieces.items()}
         service = StochasticService(self._tables, self._times, slowdowns, counts, config, chances, seed)
-        observer = _Observer(Record.of(schedule), config)
+        prepared = {sample: self._arrival(pipeline, request) for sample, request in requests.items()}
+        record = Record.of(schedule, objective_ns(request.slo_ms))
+        arrivals = PacedArrivals(record, pacing, partial(_event, prepared))
+        observer = _Observer(arrivals, config, AnswerJitter(self._file.ways_us, seed, len(record)))
         simulator = Simulator(
             Scheduler(self._spec, LivePlanner()),
             service,
@@ -138,20 +150,12 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(self._arrivals(pipeline, schedule, requests), drain_ns)
-        self._add_jitter(observer.record, seed)
-        _time_out(observer.record, int(schedule.due_ns[-1]) + drain_ns, simulator.now_ns)
-        return observer.record, observer.server_report(key)
+        simulator.run(arrivals, drain_ns)
+        record = arrivals.record.head(arrivals.issued)
+        _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
+        return record, observer.server_report(key)
 
-    def _arrivals(
-        self, pipeline: Pipeline, schedule: Schedule, requests: Mapping[int, Request]
-    ) -> Iterator[tuple[int, RequestArrived]]:
-        prepared = {sample: self._arrival(pipeline, request) for sample, request in requests.items()}
-        for query, (due_ns, sample) in enumerate(zip(schedule.due_ns.tolist(), schedule.sample.tolist(), strict=True)):
-            key, rows, budget_ns, shapes, memory_bytes = prepared[sample]
-            yield due_ns, RequestArrived(query, key, rows, due_ns + budget_ns, shapes, memory_bytes)
-
-    def _arrival(self, pipeline: Pipeline, request: Request) -> tuple[str, int, int, str, int]:
+    def _arrival(self, pipeline: Pipeline, request: Request) -> _Prepared:
         """The key of the pipeline, and a request's rows, time until its deadline, batch key and memory."""
         budget_ns = deadline_ns(0, request.slo_ms, pipeline.slo_ms, None, self._file.default_slo_ms)
         # A live server sets the deadline when it has read the request.
@@ -166,12 +170,10 @@ class SimulatedTarget:
         memory_bytes = input_bytes + memory.output_bytes(rows, input_bytes)
         return pipeline_key(pipeline), rows, budget_ns, variable, memory_bytes
 
-    def _add_jitter(self, record: Record, seed: int) -> None:
-        """Add the jitter of the transport between client and gateway to the ends of queries."""
-        if quantiles_us := self._file.ways_us:
-            chances = generator(seed, "ways").random(len(record)) * (len(quantiles_us) - 1)
-            jitter_ns = np.interp(chances, np.arange(len(quantiles_us)), quantiles_us) * NS_PER_US
-            record.done_ns[:] = np.maximum(record.done_ns + jitter_ns.astype(np.int64), record.due_ns)
+
+def _event(prepared: Mapping[int, _Prepared], sample: int, query: int, leaves_ns: int) -> RequestArrived:
+    key, rows, budget_ns, shapes, memory_bytes = prepared[sample]
+    return RequestArrived(query, key, rows, leaves_ns + budget_ns, shapes, memory_bytes)
 
 
 def _on_the_wire(pipeline: Pipeline, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -186,15 +188,15 @@ def _time_out(record: Record, end_ns: float, now_ns: int) -> None:
 
 
 class _Observer:
-    """Fills a record from the steps of a simulation."""
+    """Fills the record of the arrivals from the steps of a simulation."""
 
-    def __init__(self, record: Record, pipeline: PipelineConfig) -> None:
-        self.record = record
+    def __init__(self, arrivals: PacedArrivals, pipeline: PipelineConfig, jitter: AnswerJitter) -> None:
+        self._arrivals = arrivals
+        self._jitter = jitter
         self._stages = [stage.name for stage in pipeline.stages]
         self._rows = [0] * len(self._stages)
         self._in_flight: dict[int, DispatchBatch] = {}
         self._sizes: dict[tuple[str, str], tuple[int, float]] = {}
-        record.sent_ns[:] = record.due_ns
 
     def observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         """Record one step."""
@@ -217,7 +219,7 @@ class _Observer:
 
     def answered(self, query: int, done_ns: int) -> None:
         """Record the time at which the client has its answer."""
-        self.record.done_ns[query] = done_ns
+        self._arrivals.ended(query, done_ns + self._jitter.of(query))
 
     def server_report(self, pipeline: str) -> ServerReport:
         """Batches and stages as a live server reports them."""
@@ -232,7 +234,7 @@ class _Observer:
             self._rows[member.stage] += member.rows
 
     def _settle(self, query: int, status: Status, reason: str = "") -> None:
-        record = self.record
+        record = self._arrivals.record
         record.status[query] = status
         if reason:
             record.count_reason(reason)

@@ -204,8 +204,8 @@ class GrpcConnection(asyncio.Protocol):
         elif flags & http2.END_STREAM:
             message = bytes(self._messages.get(stream, b""))
             query, _ = self._forget(stream)
+            self._may_be_free()  # first, since an answer may bring the next query
             self._owner.answered(query, fields, message)
-            self._may_be_free()
 
     def _stream_reset(self, stream: int, flags: int, payload: bytes) -> None:
         if stream in self._streams:
@@ -285,11 +285,11 @@ class GrpcConnection(asyncio.Protocol):
 
     def _fail(self, stream: int, reason: str, is_refused: bool = False) -> None:
         query, request = self._forget(stream)
+        self._may_be_free()
         if is_refused:
             self._owner.refused(query, request, reason)
         else:
             self._owner.failed(query, reason)
-        self._may_be_free()
 
     def _forget(self, stream: int) -> tuple[int, int]:
         """Remove a stream, and reset it if its message is not sent yet; returns its query and request."""

@@ -1,0 +1,34 @@
+"""Pacing: the rule by which the queries of a schedule leave."""
+
+import math
+
+import msgspec
+
+
+class Pacing(msgspec.Struct, frozen=True):
+    """A query leaves when it is due, and while fewer than `outstanding` are open; None stands for any number.
+
+    `group` successive queries leave together, and their number divides `outstanding`. With `from_issue` a query counts
+    as due when it leaves. A schedule that `repeats` is played again until the run is over, which is at `max_ns`, or
+    when `min_queries` queries have left and one of them at `min_ns` or later (both infinite: never).
+    """
+
+    outstanding: int | None = None
+    group: int = 1
+    from_issue: bool = False
+    repeats: bool = False
+    min_ns: float = math.inf
+    min_queries: float = math.inf
+    max_ns: float = math.inf
+
+    def is_over(self, issued: int, last_ns: int, now_ns: int) -> bool:
+        """True when no group leaves any more, after `issued` queries of which the last one left at `last_ns`."""
+        return now_ns >= self.max_ns or (issued >= self.min_queries and last_ns >= self.min_ns)
+
+    def ends_needed(self, issued: int) -> int:
+        """Number of queries that must have ended before a further group may leave after `issued` queries."""
+        return 0 if self.outstanding is None else issued + self.group - self.outstanding
+
+
+OPEN_LOOP = Pacing()
+"""Every query leaves when it is due, whatever the target does with earlier ones."""
