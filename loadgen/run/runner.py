@@ -58,9 +58,13 @@ def _simulate(config: RunConfig) -> RunResult:
 
 async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
-    metadata = await target.metadata(config.model)
-    plan = make_plan(config, metadata)
-    before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    try:
+        metadata = await target.metadata(config.model)
+        plan = make_plan(config, metadata)
+        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    except BaseException:
+        await target.close()
+        raise
     output = config.output or metadata.outputs[0].name
     driven = await drive(config, target, plan, output)
     return _result(
