@@ -40,5 +40,5 @@ def test_what_is_out_of_time_is_shed_and_an_unknown_model_named(configured: Path
     result = run(config)
     assert result.metrics.ok + result.metrics.shed == 20
     assert result.metrics.shed > 0
-    with pytest.raises(ConfigError, match="--model absent: .*absent.* is not found"):
+    with pytest.raises(ConfigError, match=r"--model absent: .*absent.* is not found"):
         run(RunConfig(target=TARGET, model="absent", rate=500, queries=20))
