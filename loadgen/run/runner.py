@@ -64,11 +64,16 @@ def _simulate(config: RunConfig) -> RunResult:
 
 async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
-    plan = make_plan(config, await read_metadata(config, target))
-    before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    try:
+        plan = make_plan(config, await read_metadata(config, target))
+        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    except BaseException:
+        await target.close()
+        raise
     # Each of several processes knows its own queries only, so they do not end a run early.
     interim = interim_test(config, plan.schedule) if config.procs == 1 else None
     if config.procs > 1:
+        await target.close()
         driven = await drive_in_processes(config, plan)
     else:
         driven = await drive(config, target, plan, interim=interim)
