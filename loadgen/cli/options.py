@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from sluice.loadgen.cli.target_options import add_target_options
-from sluice.loadgen.cli.traffic_options import add_traffic_options, arrivals
+from sluice.loadgen.cli.traffic_options import add_traffic_options, arrivals, mlperf_rules
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
@@ -78,8 +78,10 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
         max_outstanding=options.max_outstanding,
+        procs=options.procs,
         metrics_url=options.metrics_url,
         arrivals=arrivals(options),
+        mlperf=mlperf_rules(options),
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )
