@@ -59,9 +59,7 @@ def _compare(options: argparse.Namespace) -> int:
         if len(first) < MIN_PAIRS:
             return INVALID
     threshold = options.threshold / 100
-    comparisons = {
-        label: compare(first, runs, threshold) for label, runs in zip(list(names)[1:], others, strict=True)
-    }
+    comparisons = {label: compare(first, runs, threshold) for label, runs in zip(list(names)[1:], others, strict=True)}
     print(comparison_text(names, comparisons, threshold), end="")
     write_report(options.json, comparison_report(names, comparisons, threshold))
     if interrupted or any(comparison.limits for comparison in comparisons.values()):

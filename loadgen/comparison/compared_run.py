@@ -16,7 +16,7 @@ RESULT_FILE = "result.json"
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """A figure of runs that is compared; `better` is 1 where larger values are better, and -1 where smaller ones are."""
+    """A figure that is compared; `better` is 1 where larger values are better, and -1 where smaller ones are."""
 
     name: str
     of: Callable[[QueryStatistics], float]
@@ -24,9 +24,13 @@ class ComparedFigure:
     form: str
 
 
+def _latency(metrics: QueryStatistics, name: str) -> float:
+    return math.inf if metrics.latency_ms is None else float(getattr(metrics.latency_ms, name))
+
+
 FIGURES = (
-    ComparedFigure("p50", lambda metrics: math.inf if metrics.latency_ms is None else metrics.latency_ms.p50, -1, "{:.3f} ms"),
-    ComparedFigure("p99", lambda metrics: math.inf if metrics.latency_ms is None else metrics.latency_ms.p99, -1, "{:.3f} ms"),
+    ComparedFigure("p50", lambda metrics: _latency(metrics, "p50"), -1, "{:.3f} ms"),
+    ComparedFigure("p99", lambda metrics: _latency(metrics, "p99"), -1, "{:.3f} ms"),
     ComparedFigure("goodput", lambda metrics: metrics.goodput_per_s, 1, "{:.2f}/s"),
     ComparedFigure("attainment", lambda metrics: metrics.attainment, 1, "{:.2%}"),
 )

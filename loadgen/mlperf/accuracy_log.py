@@ -4,13 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from sluice.loadgen.traffic.mersenne import Integers, Mersenne
+from sluice.loadgen.traffic.mersenne import Integers
 from sluice.models.errors import ConfigError
-
-_SEQUENCE_SEED = 5489
-"""The seed of a C++ engine that was given none, as LoadGen's is that draws one number for each sample."""
 
 
 class LoggedAnswer(msgspec.Struct, frozen=True):
@@ -38,13 +34,3 @@ def read_accuracy_log(file: Path) -> list[LoggedAnswer]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file}: expected a list of seq_id, qsl_idx and data: {error}") from error
-
-
-def logged_share(samples: int, probability: float, seed: int) -> list[int]:
-    """The numbers of the samples, out of those from 0 on, whose answers LoadGen logs in performance mode.
-
-    Each is logged with this probability. LoadGen draws a number of [0, 1) for each sample from an engine that is always
-    the same, shifts it by one that it draws from `seed`, and compares it with the probability.
-    """
-    shifted = (Mersenne(_SEQUENCE_SEED).uniform(samples) + Mersenne(seed).uniform(1)) % 1.0
-    return [int(number) for number in np.flatnonzero(shifted <= probability)]

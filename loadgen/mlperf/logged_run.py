@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -11,8 +12,7 @@ from sluice.loadgen.traffic.mersenne import Integers
 SERVER, OFFLINE, SINGLE_STREAM, MULTI_STREAM = "Server", "Offline", "SingleStream", "MultiStream"
 
 
-@dataclass(frozen=True)
-class LoggedSettings:
+class LoggedSettings(msgspec.Struct, frozen=True):
     """LoadGen's settings of a run, by its names for them; durations in milliseconds, 0 for what is not limited.
 
     `target_qps` is 0 in the closed loops and the Offline scenario, which need no expected rate here.

@@ -6,9 +6,21 @@ from sluice.loadgen.mlperf.accuracy_log import accuracy_log
 from sluice.loadgen.mlperf.detail_log import detail_lines, detail_log
 from sluice.loadgen.mlperf.logged_run import LoggedRun
 from sluice.loadgen.mlperf.outcome import outcome
+from sluice.loadgen.mlperf.run_as_logged import check_loggable, run_as_logged
 from sluice.loadgen.mlperf.summary_log import summary_log
+from sluice.loadgen.run.result import RunResult
 
 SUMMARY, DETAIL, ACCURACY = "mlperf_log_summary.txt", "mlperf_log_detail.txt", "mlperf_log_accuracy.json"
+
+
+def write_mlperf_logs(result: RunResult, folder: Path) -> None:
+    """Write the logs of a run into a folder, which is made if it does not exist.
+
+    Raises `ConfigError` as `check_loggable` does.
+    """
+    check_loggable(result.config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_logs(run_as_logged(result), folder)
 
 
 def write_logs(run: LoggedRun, folder: Path) -> None:

@@ -4,11 +4,13 @@ import asyncio
 import os
 import platform
 import sys
+from types import MappingProxyType
 
 import numpy as np
 import uvloop
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.outputs import Outputs
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
@@ -48,6 +50,8 @@ def _check(config: RunConfig) -> None:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.procs > 1 and config.target.startswith(SIMULATED):
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.kept_outputs is not None:
+        raise ConfigError(f"--procs: one process keeps the outputs; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
@@ -97,6 +101,7 @@ async def _live(config: RunConfig) -> RunResult:
         server=None if before is None else await _server_report(config, before, driven.record),
         predictions=driven.predictions,
         expected=plan.table.expected(driven.record.sample),
+        outputs=driven.outputs,
     )
 
 
@@ -129,6 +134,7 @@ def _result(
     server: ServerReport | None = None,
     predictions: Predictions | None = None,
     expected: Predictions | None = None,
+    outputs: Outputs = MappingProxyType({}),
     notes: tuple[str, ...] = (),
 ) -> RunResult:
     decision = None
@@ -167,6 +173,8 @@ def _result(
         server=server,
         predictions=predictions,
         expected=expected,
+        outputs=outputs,
+        sample_count=sum(len(samples) for samples in plan.table.samples),
         environment=_environment(),
         notes=notes,
     )

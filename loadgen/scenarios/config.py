@@ -5,6 +5,7 @@ import enum
 import msgspec
 
 from sluice.loadgen.mixes.mix import Mix, Stream
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
@@ -40,6 +41,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
+    `kept_outputs` says which outputs of a live target the result has, and `service_seed` is the seed of a simulation's
+    random times, by default `seed`.
     """
 
     target: str
@@ -76,6 +79,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+    kept_outputs: KeptOutputs | None = None
 
     @property
     def random_times_seed(self) -> int:

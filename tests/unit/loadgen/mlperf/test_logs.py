@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sluice.loadgen.mlperf.accuracy_log import logged_share
 from sluice.loadgen.mlperf.logged_run import LoggedRun, LoggedSettings
 from sluice.loadgen.mlperf.logs import ACCURACY, DETAIL, SUMMARY, write_logs
 from sluice.loadgen.mlperf.marking import NOT_A_RESULT
+from sluice.loadgen.records.outputs import KeptOutputs
 from tests.unit.loadgen.mlperf.loadgen_runs import retold, run_loadgen
 from tests.unit.loadgen.mlperf.published_rules import PublishedLog, summary_score
 
@@ -39,7 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def settings_of(log: PublishedLog) -> LoggedSettings:
-    names = [name for name in LoggedSettings.__dataclass_fields__ if name != "target_qps"]
+    names = [name for name in LoggedSettings.__struct_fields__ if name != "target_qps"]
     return LoggedSettings(
         target_qps=2000 if log.values["effective_scenario"] == "Server" else 0,
         **{name: log.values[f"effective_{name}"] for name in names},
@@ -231,7 +231,7 @@ def test_the_answers_logged_in_performance_mode_are_those_that_loadgen_logs(tmp_
     logged = json.loads((tmp_path / "loadgen" / ACCURACY).read_text())
     queries = PublishedLog(tmp_path / "loadgen" / DETAIL).values["result_query_count"]
     # LoadGen expects 2000/s for 300 ms.
-    assert logged_share(queries, target / 600, seed) == sorted(each["seq_id"] for each in logged)
+    assert KeptOutputs(target / 600, seed).queries(queries) == {each["seq_id"] for each in logged}
     assert len(logged) == 50
 
 
