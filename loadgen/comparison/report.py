@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from sluice.loadgen.comparison.compared_run import ComparedRun
 from sluice.loadgen.comparison.contrast import CONFIDENCE, Comparison, Contrast, Judgement
+from sluice.loadgen.reports.document import document
 from sluice.models.text_table import table_lines
-
-SCHEMA_VERSION = 1
 
 
 def run_line(label: str, run: ComparedRun) -> str:
@@ -28,8 +25,7 @@ def comparison_text(names: Mapping[str, str], comparisons: Mapping[str, Comparis
 def comparison_report(names: Mapping[str, str], comparisons: Mapping[str, Comparison], threshold: float) -> bytes:
     """The report as a JSON object."""
     first = next(iter(comparisons.values()))
-    document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+    content: dict[str, Any] = {
         "kind": "compare",
         "threshold": threshold,
         "confidence": CONFIDENCE,
@@ -45,7 +41,7 @@ def comparison_report(names: Mapping[str, str], comparisons: Mapping[str, Compar
             for label, comparison in comparisons.items()
         },
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return document(content)
 
 
 def _contrast(contrast: Contrast) -> dict[str, object]:

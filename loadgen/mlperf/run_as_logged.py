@@ -7,10 +7,12 @@ import msgspec
 import numpy as np
 
 from sluice.loadgen.mlperf.logged_run import MULTI_STREAM, OFFLINE, SERVER, SINGLE_STREAM, LoggedRun, LoggedSettings
+from sluice.loadgen.records.outputs import KeptOutputs
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.scenarios.mlperf import is_mlperf
+from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.target.v2 import wire_bytes
 from sluice.loadgen.traffic.mlperf_schedule import SampleChoice, performance_set
 from sluice.models.errors import ConfigError
@@ -34,6 +36,17 @@ def check_loggable(config: RunConfig) -> None:
         raise ConfigError(f"--mlperf-logs: MLPerf has no scenario {config.scenario}; expected one of {names}")
     if config.mix is not None:
         raise ConfigError("--mlperf-logs: MLPerf has no mixes; expected a run of one model")
+
+
+def logged_config(config: RunConfig) -> RunConfig:
+    """The configuration of a run that is to be logged: in accuracy mode it keeps the outputs for the accuracy log.
+
+    Raises `ConfigError` as `check_loggable` does.
+    """
+    check_loggable(config)
+    if not config.each_once or config.target.startswith(SIMULATED) or config.kept_outputs is not None:
+        return config
+    return msgspec.structs.replace(config, kept_outputs=KeptOutputs())
 
 
 def run_as_logged(result: RunResult) -> LoggedRun:
