@@ -23,9 +23,7 @@ def add_command(commands: Any) -> None:
     add_run_options(parser)
     add_scenario_options(parser)
     add = parser.add_argument
-    add(
-        "--expected", default="", metavar="FILE", help=".npz file of the expected outputs by name"
-    )
+    add("--expected", default="", metavar="FILE", help=".npz file of the expected outputs by name")
     add("--tolerance", type=float, default=1e-5, metavar="X", help="relative or absolute, for numbers (default 1e-5)")
     add("--min-accuracy", type=float, metavar="%", help="least share of right rows, in %%; 100 with --expected")
     parser.set_defaults(run=_accuracy, scenario=ScenarioName.OFFLINE.value, each_once=True)

@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, REGRESSION, add_run_options, run_config, write_report
+from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.comparison.compared_run import ComparedRun, read_runs
 from sluice.loadgen.comparison.contrast import MIN_PAIRS, Judgement, compare
 from sluice.loadgen.comparison.interleaved import run_interleaved
 from sluice.loadgen.comparison.report import comparison_report, comparison_text, run_line
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.simulation.target import SIMULATED
-from sluice.models.command_line import quantity
 from sluice.models.errors import ConfigError
 
 _MOST = 3
@@ -27,7 +29,7 @@ def add_command(commands: Any) -> None:
         description="Compares B (and C) with A, by runs with the same arrivals and samples.",
         epilog=EPILOG,
     )
-    parser.set_defaults(run=_compare, queries=None, each_once=False)
+    parser.set_defaults(run=_compare)
     add = parser.add_argument
     add(
         "sides",
@@ -35,13 +37,12 @@ def add_command(commands: Any) -> None:
         metavar="A B [C]",
         help="URLs of targets, which take turns; or JSON reports, result folders, or folders of them",
     )
-    add("--rate", type=float, help="mean arrivals a second of the runs")
-    add("--duration", type=quantity("_s"), default=10.0, metavar="S", help="seconds of every run (default 10)")
     add("--seeds", type=int, default=5, metavar="N", help="runs of each target, from --seed on (default 5)")
     add("--threshold", type=float, default=5.0, metavar="%", help="least difference that counts, in %% (default 5)")
     add("--fail-on-regression", action="store_true", help="exit with 3 when a target is worse than A")
     add("--own-service-times", action="store_true", help="for sim: runs of a pair do not share their random times")
     add_run_options(parser, target=False)
+    add_scenario_options(parser)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -72,13 +73,14 @@ def _play(options: argparse.Namespace, names: dict[str, str]) -> list[list[Compa
     files = [side for side in names.values() if not _is_target(side)]
     if files:
         raise ConfigError(f"compare: {files[0]} is no target; expected targets only, or reports of runs only")
-    if options.rate is None or not options.model:
-        raise ConfigError("compare: requires --model and --rate to run targets")
+    if not options.model:
+        raise ConfigError("compare: requires --model to run targets")
     if options.seeds < MIN_PAIRS:
         raise ConfigError(f"--seeds: expected at least {MIN_PAIRS}, got {options.seeds}")
+    config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
     labels = iter(list(names) * options.seeds)
     return run_interleaved(
-        run_config(options, options.rate),
+        config,
         list(names.values()),
         options.seeds,
         run,

@@ -108,9 +108,7 @@ def _usual_config(test: ComplianceTest, options: argparse.Namespace) -> RunConfi
         raise ConfigError("TEST01: a simulated target gives no outputs; expected a live one")
     config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
     if config.arrivals.process not in (ArrivalProcess.POISSON, ArrivalProcess.MLPERF):
-        raise ConfigError(
-            f"--arrivals: compliance tests take LoadGen's, mlperf; got {config.arrivals.process}"
-        )
+        raise ConfigError(f"--arrivals: compliance tests take LoadGen's, mlperf; got {config.arrivals.process}")
     # LoadGen counts all queries, from the first.
     config = msgspec.structs.replace(config, arrivals=Arrivals(ArrivalProcess.MLPERF), warmup_s=0.0)
     check_loggable(config)

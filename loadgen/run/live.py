@@ -1,8 +1,7 @@
 """Queries against a live target, driven by one process."""
 
 import time
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,7 @@ class Driven:
     cpu_share: float | None
     baseline_lateness_ms: float
     predictions: Predictions | None
-    outputs: Outputs = MappingProxyType({})
+    outputs: Outputs = field(default_factory=dict)
     lost: tuple[str, ...] = ()
 
 
