@@ -4,8 +4,9 @@ import argparse
 from typing import Any
 
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
-from sluice.loadgen.run.report import run_json, run_text
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.reports.document import run_json
+from sluice.loadgen.reports.text import run_text
+from sluice.loadgen.run.runner import run
 from sluice.models.command_line import quantity
 
 
@@ -21,7 +22,7 @@ def add_command(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    result = run_server_scenario(run_config(options, options.rate))
+    result = run(run_config(options, options.rate))
     warn(result)
     print(run_text(result), end="")
     write_report(options.json, run_json(result))

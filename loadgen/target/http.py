@@ -5,24 +5,21 @@ General clients cost 70 to 900 µs a request. This one costs some 10 µs, so tha
 
 import asyncio
 import http.client
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import cast
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.records.samples import TargetModel, Tensors
-from sluice.loadgen.target.base import QueryListener, TargetUnreachable
+from sluice.loadgen.records.samples import TargetModel
+from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, Request, TargetUnreachable
 from sluice.loadgen.target.http_response import ProtocolError, Response, ResponseReader
-from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
+from sluice.loadgen.target.v2 import EncodedRequest, decode_metadata, decode_output, encode_request, model_path
 from sluice.models.client_tls import NO_TLS, ClientTls, connection_hint
 from sluice.models.errors import ConfigError
-
-MAX_BACKLOG = 8192
-"""Most queries that wait for a connection; a further one is dropped."""
 
 _CONNECT_TIMEOUT_S = 5.0
 _OPENED_AT_START = 8
@@ -32,47 +29,50 @@ _MAX_REASON_CHARACTERS = 200
 
 
 class HttpTarget:
-    """A V2 server at `http://host:port` or `https://host:port`, with at most `connections` requests in flight."""
+    """A V2 server at `http://host:port` or `https://host:port`, with at most `connections` requests in flight.
+
+    Further queries wait for a connection. With `max_outstanding` queries waiting and in flight the next is dropped. One
+    of `explain_every` queries asks for the server's times by stage; none does with 0.
+    """
 
     def __init__(
         self,
         url: str,
-        model: str,
-        slo_ms: float | None,
         connections: int,
         headers: Iterable[tuple[str, str]] = (),
         tls: ClientTls = NO_TLS,
+        max_outstanding: int = MAX_OUTSTANDING,
+        explain_every: int = EXPLAIN_EVERY,
     ) -> None:
         parts = _split(url)
         self._tls = tls.context() if parts.scheme == "https" else None
         self._headers = tuple(headers)
         self._host, self._port = str(parts.hostname), parts.port or (80 if self._tls is None else 443)
         self._authority = parts.netloc
-        self._path_name = quote(model, safe="")
-        self._model = model
-        self._slo_ms = slo_ms
         self._connections = connections
+        self._max_outstanding = max_outstanding
+        self._explain_every = explain_every
         self._free: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
-        self._backlog: deque[tuple[int, int]] = deque()
-        self._requests: dict[int, bytes] = {}
+        self._in_flight: dict[int, _Connection] = {}
+        self._waiting: OrderedDict[int, int] = OrderedDict()
+        self._requests: dict[int, EncodedRequest] = {}
         self._closed = False
 
-    async def metadata(self) -> TargetModel:
-        """Read the model's metadata."""
-        status, body = await asyncio.to_thread(self._get, f"/v2/models/{self._path_name}")
+    async def metadata(self, model: str) -> TargetModel:
+        """Read a model's metadata."""
+        status, body = await asyncio.to_thread(self._get, model_path(model))
         if status != 200:
-            raise ConfigError(f"--model {self._model}: {self._authority} answered {status} {_reason(body)}")
+            raise ConfigError(f"--model {model}: {self._authority} answered {status} {_reason(body)}")
         return decode_metadata(body)
 
-    async def prepare(self, samples: Mapping[int, Tensors], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Encode all requests and open the first connections."""
         self._listener = listener
         self._keep_answers = keep_answers
         self._requests = {
-            sample: encode_request(self._authority, self._path_name, tensors, self._slo_ms, self._headers)
-            for sample, tensors in samples.items()
+            key: encode_request(self._authority, request, self._headers) for key, request in requests.items()
         }
         try:
             await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_AT_START, self._connections))))
@@ -80,16 +80,27 @@ class HttpTarget:
             hint = connection_hint(error, self._tls is not None)
             raise TargetUnreachable(f"--target {self._authority}: cannot connect: {error}{hint}") from error
 
-    def issue(self, query: int, sample: int) -> None:
-        """Send on a free connection, or append to the backlog."""
-        if self._free:
-            self._send(self._free.pop(), query, sample)
-        elif len(self._backlog) >= MAX_BACKLOG:
-            self._listener.done(query, Status.DROPPED, reason=f"{MAX_BACKLOG} queries were waiting for a connection")
+    def issue(self, query: int, request: int) -> None:
+        """Send on a free connection, or wait for one."""
+        if len(self._in_flight) + len(self._waiting) >= self._max_outstanding:
+            self._listener.done(query, Status.DROPPED, reason=f"{self._max_outstanding} queries were outstanding")
+        elif self._free:
+            self._send(self._free.pop(), query, request)
         else:
-            self._backlog.append((query, sample))
+            self._waiting[query] = request
             self._listener.queued(query)
             self._grow()
+
+    def cancel(self, query: int) -> None:
+        """Close the connection of a query, and open another one in its place."""
+        connection = self._in_flight.pop(query, None)
+        if connection is not None:
+            connection.abandon()
+            self._open.discard(connection)
+            self._grow()
+        elif self._waiting.pop(query, None) is None:
+            return
+        self._listener.done(query, Status.CANCELLED)
 
     async def close(self) -> None:
         """Abort all connections."""
@@ -109,13 +120,14 @@ class HttpTarget:
     def answered(self, connection: "_Connection", query: int, response: Response) -> None:
         """Settle the query of a connection and free the connection."""
         head = response.head
+        del self._in_flight[query]
         if not head.close:
             self._give_work(connection)
         if head.status == 200:
-            self._listener.done(query, _OK, response if self._keep_answers else None)
+            self._listener.done(query, _OK, response if self._keep_answers else None, stages=head.stages)
         else:
             status = Status.SHED if head.status in _SHED else Status.ERROR
-            self._listener.done(query, status, reason=f"HTTP {head.status}: {_reason(response.body)}")
+            self._listener.done(query, status, None, f"HTTP {head.status}: {_reason(response.body)}", head.stages)
 
     def lost(self, connection: "_Connection", query: int | None, reason: str) -> None:
         """Remove a connection that closed, and fail its query."""
@@ -125,17 +137,20 @@ class HttpTarget:
         if self._closed:
             return
         if query is not None:
+            del self._in_flight[query]
             self._listener.done(query, Status.ERROR, reason=reason)
-        if self._backlog:
+        if self._waiting:
             self._grow()
 
-    def _send(self, connection: "_Connection", query: int, sample: int) -> None:
-        connection.send(query, self._requests[sample])
+    def _send(self, connection: "_Connection", query: int, request: int) -> None:
+        encoded, every = self._requests[request], self._explain_every
+        connection.send(query, encoded.explained() if every and query % every == 0 else encoded.content)
+        self._in_flight[query] = connection
         self._listener.sent(query)
 
     def _give_work(self, connection: "_Connection") -> None:
-        if self._backlog:
-            self._send(connection, *self._backlog.popleft())
+        if self._waiting:
+            self._send(connection, *self._waiting.popitem(last=False))
         else:
             self._free.append(connection)
 
@@ -150,12 +165,13 @@ class HttpTarget:
             await self._connect()
         except OSError as error:
             # Each failed attempt settles a query, which bounds the attempts on a dead target.
-            if self._backlog:
-                self._listener.done(self._backlog.popleft()[0], Status.ERROR, reason=f"cannot connect: {error}")
+            if self._waiting:
+                query, _ = self._waiting.popitem(last=False)
+                self._listener.done(query, Status.ERROR, reason=f"cannot connect: {error}")
 
     def _grown(self, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)
-        if self._backlog and not self._closed:
+        if self._waiting and not self._closed:
             self._grow()
 
     async def _connect(self) -> None:
@@ -209,6 +225,11 @@ class _Connection(asyncio.Protocol):
         """Write the request of a query."""
         self.transport.write(request)
         self._query = query
+
+    def abandon(self) -> None:
+        """Close the connection without an answer to its query, which the target no longer waits for."""
+        self._query = None
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Read a piece of an answer."""

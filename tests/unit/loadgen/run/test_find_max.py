@@ -4,9 +4,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from sluice.loadgen.reports.text import max_rate_text, probe_text
 from sluice.loadgen.run.find_max import MaxRate, Probe, find_max
-from sluice.loadgen.run.report import max_rate_text, probe_text
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 from tests.unit.loadgen.results import result_of
 

@@ -1,19 +1,13 @@
-"""Reports of runs and searches, as text and as JSON."""
+"""Reports of runs and searches as text."""
 
 from collections.abc import Iterator
-from typing import Any
-
-import msgspec
 
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.run.find_max import MaxRate, Probe
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
+from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
-from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
 from sluice.models.text_table import table_lines
-
-SCHEMA_VERSION = 1
 
 _QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
 
@@ -21,36 +15,6 @@ _QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
 def run_text(result: RunResult) -> str:
     """The report of a run as lines of text."""
     return "\n".join(_run_lines(result)) + "\n"
-
-
-def run_json(result: RunResult) -> bytes:
-    """The report of a run as a JSON object; times are in milliseconds unless their key names another unit."""
-    return _json(
-        {
-            "kind": "run",
-            "config": _without_secrets(result.config),
-            "simulated": result.simulated,
-            "schedule_sha256": result.schedule_digest,
-            "seeds": {"master": result.config.seed}
-            | {stream: sub_seed(result.config.seed, stream) for stream in STREAMS},
-            "environment": result.environment,
-            "metrics": result.metrics,
-            "client_cpu_us_per_query": result.client_cpu_us_per_query,
-            "accuracy": result.accuracy,
-            "answered_rows": result.answered_rows,
-            "failures": result.record.reasons,
-            "server": result.server,
-            "validity": {"valid": not result.invalid, "reasons": result.invalid},
-            "slo_met": result.slo_met,
-            "verdict": result.verdict,
-            "notes": result.notes,
-        }
-    )
-
-
-def _without_secrets(config: RunConfig) -> RunConfig:
-    """A configuration without the values of headers, which may be keys."""
-    return msgspec.structs.replace(config, headers=tuple((name, "********") for name, _ in config.headers))
 
 
 def probe_text(probe: Probe) -> str:
@@ -96,24 +60,6 @@ def _max_rate(found: MaxRate) -> str:
     return f"{found.rate:.1f}/s within the objective{limit} ({len(found.probes)} probes)"
 
 
-def max_rate_json(found: MaxRate) -> bytes:
-    """The report of `find-max` as a JSON object."""
-    return _json(
-        {
-            "kind": "find-max",
-            "rate": found.rate,
-            "failed_rate": found.failed_rate,
-            "client_limited": found.client_limited,
-            "too_short": found.too_short,
-            "probes": [msgspec.Raw(run_json(probe.result)) for probe in found.probes],
-        }
-    )
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode({"schema_version": SCHEMA_VERSION} | content), indent=2) + b"\n"
-
-
 def _run_lines(result: RunResult) -> Iterator[str]:
     config, metrics = result.config, result.metrics
     yield f"Server scenario: {config.model} at {config.target}" + (" (SIMULATED)" if result.simulated else "")
@@ -123,6 +69,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
         f"{metrics.timeout} timeout, {metrics.dropped} dropped"
+        + (f", {metrics.cancelled} cancelled" if metrics.cancelled else "")
     )
     yield (
         f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
@@ -155,9 +102,8 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         case Verdict.MISSED:
             yield "Result: VALID, objective MISSED"
         case Verdict.NOT_CONFIRMED:
-            misses = metrics.queries - metrics.good
             yield (
-                f"Result: VALID, objective NOT CONFIRMED: {misses} misses among {metrics.queries} queries; "
+                f"Result: VALID, objective NOT CONFIRMED: {metrics.misses} misses among {metrics.judged} queries; "
                 f"early stopping needs {metrics.queries_to_confirm} for that number of misses"
             )
 

@@ -5,8 +5,10 @@ import numpy as np
 
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport, StageShare
 from sluice.loadgen.records.statistics import query_statistics
-from sluice.loadgen.run.report import run_json, run_text
-from sluice.loadgen.run.result import RunConfig, Verdict
+from sluice.loadgen.reports.document import run_json
+from sluice.loadgen.reports.text import run_text
+from sluice.loadgen.run.result import Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from tests.unit.loadgen.results import MS, result_of
 
 CONFIG = RunConfig(target="http://host:1", model="m", rate=1000, slo_ms=10, warmup_s=0, seed=3)
@@ -79,7 +81,7 @@ def test_waits_for_connections_are_counted_in_the_text() -> None:
     result = result_of(CONFIG, latency_ms=10, queries=1001)
     result.record.queued_ns[:500] = result.record.due_ns[:500]
     result.record.sent_ns[:500] = result.record.due_ns[:500] + 4 * MS
-    metrics = query_statistics(result.record, CONFIG.slo_ms, CONFIG.percentile, CONFIG.warmup_s)
+    metrics = query_statistics(result.record, CONFIG.percentile, CONFIG.warmup_s)
     lines = run_text(dataclasses.replace(result, metrics=metrics)).splitlines()
     assert "  waited     500 queries for one of 256 connections, part of 'from due'" in lines
     assert any(line.split()[:4] == ["waited", "1.998", "0.000", "4.000"] for line in lines)
@@ -97,7 +99,8 @@ def test_the_json_of_a_run() -> None:
     assert report["schema_version"] == 1
     assert report["kind"] == "run"
     assert report["config"]["rate"] == 1000
-    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace"}
+    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace", "trace"}
+    streams |= {"mix", "mix samples", "cancellations", "deadlines"}
     assert report["seeds"].keys() == {"master"} | streams
     assert report["metrics"]["latency_ms"]["p99"] == 10
     assert report["validity"] == {"valid": True, "reasons": []}
