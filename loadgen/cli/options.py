@@ -65,6 +65,7 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
         max_outstanding=options.max_outstanding,
+        procs=options.procs,
         metrics_url=options.metrics_url,
         arrivals=arrivals(options),
         headers=tuple(options.header),

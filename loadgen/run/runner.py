@@ -9,16 +9,17 @@ import numpy as np
 import uvloop
 
 from sluice.loadgen.records.record import Record
-from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live
+from sluice.loadgen.run.live import drive, open_live, read_metadata
 from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
@@ -45,32 +46,40 @@ def _check(config: RunConfig) -> None:
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+    if config.procs > 1 and config.target.startswith(SIMULATED):
+        raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, target.metadata(config.model))
-    record, server = target.replay(plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s)
+    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    record, server = target.replay(
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s
+    )
     return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
 
 
 async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
     try:
-        metadata = await target.metadata(config.model)
-        plan = make_plan(config, metadata)
+        plan = make_plan(config, await read_metadata(config, target))
         before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
     except BaseException:
         await target.close()
         raise
-    output = config.output or metadata.outputs[0].name
-    driven = await drive(config, target, plan, output)
+    if config.procs > 1:
+        driven = await drive_in_processes(config, plan)
+    else:
+        driven = await drive(config, target, plan)
     return _result(
         config,
         plan,
         driven.record,
+        lost=driven.lost,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
@@ -78,7 +87,7 @@ async def _live(config: RunConfig) -> RunResult:
         baseline_lateness_ms=driven.baseline_lateness_ms,
         server=None if before is None else await _server_report(config, before, driven.record),
         predictions=driven.predictions,
-        expected=_expected(driven.record, plan.samples),
+        expected=plan.table.expected(driven.record.sample),
     )
 
 
@@ -100,6 +109,7 @@ def _result(
     plan: Plan,
     record: Record,
     *,
+    lost: tuple[str, ...] = (),
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -131,7 +141,7 @@ def _result(
         record=record,
         metrics=metrics,
         score=score,
-        invalid=[*reasons, *score.unmet],
+        invalid=[*lost, *reasons, *score.unmet],
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,
@@ -144,15 +154,6 @@ def _result(
         environment=_environment(),
         notes=notes,
     )
-
-
-def _expected(record: Record, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    size = samples.rows_per_query
-    padded = np.full(len(samples) * size, -1, np.int64)
-    padded[: len(samples.labels)] = samples.labels
-    return padded.reshape(-1, size)[record.sample]
 
 
 def _environment() -> dict[str, str]:

@@ -4,9 +4,11 @@ import enum
 
 import msgspec
 
+from sluice.loadgen.mixes.mix import Mix, Stream
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
+from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
 from sluice.models.client_tls import NO_TLS, ClientTls
 
 
@@ -30,7 +32,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     `each_once` every sample is sent once. `rate`, `concurrency` and `samples_per_query` are 0 and None for scenarios
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
-    numbers, or scores whose largest gives the class.
+    numbers, or scores whose largest gives the class. `procs` client processes share the queries, the connections and
+    the bound of outstanding queries.
+
+    A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
+    The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
     """
 
     target: str
@@ -54,7 +60,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout_s: float = 10.0
     connections: int = 256
     max_outstanding: int = MAX_OUTSTANDING
+    procs: int = 1
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
+    mix: Mix | None = None
+    cancellation: Cancellation | None = None
+    deadline_spread: DeadlineSpread | None = None
+    trace_slo_scale: float = 1.0
+    schedule_file: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams of the mix; without one, the one stream of all queries."""
+        if self.mix is not None:
+            return self.mix.streams
+        own = Stream(name=self.model, model=self.model, slo_ms=self.slo_ms, samples=self.samples, rows=self.rows)
+        return (own,)
