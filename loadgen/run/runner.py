@@ -20,6 +20,7 @@ from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
@@ -48,6 +49,8 @@ def _check(config: RunConfig) -> None:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.procs > 1 and config.target.startswith(SIMULATED):
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
