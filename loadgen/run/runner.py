@@ -159,6 +159,8 @@ def _result(
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
     )
+    if not score.queries and not score.is_sample:
+        reasons.append(f"too short: no query after the warm-up of {config.warmup_s:g} s")
     return RunResult(
         config=config,
         schedule_digest=plan.schedule.digest,
