@@ -37,7 +37,17 @@ def one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_every_experiment_is_found_once() -> None:
     names = [experiment.name for experiment in find_experiments()]
-    assert sorted(names) == ["answers", "clockwork", "mixed-packing", "nodes", "packing", "shares", "xanadu"]
+    assert sorted(names) == [
+        "answers",
+        "clockwork",
+        "home-nodes",
+        "knix",
+        "mixed-packing",
+        "nodes",
+        "packing",
+        "shares",
+        "xanadu",
+    ]
 
 
 def test_a_file_in_the_folder_is_an_experiment_whose_gates_are_judged(
