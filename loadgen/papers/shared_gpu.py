@@ -44,7 +44,7 @@ TABLE_2 = (
         39.32,
         33.50,
         14.8,
-        "the columns of this row are swapped: as they are printed, sharing takes 14.80 % less time",
+        "the columns are swapped: as printed, sharing takes 14.80 % less",
     ),
 )
 
