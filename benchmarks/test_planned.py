@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.conftest import Report
 from benchmarks.support.processes import gateway, pinned
-from sluice.loadgen.run.result import RunConfig
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run.runner import run
+from sluice.loadgen.scenarios.config import RunConfig
 
 CLIENT_CORE, FAST_CORE = 0, 1
 SLO_MS = 150.0
@@ -125,7 +125,7 @@ def goodput(url: str, rate: float, seed: int) -> float:
         seed=seed,
         connections=1024,
     )
-    metrics = run_server_scenario(config).metrics
+    metrics = run(config).metrics
     assert not metrics.error, f"{metrics.error} requests at {rate:g} a second failed"
     return metrics.goodput_per_s
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.run.result import RunConfig
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run.runner import run
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.units import NS_PER_S
 
 PROTOCOLS = ("http", "grpc")
@@ -49,7 +49,7 @@ class Queries(NamedTuple):
 
 def send(config: RunConfig) -> Queries:
     """Run the load generator; a function of a module, so that another process can run it."""
-    result = run_server_scenario(config)
+    result = run(config)
     record = result.record
     answered = record.status == Status.OK
     right = answered

@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks.support.clients import PROTOCOLS, Queries, client_processes, save_sleeping, send
 from benchmarks.support.figures import Figure, show
 from benchmarks.support.processes import ServerProcess, gateway
-from sluice.loadgen.run.result import RunConfig
-from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals, poisson
+from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
 from sluice.models.units import NS_PER_S
 
 LATENCY_MS = {1: 20.0, 2: 27.5, 4: 42.0, 8: 72.0}
@@ -77,8 +77,8 @@ class Setting(NamedTuple):
     def steps(self, seconds: float) -> RunConfig:
         """A run with the overload for some seconds and the calm after it."""
         source = np.random.default_rng(1)
-        overload = poisson(OVERLOAD * CAPACITY, seconds, None, source)
-        calm = poisson(CALM * CAPACITY, AFTER_S, None, source) + round(seconds * NS_PER_S)
+        overload = Arrivals().draw(OVERLOAD * CAPACITY, seconds, None, source)
+        calm = Arrivals().draw(CALM * CAPACITY, AFTER_S, None, source) + round(seconds * NS_PER_S)
         times = np.concatenate(([0], overload, calm)) / NS_PER_S
         file = self.directory / "steps.csv"
         file.write_text("\n".join(map(repr, times.tolist())))

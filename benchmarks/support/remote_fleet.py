@@ -26,7 +26,7 @@ from benchmarks.support.clients import client_processes, save_sleeping, send
 from benchmarks.support.closed_loop import Closed, drive_calls
 from benchmarks.support.figures import Figure, show
 from benchmarks.support.processes import ServerProcess, gateway, running
-from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig
 
 ACCELERATORS = 64
 ROWS = 8

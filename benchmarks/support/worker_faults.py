@@ -33,7 +33,7 @@ from benchmarks.support.clients import PROTOCOLS, Queries, client_processes, sav
 from benchmarks.support.figures import Figure, show
 from benchmarks.support.processes import ServerProcess, gateway
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig
+from sluice.loadgen.scenarios.config import RunConfig
 
 LATENCY_MS = {1: 10.0, 2: 12.0, 4: 16.0, 8: 24.0}
 RATE = 80.0

@@ -21,8 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from examples.digits.build import DATA, build_repository
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig, RunResult
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run import runner
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ServingError
 from sluice.models.text_table import table_lines
 
@@ -134,7 +135,7 @@ def replay(server: Server, pipeline: str, protocol: str, requests: Path) -> Repl
     sent = failed = correct = escalated = 0
     while len(rows) and len(runs) < ROUNDS:
         np.savez(requests, raw=arrays["raw"], y=arrays["y"], rows=rows)
-        result = run_server_scenario(
+        result = runner.run(
             RunConfig(
                 target=server.target(protocol),
                 model=pipeline,

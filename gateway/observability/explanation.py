@@ -41,7 +41,8 @@ class StageTrace(msgspec.Struct, frozen=True):
     """One batch of a request; `rows` of its `batch_rows` were the request's.
 
     `queue_ms`, `hand_off_ms` (to the worker), `compute_ms` and `return_ms` follow each other from the time when the
-    stage's inputs were complete. `predicted_ms` (None: unknown) and `actual_ms` run from the dispatch to the end of the
+    stage's inputs were complete. `batch_wait_ms` is the part of `queue_ms` for which the worker had nothing to run: the
+    batch waited for more rows. `predicted_ms` (None: unknown) and `actual_ms` run from the dispatch to the end of the
     batch. `cost` is the request's share. `failed` is the reason of a batch without a result; then only `queue_ms` and
     `actual_ms` are known.
     """
@@ -61,6 +62,7 @@ class StageTrace(msgspec.Struct, frozen=True):
     actual_ms: float
     cost: float
     failed: str = ""
+    batch_wait_ms: float = 0.0
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -278,6 +280,7 @@ def _stage_trace(step: Step, stages: Sequence[StageConfig]) -> StageTrace:
         actual_ms=_ms((run.reported_ns if run.failed else run.ended_ns) - run.dispatched_ns),
         cost=run.cost * member.rows / batch.rows,
         failed=run.failed,
+        batch_wait_ms=0.0 if run.failed else _ms(max(0, run.dispatched_ns - max(step.ready_ns, run.idle_ns))),
     )
 
 
@@ -290,11 +293,11 @@ def _configuration(stage: StageTrace) -> str:
 
 
 def _figures(stage: StageTrace) -> str:
-    hand_off_ms = stage.hand_off_ms + stage.return_ms
     figures = (
         f"{_token(stage.stage)};batch={stage.batch};size={stage.batch_rows};rows={stage.rows}"
-        f";partition={_token(stage.partition)};queue={stage.queue_ms:.3f};hand-off={hand_off_ms:.3f}"
-        f";compute={stage.compute_ms:.3f};cost={stage.cost:.4g}"
+        f";partition={_token(stage.partition)};queue={stage.queue_ms:.3f};batch-wait={stage.batch_wait_ms:.3f}"
+        f";hand-off={stage.hand_off_ms:.3f};compute={stage.compute_ms:.3f};return={stage.return_ms:.3f}"
+        f";cost={stage.cost:.4g}"
     )
     return figures + (f";failed={_token(stage.failed)}" if stage.failed else "")
 

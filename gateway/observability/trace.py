@@ -17,9 +17,10 @@ from sluice.models.errors import NotFoundError
 class BatchTrace(msgspec.Struct, eq=False, gc=False):
     """One batch: the times of its dispatch, of the worker and of the report of its end.
 
-    `free_ns` is when its worker was free for it, `expected_ns` when that was expected. `failed` is the reason of a
-    batch without a result ("" otherwise), which has no times of the worker. `cost` is the cost of its time in the
-    backend. `traced` are the spans of those of its requests whose spans are exported.
+    `free_ns` is when its worker was free for it, `expected_ns` when that was expected, and `idle_ns` the time from
+    which the worker had nothing to run before the dispatch. `failed` is the reason of a batch without a result (""
+    otherwise), which has no times of the worker. `cost` is the cost of its time in the backend. `traced` are the spans
+    of those of its requests whose spans are exported.
     """
 
     batch: DispatchBatch
@@ -32,6 +33,7 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     cost: float = 0.0
     failed: str = ""
     traced: tuple[SpanRef, ...] = ()
+    idle_ns: int = 0
 
     @property
     def startable_ns(self) -> int:
@@ -46,7 +48,10 @@ class BatchTrace(msgspec.Struct, eq=False, gc=False):
     def set_worker_free(self, previous: "BatchTrace | None") -> None:
         """Derive the time when the worker was free from the batch that it ran before."""
         self.free_ns = self.expected_ns = self.dispatched_ns
-        if previous is not None and previous.ended_ns > self.dispatched_ns:
+        if previous is None:
+            return
+        self.idle_ns = min(previous.reported_ns, self.dispatched_ns)
+        if previous.ended_ns > self.dispatched_ns:
             self.free_ns = previous.ended_ns
             self.expected_ns = max(previous.batch.predicted_ns or previous.ended_ns, self.dispatched_ns)
 

@@ -4,12 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from sluice.loadgen.cli.target_options import add_target_options
+from sluice.loadgen.cli.traffic_options import add_traffic_options, arrivals, mlperf_rules
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig, RunResult
-from sluice.loadgen.traffic.arrivals import DEFAULT_CV, ArrivalProcess, Arrivals
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.client_tls import ClientTls
-from sluice.models.command_line import add_connection_options, quantity
-from sluice.models.errors import ConfigError
+from sluice.models.command_line import quantity
 
 MET, USAGE, MISSED, INVALID, UNREACHABLE = 0, 1, 2, 4, 5
 """Exit statuses: objective met, wrong usage, objective missed or not confirmed, invalid run, target unreachable."""
@@ -21,11 +22,16 @@ EPILOG = (
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run that every command with a target takes."""
+    add_target_options(parser)
+    add_traffic_options(parser)
     add = parser.add_argument
-    add("--target", required=True, help="http://, https://, grpc:// or grpcs:// and host:port, or sim:FILE.yaml")
-    add_connection_options(parser)
-    add("--model", required=True, help="name of a model or pipeline")
-    add("--warmup", type=quantity("_s"), default=1.0, metavar="S", help="seconds at the start to leave out (default 1)")
+    add(
+        "--warmup",
+        type=quantity("_s"),
+        default=1.0,
+        metavar="S",
+        help="seconds at the start to leave out (default 1, offline 0)",
+    )
     add(
         "--drain-timeout",
         type=quantity("_s"),
@@ -34,11 +40,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for late answers (default 10)",
     )
     add("--slo-ms", type=quantity("_ms"), metavar="MS", help="latency objective; also sent with every query")
-    add("--percentile", type=float, default=99.0, help="%% of the queries that must meet it (default 99)")
-    processes = [process.value for process in ArrivalProcess]
-    add("--arrivals", choices=processes, default="poisson", help="arrival process (default poisson)")
-    add("--cv", type=float, help=f"for gamma: coefficient of variation of the gaps (default {DEFAULT_CV:g})")
-    add("--trace", default="", metavar="FILE", help="for trace: CSV file of arrival times, scaled to the rate")
+    add(
+        "--percentile",
+        type=float,
+        default=99.0,
+        help="%% of the queries that must meet it (default 99, single-stream 90)",
+    )
     add("--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)")
     add("--samples", default="random", metavar="FILE", help="an .npz file, or random (default)")
     add("--input", type=_pair, action="append", default=[], metavar="NAME=KEY", help="array of a model input")
@@ -46,7 +53,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--subset", default="", metavar="KEY", help="array of the row numbers to use")
     add("--output", default="", metavar="NAME", help="output to compare with the labels (default: the first)")
     add("--rows", type=int, default=1, metavar="N", help="rows a query carries (default 1)")
-    add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
     add("--metrics-url", default="", metavar="URL", help="Prometheus metrics of the server, for the report")
     add("--json", metavar="FILE", help="also write the report as JSON")
 
@@ -69,34 +75,33 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         warmup_s=options.warmup,
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
+        max_outstanding=options.max_outstanding,
+        procs=options.procs,
         metrics_url=options.metrics_url,
-        arrivals=_arrivals(options),
+        arrivals=arrivals(options),
+        mlperf=mlperf_rules(options),
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )
 
 
 def write_report(file: str | None, content: bytes) -> None:
-    """Write a report to the file of `--json`, where that is given."""
-    if file is not None:
-        Path(file).write_bytes(content)
+    """Write a report to the file of `--json`, where that is given; a reader sees the old one or the new one."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_bytes(content)
+        return
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def warn(result: RunResult) -> None:
     """Print the notes of a result to stderr."""
     for note in result.notes:
         print(f"loadgen: {note}", file=sys.stderr)
-
-
-def _arrivals(options: argparse.Namespace) -> Arrivals:
-    process = ArrivalProcess(options.arrivals)
-    if options.cv is not None and process is not ArrivalProcess.GAMMA:
-        raise ConfigError(f"--cv: requires --arrivals gamma, got --arrivals {process}")
-    if options.trace and process is not ArrivalProcess.TRACE:
-        raise ConfigError(f"--trace: requires --arrivals trace, got --arrivals {process}")
-    if process is ArrivalProcess.TRACE and not options.trace:
-        raise ConfigError("--arrivals trace: requires --trace FILE")
-    return Arrivals(process, DEFAULT_CV if options.cv is None else options.cv, options.trace)
 
 
 def _pair(text: str) -> tuple[str, str]:

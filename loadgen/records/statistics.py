@@ -27,9 +27,11 @@ class Distribution(msgspec.Struct, frozen=True):
 class QueryStatistics(msgspec.Struct, frozen=True):
     """Statistics of the queries due after the warm-up.
 
-    `attainment` is the share of these queries that were answered within the objective (answered at all when there is
-    none); queries that were shed, failed, timed out or dropped missed it. `latency_ms` counts from a query's due time,
-    which avoids coordinated omission, and `service_ms` from the time it was sent; both are None without an answer.
+    `attainment` is the share of these queries that were answered within their objective (answered at all when they have
+    none); queries that were shed, failed, timed out or dropped missed it, and cancelled ones do not count. Queries that
+    are all due at once have no offered rate, and their goodput is that of the answers. `latency_ms`
+    counts from a query's due time, which avoids coordinated omission, and `service_ms` from the time it was sent; both
+    are None without an answer.
 
     `lateness_ms` is the client's own delay: from due until a query was sent, or was ready but had to wait for a free
     connection. `waiting_ms` is the wait for a connection, which a slow target causes, and `waited` counts the queries
@@ -42,6 +44,7 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     error: int
     timeout: int
     dropped: int
+    cancelled: int
     good: int
     offered_per_s: float
     completed_per_s: float
@@ -57,8 +60,18 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     waiting_ms: Distribution | None
     waited: int
 
+    @property
+    def judged(self) -> int:
+        """Number of queries that could meet the objective: those that the client did not cancel."""
+        return self.queries - self.cancelled
 
-def query_statistics(record: Record, slo_ms: float | None, percentile: float, warmup_s: float) -> QueryStatistics:
+    @property
+    def misses(self) -> int:
+        """Number of queries that missed the objective."""
+        return self.judged - self.good
+
+
+def query_statistics(record: Record, percentile: float, warmup_s: float) -> QueryStatistics:
     """Compute the statistics of a record; `percentile` is the share that has to meet the objective, in %."""
     measured = record.due_ns >= round(warmup_s * NS_PER_S)
     due, sent, done = record.due_ns[measured], record.sent_ns[measured], record.done_ns[measured]
@@ -66,24 +79,26 @@ def query_statistics(record: Record, slo_ms: float | None, percentile: float, wa
     status, waited = record.status[measured], queued >= 0
     ok = status == Status.OK
     latency = done - due
-    good = int((ok if slo_ms is None else ok & (latency <= slo_ms * NS_PER_MS)).sum())
-    queries = len(due)
-    attainment = good / queries if queries else 0.0
-    offered = _rate(due)
+    good = int(record.good[measured].sum())
+    cancelled = int((status == Status.CANCELLED).sum())
+    judged = len(due) - cancelled
+    attainment = good / judged if judged else 0.0
+    offered, completed = _rate(due), _completed_rate(due, done[ok])
     return QueryStatistics(
-        queries=queries,
+        queries=len(due),
         ok=int(ok.sum()),
         shed=int((status == Status.SHED).sum()),
         error=int((status == Status.ERROR).sum()),
         timeout=int((status == Status.TIMEOUT).sum()),
         dropped=int((status == Status.DROPPED).sum()),
+        cancelled=cancelled,
         good=good,
         offered_per_s=offered,
-        completed_per_s=_completed_rate(due, done[ok]),
-        goodput_per_s=offered * attainment,
+        completed_per_s=completed,
+        goodput_per_s=(offered * good / len(due)) if offered else completed * good / max(1, int(ok.sum())),
         attainment=attainment,
-        confirmed=confirmed(queries, queries - good, percentile),
-        queries_to_confirm=queries_needed(queries - good, percentile),
+        confirmed=confirmed(judged, judged - good, percentile),
+        queries_to_confirm=queries_needed(judged - good, percentile),
         latency_ms=distribution(latency[ok]),
         service_ms=distribution((done - sent)[ok]),
         lateness_ms=distribution(_lateness(record, measured)),

@@ -1,1 +1,1 @@
-"""Runs: the Server scenario, the issuer that paces it, the search for the highest rate, and reports."""
+"""Runs: the runner, the issuer that paces it and the search for the highest rate."""

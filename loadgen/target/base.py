@@ -1,7 +1,7 @@
 """The interface of a live system under test."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,28 @@ from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel, Tensors
 from sluice.models.errors import ServingError
 
+MAX_OUTSTANDING = 65_536
+"""Default bound of the queries that have begun and not ended, waiting ones included."""
+EXPLAIN_EVERY = 100
+"""By default, one query of so many asks the server for its times by stage."""
+EXPLAIN_HEADER = "x-sluice-explain"
+STAGES_HEADER = "x-sluice-stages"
+
 
 class TargetUnreachable(ServingError):
     """The target does not answer at all."""
+
+
+class Request(NamedTuple):
+    """A request that queries send: tensors for a model or pipeline, and its options.
+
+    `slo_ms` is the objective that the server is told, and `priority` the level of the request (0: the usual one).
+    """
+
+    model: str
+    tensors: Tensors
+    slo_ms: float | None = None
+    priority: int = 0
 
 
 class QueryListener(Protocol):
@@ -24,21 +43,31 @@ class QueryListener(Protocol):
     def sent(self, query: int) -> None:
         """Take note that the bytes of a query were handed to the operating system."""
 
-    def done(self, query: int, status: Status, answer: object = None, reason: str = "") -> None:
-        """Take note that a query ended: exactly once for every query issued, unless the target is closed before."""
+    def done(self, query: int, status: Status, answer: object = None, reason: str = "", stages: str = "") -> None:
+        """Take note that a query ended: exactly once for every query issued, unless the target is closed before.
+
+        `stages` has the server's times by stage, as the header `x-sluice-stages` has them, where the query asked for
+        them and the server knows them.
+        """
 
 
 class Target(Protocol):
-    """A live system under test. Calls come in this order: metadata, prepare, issue …, close, decode."""
+    """A live system under test. Calls come in this order: metadata, prepare, issue and cancel …, close, decode."""
 
-    async def metadata(self) -> TargetModel:
-        """Read the model's metadata; raises `TargetUnreachable`, or `ConfigError` when the target does not serve it."""
+    async def metadata(self, model: str) -> TargetModel:
+        """Read a model's metadata; raises `TargetUnreachable`, or `ConfigError` when the target does not serve it."""
 
-    async def prepare(self, samples: Mapping[int, Tensors], listener: QueryListener, keep_answers: bool) -> None:
-        """Encode the requests of all samples and connect, so that `issue` only has to send."""
+    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
+        """Encode all requests and connect, so that `issue` only has to send."""
 
-    def issue(self, query: int, sample: int) -> None:
-        """Start a query without blocking. When this raises, the caller settles the query."""
+    def issue(self, query: int, request: int) -> None:
+        """Start a query with the prepared request of that key, without blocking.
+
+        When this raises, the caller settles the query.
+        """
+
+    def cancel(self, query: int) -> None:
+        """Give up a query: the listener hears that it was cancelled at once. One that has ended is left alone."""
 
     async def close(self) -> None:
         """Abandon outstanding queries and close connections; the listener is not called any more."""

@@ -10,6 +10,7 @@ MAX_BODY_BYTES = 1 << 30
 # Anchored to the start of a line: `Inference-Header-Content-Length:` ends in the same letters.
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,19})[ \t]*\r\n", re.IGNORECASE)
 _JSON_LENGTH = re.compile(rb"\r\ninference-header-content-length:[ \t]*(\d{1,19})[ \t]*\r\n", re.IGNORECASE)
+_STAGES = re.compile(rb"\r\nx-sluice-stages:[ \t]*([^\r\n]*)", re.IGNORECASE)
 _CLOSE = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: |\r\n)")
 _END = b"\r\n\r\n"
@@ -20,12 +21,17 @@ class ProtocolError(Exception):
 
 
 class Head(NamedTuple):
-    """The head of a response; `json_bytes`, the length of the JSON before binary tensors, is -1 when absent."""
+    """The head of a response.
+
+    `json_bytes`, the length of the JSON before binary tensors, is -1 when absent; `stages`, the server's times by
+    stage, is "" when absent.
+    """
 
     status: int
     body_bytes: int
     json_bytes: int
     close: bool
+    stages: str = ""
 
 
 class Response(NamedTuple):
@@ -88,6 +94,11 @@ def _read_head(head: bytes) -> Head:
     if int(length[1]) > MAX_BODY_BYTES:
         raise ProtocolError(f"response body: longer than {MAX_BODY_BYTES} bytes")
     json_length = _JSON_LENGTH.search(head)
+    stages = _STAGES.search(head)
     return Head(
-        int(status[1]), int(length[1]), int(json_length[1]) if json_length else -1, _CLOSE.search(head) is not None
+        int(status[1]),
+        int(length[1]),
+        int(json_length[1]) if json_length else -1,
+        _CLOSE.search(head) is not None,
+        stages[1].decode("latin-1") if stages else "",
     )

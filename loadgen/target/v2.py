@@ -1,12 +1,15 @@
 """Client-side codec of the V2 inference protocol: requests with binary tensors, answers with binary or JSON tensors."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sluice.loadgen.records.samples import TargetModel, Tensors
+from sluice.loadgen.records.samples import TargetModel
+from sluice.loadgen.target.base import EXPLAIN_HEADER, Request
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.arrays import datatype_of, decode_bytes, encode_bytes, numpy_dtype
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -36,6 +39,18 @@ class _Answer(msgspec.Struct):
     outputs: list[_Output]
 
 
+class EncodedRequest(NamedTuple):
+    """A complete HTTP request, and the length of its head with the header that asks for the times of stages."""
+
+    content: bytes
+    explained_head: bytes
+    head_bytes: int
+
+    def explained(self) -> bytes:
+        """The request that asks for the times of stages as well."""
+        return self.explained_head + self.content[self.head_bytes :]
+
+
 def decode_metadata(body: bytes) -> TargetModel:
     """Decode model metadata from JSON; raises `ConfigError` for anything else."""
     try:
@@ -62,11 +77,19 @@ def from_wire(buffer: bytes, datatype: DataType, shape: tuple[int, ...]) -> npt.
     return np.frombuffer(buffer, numpy_dtype(datatype)).reshape(shape)
 
 
-def encode_request(
-    host: str, model: str, tensors: Tensors, slo_ms: float | None, headers: Iterable[tuple[str, str]] = ()
-) -> bytes:
+def model_path(model: str) -> str:
+    """The path of a model's metadata; `/infer` below it is that of inference."""
+    return f"/v2/models/{quote(model, safe='')}"
+
+
+def encode_request(host: str, request: Request, headers: Iterable[tuple[str, str]] = ()) -> EncodedRequest:
     """Encode a complete HTTP/1.1 inference request with binary outputs, and with further `headers`."""
-    contents = [wire_bytes(array) for array in tensors.values()]
+    contents = [wire_bytes(array) for array in request.tensors.values()]
+    parameters: dict[str, bool | float] = {"binary_data_output": True}
+    if request.slo_ms is not None:
+        parameters["slo_ms"] = request.slo_ms
+    if request.priority:
+        parameters["priority"] = request.priority
     header = {
         "inputs": [
             {
@@ -75,18 +98,19 @@ def encode_request(
                 "shape": array.shape,
                 "parameters": {"binary_data_size": len(content)},
             }
-            for (name, array), content in zip(tensors.items(), contents, strict=True)
+            for (name, array), content in zip(request.tensors.items(), contents, strict=True)
         ],
-        "parameters": {"binary_data_output": True} | ({} if slo_ms is None else {"slo_ms": slo_ms}),
+        "parameters": parameters,
     }
     json = msgspec.json.encode(header)
     body = b"".join([json, *contents])
     further = "".join(f"{name}: {value}\r\n" for name, value in headers)
     head = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
-        f"Inference-Header-Content-Length: {len(json)}\r\nContent-Length: {len(body)}\r\n{further}\r\n"
-    )
-    return head.encode("ascii") + body
+        f"POST {model_path(request.model)}/infer HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/octet-stream\r\n"
+        f"Inference-Header-Content-Length: {len(json)}\r\nContent-Length: {len(body)}\r\n{further}"
+    ).encode("ascii")
+    plain, explained = head + b"\r\n", head + f"{EXPLAIN_HEADER}: 1\r\n\r\n".encode()
+    return EncodedRequest(plain + body, explained, len(plain))
 
 
 def decode_output(body: bytes, json_bytes: int, output: str) -> npt.NDArray[np.generic]:

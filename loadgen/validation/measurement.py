@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sluice.loadgen.run.result import RunConfig, RunResult
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run import runner
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.validation.server_activity import Window
 from sluice.loadgen.validation.server_process import GatewayProcess
 
@@ -113,11 +114,11 @@ class LoadMeasurement:
             duration_s=duration_s,
         )
         since_ns, cpu_ns = time.monotonic_ns(), server.cpu_ns()
-        result = run_server_scenario(config)
-        run = MeasuredRun(result, (since_ns, time.monotonic_ns()), server.cpu_ns() - cpu_ns)
+        result = runner.run(config)
+        measured = MeasuredRun(result, (since_ns, time.monotonic_ns()), server.cpu_ns() - cpu_ns)
         latency = result.metrics.latency_ms
         p50 = "no answers" if latency is None else f"p50 {latency.p50:.2f} ms, p99 {latency.p99:.2f} ms"
         self._report(f"{rate:9.1f}/s  seed {seed}  {p50}  {'; '.join(result.client_limits)}")
         if result.interrupted:
             raise KeyboardInterrupt
-        return run
+        return measured

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.loadgen.run.result import RunConfig, RunResult
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run import runner
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.simulation.simulation_file import SimulationFile, read_simulation
 from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.validation.calibration import calibrated, with_service_times, write_simulation
@@ -130,7 +131,7 @@ def _written(file: SimulationFile, repository: Path) -> Iterator[Path]:
 
 def _simulate(live: RunResult, simulation: Path) -> RunResult:
     config = msgspec.structs.replace(live.config, target=f"{SIMULATED}{simulation}", metrics_url="")
-    result = run_server_scenario(config)
+    result = runner.run(config)
     if result.schedule_digest != live.schedule_digest:
         raise ConfigError(f"{simulation}: seed {config.seed}: the simulated schedule differs from the live schedule")
     return result.without_rows()

@@ -75,4 +75,4 @@ command that cannot be carried out as given prints one sentence on standard erro
 exits with status 2. Options can be [environment variables](configuration.md#environment) too. `sluice completion SHELL`
 prints a script that completes commands and options: `source <(sluice completion bash)`. `sluice
 profile MODEL` is short for `sluice profile measure MODEL`. The commands of the [load
-generator](../operate/load-generator.md), `loadgen`, come last."""
+generator](../operate/loadgen/README.md), `loadgen`, come last."""

@@ -30,7 +30,8 @@ outputs:
 """
 EXPLAIN = {"x-sluice-explain": "1"}
 STAGE = re.compile(
-    r"(\w+);batch=\d+;size=1;rows=1;partition=cpu0;queue=([\d.]+);hand-off=([\d.]+);compute=([\d.]+);cost=([\d.e-]+)"
+    r"(\w+);batch=\d+;size=1;rows=1;partition=cpu0;"
+    r"queue=([\d.]+);batch-wait=[\d.]+;hand-off=([\d.]+);compute=([\d.]+);return=([\d.]+);cost=([\d.e-]+)"
 )
 
 
@@ -87,7 +88,7 @@ def check_cascade(explained: dict[str, str]) -> None:
     stages = [match.groups() for text in explained["x-sluice-stages"].split(", ") if (match := STAGE.fullmatch(text))]
     assert [name for name, *_ in stages] == ["first", "second"]
     figures = [[float(figure) for figure in stage[1:]] for stage in stages]
-    for _, _, compute_ms, cost in figures:
+    for _, _, compute_ms, _, cost in figures:
         assert cost == pytest.approx(compute_ms * 1e-6, rel=0.01)
     assert float(explained["x-sluice-cost"]) == pytest.approx(sum(cost for *_, cost in figures), rel=0.01)
     # Nothing of the time is left out.

@@ -1,17 +1,14 @@
 """The load generator against real servers: small ones that misbehave on purpose, and `sluice serve`."""
 
 import asyncio
-import json
-import queue
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -19,77 +16,19 @@ import numpy as np
 import pytest
 
 from sluice.loadgen.records.samples import SampleSource
-from sluice.loadgen.run.result import RunConfig, RunResult, Verdict
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.run import runner
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError
 from tests.support.gateway.server import gateway_server
+from tests.support.loadgen.v2_server import ANSWER, BUSY, Reply, server
 from tests.support.models.onnx_models import save_mlp
-
-METADATA = {
-    "name": "m",
-    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
-    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
-}
-JSON = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
-TENSOR = np.array([[0.25, 0.75]], np.float32).tobytes()
-ANSWER = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%s%s" % (
-    len(JSON),
-    len(JSON) + len(TENSOR),
-    JSON,
-    TENSOR,
-)
-BUSY = b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 16\r\n\r\n{"error":"busy"}'
-
-Reply = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
-"""Called with the number of an inference request, from 0, and the connection to answer on."""
-
-
-async def answer(number: int, writer: asyncio.StreamWriter) -> None:
-    writer.write(ANSWER)
-
-
-@contextmanager
-def server(reply: Reply) -> Iterator[str]:
-    """An HTTP server in a thread that serves metadata and leaves inference to `reply`; yields its URL."""
-    numbers = iter(range(1_000_000))
-    started: queue.SimpleQueue[tuple[int, asyncio.AbstractEventLoop]] = queue.SimpleQueue()
-    stop = asyncio.Event()
-
-    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                if head.startswith(b"GET"):
-                    body = json.dumps(METADATA).encode()
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-                    continue
-                length = int(head.lower().rpartition(b"\r\ncontent-length: ")[2].split(b"\r\n")[0])
-                await reader.readexactly(length)
-                await reply(next(numbers), writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    async def serve() -> None:
-        listener = await asyncio.start_server(connection, "127.0.0.1", 0)
-        started.put((listener.sockets[0].getsockname()[1], asyncio.get_running_loop()))
-        await stop.wait()
-        listener.close()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    port, loop = started.get(timeout=60)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
 
 
 def run(target: str, queries: int = 200, rate: float = 500, **settings: object) -> RunResult:
     arguments: dict[str, object] = {"warmup_s": 0.0, "drain_timeout_s": 10.0, "seed": 1} | settings
-    return run_server_scenario(
+    return runner.run(
         RunConfig(target=target, model="m", rate=rate, queries=queries, **arguments)  # type: ignore[arg-type]
     )
 
@@ -157,12 +96,11 @@ def test_the_wait_for_a_connection_is_the_difference_between_due_and_sent() -> N
     assert (record.sent_ns < record.done_ns).all()
 
 
-def test_queries_beyond_the_backlog_of_an_overloaded_server_miss_but_leave_the_run_valid(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sluice.loadgen.target.http.MAX_BACKLOG", 5)
+def test_queries_beyond_the_backlog_of_an_overloaded_server_miss_but_leave_the_run_valid() -> None:
     with server(overloaded(0.01)) as target:
-        result = run(target, queries=500, rate=1000, connections=1, slo_ms=10_000, drain_timeout_s=60)
+        result = run(
+            target, queries=500, rate=1000, connections=1, max_outstanding=6, slo_ms=10_000, drain_timeout_s=60
+        )
     metrics = result.metrics
     assert metrics.ok + metrics.dropped == 500
     assert metrics.dropped > 100
@@ -344,7 +282,7 @@ def test_what_the_server_refuses_as_out_of_time_is_shed(gateway: tuple[dict[str,
 def test_the_port_of_the_other_protocol_is_named(gateway: tuple[dict[str, str], str]) -> None:
     target = gateway[0]["grpc"].replace("grpc://", "http://")
     with pytest.raises(ConfigError, match=r"answered 400 this port serves gRPC, over HTTP/2 only$"):
-        run_server_scenario(RunConfig(target=target, model="m", rate=10, queries=1))
+        runner.run(RunConfig(target=target, model="m", rate=10, queries=1))
 
 
 def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
@@ -353,7 +291,7 @@ def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
     server.start()
     try:
         with pytest.raises(TargetUnreachable, match=f"not an HTTP server; for a gRPC port give grpc://{address}$"):
-            run_server_scenario(RunConfig(target=f"http://{address}", model="m", rate=10, queries=1))
+            runner.run(RunConfig(target=f"http://{address}", model="m", rate=10, queries=1))
     finally:
         server.stop(None)
 
@@ -362,7 +300,7 @@ def test_the_grpc_port_of_a_server_that_does_not_say_so_is_named() -> None:
 def test_an_unknown_model_is_named(gateway: tuple[dict[str, str], str], protocol: str) -> None:
     config = RunConfig(target=gateway[0][protocol], model="absent", rate=10, queries=1)
     with pytest.raises(ConfigError, match=r"--model absent: .*absent"):
-        run_server_scenario(config)
+        runner.run(config)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

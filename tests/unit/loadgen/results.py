@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.record import Record, Status, objective_ns
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.traffic.schedule import Schedule
 
 MS = 1_000_000
@@ -24,11 +26,12 @@ def result_of(
     The first `errors` of them fail.
     """
     schedule = Schedule(np.arange(queries, dtype=np.int64) * MS, np.zeros(queries, np.int64))
-    record = Record.of(schedule)
+    record = Record.of(schedule, objective_ns(config.slo_ms))
     record.sent_ns[:] = record.due_ns + late_ms * MS
     record.done_ns[:] = record.due_ns + latency_ms * MS
     record.status[:] = Status.OK
     record.status[:errors] = Status.ERROR
-    metrics = query_statistics(record, config.slo_ms, config.percentile, config.warmup_s)
-    reasons = invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted=False)
-    return RunResult(config, schedule.digest, record, metrics, [*reasons, *invalid])
+    metrics = query_statistics(record, config.percentile, config.warmup_s)
+    score = SCENARIOS[config.scenario].score(record, config)
+    reasons = invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted=False, sample=score.sample)
+    return RunResult(config, schedule.digest, record, metrics, score, [*reasons, *invalid])

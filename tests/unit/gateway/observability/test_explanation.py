@@ -39,14 +39,16 @@ def ran(
     *,
     free: float = 0,
     expected: float = 0,
+    idle: float | None = None,
     cost: float = 0,
 ) -> BatchTrace:
-    """A batch that ran; times in milliseconds, `free` and `expected` are at its dispatch unless they are later."""
+    """A batch that ran; times in ms, `free`, `expected` and `idle` are at its dispatch unless they are given."""
     return BatchTrace(
         ordered,
         dispatched_ns=ns(dispatched),
         free_ns=ns(max(free, dispatched)),
         expected_ns=ns(max(expected, dispatched)),
+        idle_ns=ns(dispatched if idle is None else idle),
         started_ns=ns(started),
         ended_ns=ns(ended),
         reported_ns=ns(explained),
@@ -239,6 +241,14 @@ def test_a_request_without_an_answer_tells_its_reason() -> None:
     )
 
 
+def test_a_request_waits_for_its_batch_to_fill_while_the_worker_has_nothing_to_run() -> None:
+    waits = [
+        explain(trace([ran(batch(1, ME), 5, 5.5, 7, 7.5, idle=idle)], Outcome.COMPLETED, 7.5), 0).stages[0]
+        for idle in (0, 3, 5)  # never busy since the request came, busy until 3, busy until the dispatch
+    ]
+    assert [(each.queue_ms, each.batch_wait_ms) for each in waits] == [(5.0, 5.0), (5.0, 2.0), (5.0, 0.0)]
+
+
 def test_headers_are_short_and_ascii() -> None:
     run = ran(batch(3, Member(6, 0, 2), ME), 1, 2.25, 4, 4.5, free=2, cost=3e-8)
     assert explain(trace([run], Outcome.COMPLETED, 4.5), 0).headers() == [
@@ -250,7 +260,8 @@ def test_headers_are_short_and_ascii() -> None:
         ("x-sluice-plan", "mlp=mlp:1*3@cpu0"),
         (
             "x-sluice-stages",
-            "mlp;batch=3;size=3;rows=1;partition=cpu0;queue=2.000;hand-off=0.750;compute=1.750;cost=1e-08",
+            "mlp;batch=3;size=3;rows=1;partition=cpu0;"
+            "queue=2.000;batch-wait=0.000;hand-off=0.250;compute=1.750;return=0.500;cost=1e-08",
         ),
     ]
     headers = dict(explain(trace([], Outcome.FAILED_BACKEND, 1, reason="ä\r\nx: y"), 0).headers())

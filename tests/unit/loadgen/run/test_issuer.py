@@ -6,9 +6,9 @@ import numpy.typing as npt
 import pytest
 
 from sluice.loadgen.records.record import Record, Status
-from sluice.loadgen.records.samples import TargetModel, Tensors
+from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer
-from sluice.loadgen.target.base import QueryListener
+from sluice.loadgen.target.base import QueryListener, Request
 from sluice.loadgen.traffic.schedule import Schedule
 
 
@@ -18,17 +18,20 @@ class Brittle:
     def __init__(self, unsendable: set[int]) -> None:
         self._unsendable = unsendable
 
-    async def metadata(self) -> TargetModel:
+    async def metadata(self, model: str) -> TargetModel:
         return TargetModel((), ())
 
-    async def prepare(self, samples: Mapping[int, Tensors], listener: QueryListener, keep_answers: bool) -> None:
+    async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         self._listener = listener
 
-    def issue(self, query: int, sample: int) -> None:
-        if sample in self._unsendable:
-            raise OSError(f"sample {sample} is too long")
+    def issue(self, query: int, request: int) -> None:
+        if request in self._unsendable:
+            raise OSError(f"sample {request} is too long")
         self._listener.sent(query)
         self._listener.done(query, Status.OK)
+
+    def cancel(self, query: int) -> None:
+        raise NotImplementedError
 
     async def close(self) -> None:
         pass
@@ -42,7 +45,7 @@ def test_a_query_that_cannot_be_sent_fails_and_the_others_leave(unsendable: set[
     schedule = Schedule(np.arange(5, dtype=np.int64) * 1_000_000, np.arange(5, dtype=np.int64))
 
     async def run() -> Record:
-        target, issuer = Brittle(unsendable), Issuer(schedule, Record.of(schedule))
+        target, issuer = Brittle(unsendable), Issuer(Record.of(schedule))
         await target.prepare({}, issuer, keep_answers=False)
         return await asyncio.wait_for(issuer.run(target, drain_timeout_s=60), 120)
 

@@ -9,9 +9,9 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import BatchContext, Choice, QueueView
 from sluice.batcher.queues.queue import Queue
 from sluice.loadgen.records.record import Status
-from sluice.loadgen.run.report import run_text
-from sluice.loadgen.run.result import RunConfig
-from sluice.loadgen.run.scenario import run_server_scenario
+from sluice.loadgen.reports.text import run_text
+from sluice.loadgen.run.runner import run
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 from tests.support.located import without_line
 from tests.unit.loadgen.simulated_server import write_simulation
@@ -23,7 +23,7 @@ def config(target: str, model: str, rate: float, **settings: object) -> RunConfi
 
 
 def test_lone_queries_take_exactly_the_time_of_the_table(tmp_path: Path) -> None:
-    result = run_server_scenario(config(write_simulation(tmp_path), "small", rate=0.01, queries=50))
+    result = run(config(write_simulation(tmp_path), "small", rate=0.01, queries=50))
     assert result.simulated
     assert (result.record.done_ns - result.record.due_ns).tolist() == [10_000_000] * 50
     assert result.metrics.lateness_ms is not None
@@ -39,20 +39,20 @@ def test_the_host_takes_its_time_as_well(tmp_path: Path) -> None:
         "answer_us": 500,
         "deliver_us": 600,
     }
-    result = run_server_scenario(config(write_simulation(tmp_path, host=host), "small", rate=0.01, queries=50))
+    result = run(config(write_simulation(tmp_path, host=host), "small", rate=0.01, queries=50))
     assert (result.record.done_ns - result.record.due_ns).tolist() == [12_100_000] * 50
 
 
 def test_what_runs_on_another_node_is_on_its_way_there_and_back(tmp_path: Path) -> None:
     """A row has 8 bytes each way, which 1 kB/s carries in 8 ms; each direction takes 1 ms more."""
     nodes = [{"name": "far", "partitions": ["cpu0"], "mb_per_s": 0.001, "latency_us": 1000}]
-    result = run_server_scenario(config(write_simulation(tmp_path, nodes=nodes), "small", rate=0.01, queries=50))
+    result = run(config(write_simulation(tmp_path, nodes=nodes), "small", rate=0.01, queries=50))
     assert (result.record.done_ns - result.record.due_ns).tolist() == [28_000_000] * 50
 
 
 def test_batches_take_what_was_measured_not_what_the_scheduler_expects(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, service_ms={"small": {"4": [11.0, 12.0, 14.0]}})
-    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    result = run(config(target, "small", rate=0.01, queries=2000))
     took_ns = result.record.done_ns - result.record.due_ns
     assert 11_000_000 <= took_ns.min() < took_ns.max() <= 14_000_000
     assert took_ns.mean() == pytest.approx(12_250_000, rel=0.01)
@@ -60,7 +60,7 @@ def test_batches_take_what_was_measured_not_what_the_scheduler_expects(tmp_path:
 
 def test_ways_stray_by_chance(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, host={"deliver_us": 100}, ways_us=[-100, 0, 300])
-    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    result = run(config(target, "small", rate=0.01, queries=2000))
     took_ns = result.record.done_ns - result.record.due_ns
     assert 10_000_000 <= took_ns.min() < took_ns.max() <= 10_400_000
     assert took_ns.mean() == pytest.approx(10_150_000, rel=0.001)
@@ -68,21 +68,21 @@ def test_ways_stray_by_chance(tmp_path: Path) -> None:
 
 def test_batches_are_slower_by_the_pace(tmp_path: Path) -> None:
     service_ms, pace = {"small": {"4": [10.0]}}, {"small": [[1.0, 1.5]]}
-    result = run_server_scenario(config(write_simulation(tmp_path, service_ms=service_ms, pace=pace), "small", 0.01))
+    result = run(config(write_simulation(tmp_path, service_ms=service_ms, pace=pace), "small", 0.01))
     took_ns = result.record.done_ns - result.record.due_ns
     assert took_ns[:4].tolist() == [10_000_000, 15_000_000, 10_000_000, 15_000_000]
 
 
 def test_ways_of_batches_stray_by_chance(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, host={"hand_off_us": 100, "return_us": 100}, strays_us=[-100, 0, 300])
-    result = run_server_scenario(config(target, "small", rate=0.01, queries=2000))
+    result = run(config(target, "small", rate=0.01, queries=2000))
     took_ns = result.record.done_ns - result.record.due_ns
     assert 10_000_000 <= took_ns.min() < took_ns.max() <= 10_800_000
     assert took_ns.mean() == pytest.approx(10_300_000, rel=0.002)
 
 
 def test_queries_share_batches_and_every_row_is_counted_once(tmp_path: Path) -> None:
-    result = run_server_scenario(config(write_simulation(tmp_path, policy={"name": "deadline"}), "small", rate=300))
+    result = run(config(write_simulation(tmp_path, policy={"name": "deadline"}), "small", rate=300))
     assert (result.record.status == Status.OK).all()
     assert result.server is not None
     (sizes,) = result.server.batches
@@ -93,7 +93,7 @@ def test_queries_share_batches_and_every_row_is_counted_once(tmp_path: Path) -> 
 
 def test_escalation_happens_as_often_as_asked(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, escalation={"cascade": {"large": 0.2}})
-    result = run_server_scenario(config(target, "cascade", rate=5, queries=5000))
+    result = run(config(target, "cascade", rate=5, queries=5000))
     assert result.server is not None
     shares = {stage.stage: stage.share for stage in result.server.stages}
     assert shares["small"] == 1.0
@@ -103,12 +103,12 @@ def test_escalation_happens_as_often_as_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("probability", "latency_ns"), [(0.0, 10_000_000), (1.0, 30_000_000)])
 def test_escalation_never_and_always(tmp_path: Path, probability: float, latency_ns: int) -> None:
     target = write_simulation(tmp_path, escalation={"cascade": {"large": probability}})
-    result = run_server_scenario(config(target, "cascade", rate=0.01, queries=100))
+    result = run(config(target, "cascade", rate=0.01, queries=100))
     assert set((result.record.done_ns - result.record.due_ns).tolist()) == {latency_ns}
 
 
 def test_overload_is_shed_not_queued_for_ever(tmp_path: Path) -> None:
-    result = run_server_scenario(config(write_simulation(tmp_path), "small", rate=2000, slo_ms=50, queries=2000))
+    result = run(config(write_simulation(tmp_path), "small", rate=2000, slo_ms=50, queries=2000))
     statuses = set(result.record.status.tolist())
     assert statuses == {Status.OK, Status.SHED}
     assert result.metrics.attainment < 0.5
@@ -122,14 +122,14 @@ def test_a_query_reserves_its_input_and_what_all_stages_put_out(
 ) -> None:
     # A row of `x` and the `probs` of both stages, 8 bytes each; a sixth is kept for each of the two models.
     target = write_simulation(tmp_path, limits={"memory_mb": memory_bytes / (1 << 20)})
-    result = run_server_scenario(config(target, "cascade", rate=0.01, queries=5))
+    result = run(config(target, "cascade", rate=0.01, queries=5))
     assert result.record.status.tolist() == [status] * 5
 
 
 def test_the_settings_of_a_server_mean_the_same(tmp_path: Path) -> None:
     policy = {"name": "timeout", "preferred": [4], "max_delay_ms": 5}
     target = write_simulation(tmp_path, policy=policy, models={"large": {"policy": {"name": "none"}}})
-    small, large = (run_server_scenario(config(target, model, rate=0.01, queries=5)) for model in ("small", "large"))
+    small, large = (run(config(target, model, rate=0.01, queries=5)) for model in ("small", "large"))
     assert (small.record.done_ns - small.record.due_ns).tolist() == [15_000_000] * 5
     assert (large.record.done_ns - large.record.due_ns).tolist() == [20_000_000] * 5
 
@@ -137,22 +137,22 @@ def test_the_settings_of_a_server_mean_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("network_ms", "status"), [(20, Status.OK), (40.1, Status.SHED)])
 def test_the_time_of_the_network_is_taken_off_the_objective(tmp_path: Path, network_ms: float, status: Status) -> None:
     target = write_simulation(tmp_path, network_ms=network_ms)
-    result = run_server_scenario(config(target, "small", rate=10, slo_ms=50, queries=5))
+    result = run(config(target, "small", rate=10, slo_ms=50, queries=5))
     assert result.record.status.tolist() == [Status.OK, *[status] * 4]  # The first one tries it.
 
 
 def test_a_model_may_have_smaller_batches_than_others(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, policy={"name": "deadline"}, models={"small": {"max_batch_size": 2}})
-    result = run_server_scenario(config(target, "small", rate=180))
+    result = run(config(target, "small", rate=180))
     assert result.server is not None
     assert 1.2 < result.server.mean_batch <= 2
 
 
 def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
     target = write_simulation(tmp_path, host={}, escalation={"cascade": {"large": 1.0}})
-    lines = run_text(run_server_scenario(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
+    lines = run_text(run(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
     assert [line[2:13].strip() for line in lines[2:-1]] == [
-        *("queries", "rate", "objective", "ms", "from due", "from sent", "waited", "client lag"),
+        *("queries", "rate", "score", "objective", "ms", "from due", "from sent", "waited", "client lag"),
         *("batches", "batches", "batches", "stage", "stage"),
     ]
     assert lines[-6:-1] == [
@@ -166,7 +166,7 @@ def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
     target = write_simulation(tmp_path)
-    first, again, other = (run_server_scenario(config(target, "cascade", 100, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (run(config(target, "cascade", 100, seed=seed)) for seed in (1, 1, 2))
     assert first.schedule_digest == again.schedule_digest != other.schedule_digest
     assert first.record.done_ns.tolist() == again.record.done_ns.tolist()
 
@@ -236,7 +236,7 @@ def test_the_same_seed_gives_the_same_record(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_says_where(tmp_path: Path, settings: dict[str, object], model: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        run_server_scenario(config(write_simulation(tmp_path, **settings), model, rate=10))
+        run(config(write_simulation(tmp_path, **settings), model, rate=10))
     assert re.search(message, without_line(refused.value))
 
 
@@ -246,7 +246,7 @@ def test_an_unknown_name_is_answered_with_what_is_served_and_what_is_broken(tmp_
     broken.mkdir()
     (broken / "pipeline.yaml").write_text("stages: {}")
     with pytest.raises(ConfigError, match=r"it serves cascade, large, small; broken: other$"):
-        run_server_scenario(config(target, "smal", rate=1.0))
+        run(config(target, "smal", rate=1.0))
 
 
 class Fixed:
@@ -274,14 +274,14 @@ def fix(monkeypatch: pytest.MonkeyPatch, choice: Choice) -> None:
 
 def test_a_policy_that_never_closes_a_batch_ends_in_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fix(monkeypatch, Choice(0, ReleaseReason.DELAY, 100_000_000))
-    result = run_server_scenario(config(write_simulation(tmp_path), "small", 100, queries=20, drain_timeout_s=2.0))
+    result = run(config(write_simulation(tmp_path), "small", 100, queries=20, drain_timeout_s=2.0))
     record = result.record
     assert (record.status == Status.TIMEOUT).all()
     assert (record.done_ns == record.due_ns[-1] + 2_000_000_000).all()
 
 
 def test_answers_after_the_drain_timeout_are_timeouts(tmp_path: Path) -> None:
-    result = run_server_scenario(config(write_simulation(tmp_path), "small", 1e6, queries=20, drain_timeout_s=0.1))
+    result = run(config(write_simulation(tmp_path), "small", 1e6, queries=20, drain_timeout_s=0.1))
     assert set(result.record.status.tolist()) == {Status.OK, Status.TIMEOUT}
 
 
@@ -300,4 +300,4 @@ def test_a_wrong_choice_names_the_policy_and_the_model(
 ) -> None:
     fix(monkeypatch, choice)
     with pytest.raises(ConfigError, match=f"^policy none: model small:1: {message}"):
-        run_server_scenario(config(write_simulation(tmp_path), "small", 10, queries=5))
+        run(config(write_simulation(tmp_path), "small", 10, queries=5))

@@ -13,7 +13,7 @@ ANSWER = (
 def test_a_response_in_one_piece() -> None:
     response = ResponseReader(keep_bodies=True).feed(ANSWER)
     assert response is not None
-    assert response.head == (200, 18, 14, False)
+    assert response.head == Head(200, 18, 14, close=False)
     assert response.body == JSON + b"\0\1\2\3"
 
 
@@ -23,6 +23,13 @@ def test_pieces_of_any_size_give_the_same_response(size: int) -> None:
     found = [reader.feed(ANSWER[start : start + size]) for start in range(0, len(ANSWER), size)]
     assert found[:-1] == [None] * (len(found) - 1)
     assert found[-1] == ResponseReader(keep_bodies=True).feed(ANSWER)
+
+
+def test_the_times_of_stages_are_read_from_the_head() -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length:0\r\nX-Sluice-Stages: first;batch=1;queue=0.038\r\n\r\n"
+    response = ResponseReader(keep_bodies=False).feed(answer)
+    assert response is not None
+    assert response.head.stages == "first;batch=1;queue=0.038"
 
 
 def test_one_reader_reads_one_response_after_another() -> None:

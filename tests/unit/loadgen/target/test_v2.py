@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from sluice.loadgen.target.base import Request
 from sluice.loadgen.target.v2 import decode_metadata, decode_output, encode_request
 from sluice.models.errors import ConfigError
 from sluice.models.tensors.spec import DataType, TensorSpec
@@ -10,8 +11,8 @@ from sluice.models.tensors.spec import DataType, TensorSpec
 
 def test_a_request_is_one_complete_http_message() -> None:
     tensors = {"x": np.array([[1.0, 2.0]], np.float32), "name": np.array([b"ab"], "S2")}
-    message = encode_request("host:8000", "m", tensors, slo_ms=50.0)
-    head, _, body = message.partition(b"\r\n\r\n")
+    encoded = encode_request("host:8000", Request("m", tensors, slo_ms=50.0, priority=2))
+    head, _, body = encoded.content.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     headers = dict(line.split(": ") for line in lines[1:])
     length = int(headers["Inference-Header-Content-Length"])
@@ -23,9 +24,10 @@ def test_a_request_is_one_complete_http_message() -> None:
             {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
             {"name": "name", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
         ],
-        "parameters": {"binary_data_output": True, "slo_ms": 50.0},
+        "parameters": {"binary_data_output": True, "slo_ms": 50.0, "priority": 2},
     }
     assert body[length:] == b"\x00\x00\x80?\x00\x00\x00@" + b"\x02\x00\x00\x00ab"
+    assert encoded.explained() == head + b"\r\nx-sluice-explain: 1\r\n\r\n" + body
 
 
 def test_binary_outputs_are_found_behind_the_json() -> None:

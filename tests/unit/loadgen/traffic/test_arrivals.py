@@ -1,110 +1,59 @@
 import numpy as np
 import pytest
 
-from sluice.loadgen.traffic.arrivals import gamma, poisson, replay
+from sluice.loadgen.traffic.arrivals import ArrivalProcess, Arrivals
+from sluice.loadgen.traffic.presets import PRESETS
+from sluice.loadgen.traffic.processes.profile import parse_profile
 from sluice.models.errors import ConfigError
 
 
-def test_gaps_are_exponential_with_the_mean_of_the_rate() -> None:
-    arrivals = poisson(1000.0, None, 200_000, np.random.default_rng(7))
-    gaps = np.diff(arrivals)
-    assert arrivals.dtype == np.int64
-    assert gaps.min() >= 0
-    assert gaps.mean() == pytest.approx(1_000_000, rel=0.01)
-    assert gaps.std() / gaps.mean() == pytest.approx(1.0, rel=0.01)
-    # An exponential gap is below ln 2 of its mean half of the time.
-    assert (gaps < 693_147).mean() == pytest.approx(0.5, abs=0.005)
+@pytest.mark.parametrize("process", sorted(set(ArrivalProcess) - {ArrivalProcess.TRACE, ArrivalProcess.MLPERF}))
+def test_every_process_has_the_mean_rate_that_was_asked_for(process: ArrivalProcess) -> None:
+    arrivals = Arrivals(process, cv=0.5, shape=3.0, period_s=1.0).draw(1000.0, None, 200_000, np.random.default_rng(4))
+    assert len(arrivals) == 200_000
+    assert (np.diff(arrivals) >= 0).all()
+    # A modulated rate is far from its mean for seconds: this run has some forty stays.
+    assert len(arrivals) / (arrivals[-1] / 1e9) == pytest.approx(1000, rel=0.35 if process == "mmpp" else 0.02)
 
 
-def test_counts_of_disjoint_seconds_have_the_variance_of_a_poisson_process() -> None:
-    arrivals = poisson(500.0, 400.0, None, np.random.default_rng(11))
-    counts = np.bincount(arrivals // 1_000_000_000, minlength=400)
-    assert counts.mean() == pytest.approx(500, rel=0.01)
-    assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.15)
+@pytest.mark.parametrize("process", ["constant", "gamma", "pareto", "uniform"])
+def test_a_profile_changes_the_rate_of_any_independent_gaps(process: str) -> None:
+    arrivals = Arrivals(ArrivalProcess(process), cv=0.5, shape=3.0, profile=parse_profile("100@10s,900@10s"))
+    assert arrivals.own_rate() == 500
+    due_ns = arrivals.draw(500.0, None, None, np.random.default_rng(4))
+    assert int((due_ns < 10e9).sum()) == pytest.approx(1000, abs=80)
+    assert len(due_ns) == pytest.approx(10_000, abs=500)
 
 
-def test_duration_is_an_exclusive_bound() -> None:
-    arrivals = poisson(1000.0, 2.0, None, np.random.default_rng(1))
-    assert arrivals[-1] < 2_000_000_000
-    assert 1800 < len(arrivals) < 2200
+def test_a_profile_at_another_rate_keeps_its_form() -> None:
+    arrivals = Arrivals(ArrivalProcess.CONSTANT, profile=parse_profile("100@10s,300@10s"))
+    due_ns = arrivals.draw(20.0, None, None, np.random.default_rng(4))
+    assert (int((due_ns < 10e9).sum()), len(due_ns)) == (99, 399)
 
 
-def test_whichever_bound_comes_first_ends_the_run() -> None:
-    assert len(poisson(1000.0, 2.0, 50, np.random.default_rng(1))) == 50
-    assert len(poisson(1000.0, 0.5, 5000, np.random.default_rng(1))) < 700
+def test_a_profile_of_what_has_a_rate_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--profile: requires --arrivals poisson, .*; got --arrivals mmpp"):
+        Arrivals(ArrivalProcess.MMPP, profile=parse_profile("100@10s"))
 
 
-def test_a_longer_run_continues_a_shorter_one() -> None:
-    short = poisson(1000.0, None, 70_000, np.random.default_rng(3))
-    long = poisson(1000.0, None, 140_000, np.random.default_rng(3))
-    assert short[:65_536].tolist() == long[:65_536].tolist()
-    assert (np.diff(long) >= 0).all()
+def test_the_presets_have_the_gaps_of_esg() -> None:
+    limits_ms = {}
+    for name, preset in PRESETS.items():
+        gaps = np.diff(preset.arrivals.draw(preset.rate, None, 50_000, np.random.default_rng(1))) / 1e6
+        limits_ms[name] = [round(float(gaps.min()), 1), round(float(gaps.max()), 1)]
+    assert limits_ms == {"light": [40.0, 67.2], "normal": [20.0, 33.6], "heavy": [10.0, 16.8]}
 
 
 @pytest.mark.parametrize(
-    ("rate", "duration_s", "queries", "message"),
+    ("arrivals", "text"),
     [
-        (0.0, 1.0, None, "rate: expected a number above 0"),
-        (float("nan"), 1.0, None, "rate: expected a number above 0"),
-        (1.0, None, None, "no end; expected --duration, --queries, or both"),
-        (1.0, float("inf"), None, "duration: expected a positive number"),
-        (1.0, None, 0, "queries: expected 1 to 20000000"),
-        (1e6, 100.0, None, "expected at most 10000000 queries"),
+        (Arrivals(), "poisson"),
+        (Arrivals(ArrivalProcess.GAMMA), "gamma, coefficient of variation 4"),
+        (Arrivals(ArrivalProcess.PARETO), "pareto, shape 1.5"),
+        (Arrivals(ArrivalProcess.MMPP), "mmpp, states 1@8s,4@2s"),
+        (Arrivals(ArrivalProcess.DIURNAL), "diurnal, amplitude 0.5, period 60 s"),
+        (Arrivals(profile=parse_profile("1@2s,3@1s")), "poisson, profile of 3 s"),
     ],
 )
-def test_bad_bounds_are_refused(rate: float, duration_s: float | None, queries: int | None, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        poisson(rate, duration_s, queries, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("cv", [0.01, 0.5, 1.0, 1.5, 4.0])
-def test_gamma_gaps_have_the_mean_of_the_rate_and_the_variation_that_was_asked_for(cv: float) -> None:
-    arrivals = gamma(1000.0, cv, None, 400_000, np.random.default_rng(7))
-    gaps = np.diff(arrivals)
-    assert gaps.min() >= 0
-    # Four standard deviations of the mean of this number of gaps.
-    assert gaps.mean() == pytest.approx(1_000_000, rel=4 * cv / 400_000**0.5)
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
-
-
-def test_gamma_gaps_with_a_variation_of_1_are_exponential() -> None:
-    gaps = np.diff(gamma(1000.0, 1.0, None, 200_000, np.random.default_rng(5)))
-    assert [(gaps < limit * 1_000_000).mean() for limit in (0.1, 0.693_147, 2.0)] == pytest.approx(
-        [0.0952, 0.5, 0.8647], abs=0.005
-    )
-
-
-def test_gamma_arrivals_of_a_seed_never_change() -> None:
-    assert gamma(1000.0, 4.0, None, 5, np.random.default_rng(3)).tolist() == [10, 429322, 429656, 429656, 453971]
-    assert gamma(1000.0, 0.5, None, 3, np.random.default_rng(3)).tolist() == [933538, 1669269, 3310318]
-
-
-def test_a_longer_run_of_gamma_arrivals_continues_a_shorter_one() -> None:
-    short = gamma(1000.0, 4.0, None, 1_000, np.random.default_rng(3))
-    long = gamma(1000.0, 4.0, None, 2_000, np.random.default_rng(3))
-    assert short.tolist() == long[:1_000].tolist()
-
-
-@pytest.mark.parametrize("cv", [0.0, -1.0, 21.0, float("nan")])
-def test_a_variation_that_cannot_be_drawn_is_refused(cv: float) -> None:
-    with pytest.raises(ConfigError, match=r"cv: expected a number between 0\.01 and 20\.0"):
-        gamma(1.0, cv, 1.0, None, np.random.default_rng(0))
-
-
-TRACE = np.array([100.0, 101.0, 101.0, 108.0])
-
-
-def test_a_trace_is_stretched_to_the_mean_rate() -> None:
-    # Its mean gap is 8/3, which is to be 0.1 s.
-    assert replay(TRACE, 10.0, None, None).tolist() == [0, 37_500_000, 37_500_000, 300_000_000]
-
-
-def test_a_trace_that_is_shorter_than_the_run_starts_over_a_mean_gap_after_its_end() -> None:
-    assert replay(TRACE, 10.0, None, 6).tolist()[4:] == [400_000_000, 437_500_000]
-    assert replay(TRACE, 10.0, 0.8, None).tolist()[4:] == [400_000_000, 437_500_000, 437_500_000, 700_000_000]
-    assert len(replay(TRACE, 10.0, 1000.0, None)) == 10_000
-
-
-def test_whichever_bound_comes_first_ends_a_trace() -> None:
-    assert replay(TRACE, 10.0, 0.3, None).tolist() == [0, 37_500_000, 37_500_000]
-    assert len(replay(TRACE, 10.0, 100.0, 2)) == 2
+def test_arrivals_describe_themselves(arrivals: Arrivals, text: str) -> None:
+    assert arrivals.describe() == text

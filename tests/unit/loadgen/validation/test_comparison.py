@@ -6,7 +6,8 @@ from sluice.loadgen.cli import validate_sim
 from sluice.loadgen.cli.main import main
 from sluice.loadgen.cli.options import INVALID, MET, MISSED
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport
-from sluice.loadgen.run.result import RunConfig, RunResult
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.validation.comparison import LoadComparison, comparison_json, comparison_table
 from tests.unit.loadgen.results import result_of
 
@@ -15,7 +16,7 @@ def run(latency_ms: int, mean_rows: float, seed: int = 0, late_ms: int = 0) -> R
     config = RunConfig(target="http://x", model="m", rate=1000, seed=seed, slo_ms=50, warmup_s=0)
     server = ServerReport((BatchStatistics("m:1", "cpu0", 10, mean_rows),))
     result = result_of(config, latency_ms, 1000, late_ms=late_ms)
-    return RunResult(config, result.schedule_digest, result.record, result.metrics, [], server=server)
+    return RunResult(config, result.schedule_digest, result.record, result.metrics, result.score, [], server=server)
 
 
 def test_a_figure_is_the_median_over_the_seeds_of_pairs() -> None:

@@ -8,8 +8,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from sluice.loadgen.run.result import RunConfig, RunResult
-from sluice.loadgen.validation import measurement
+from sluice.loadgen.run import runner
+from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.validation.measurement import LoadMeasurement
 from sluice.loadgen.validation.server_process import GatewayProcess
 from tests.unit.loadgen.results import result_of
@@ -36,7 +37,7 @@ class Server:
 
 
 def rounds(server: Server, monkeypatch: pytest.MonkeyPatch, loads: Sequence[float] = ()) -> LoadMeasurement:
-    monkeypatch.setattr(measurement, "run_server_scenario", server.run)
+    monkeypatch.setattr(runner, "run", server.run)
     run = RunConfig(target="", model="m", rate=1.0, duration_s=6.0, warmup_s=0.5)
     return LoadMeasurement(cast(GatewayProcess, server), run, loads, lambda line: None)
 

@@ -1,0 +1,64 @@
+"""Time series of a run in windows of one second."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.loadgen.records.record import Record, Status
+from sluice.models.units import NS_PER_MS, NS_PER_S
+
+Counts = npt.NDArray[np.int64]
+Milliseconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """Columns of shape (windows,): window k holds the queries due in [k, k + 1) seconds, warm-up included.
+
+    `failed` counts queries that were shed, failed, timed out or dropped. The percentiles are of the latency from due,
+    by MLPerf's rule, and NaN in a window without an answer. `outstanding` is the number of queries that were due but
+    had not ended at the end of the window.
+    """
+
+    offered: Counts
+    good: Counts
+    failed: Counts
+    p50_ms: Milliseconds
+    p99_ms: Milliseconds
+    outstanding: Counts
+
+    def __len__(self) -> int:
+        return len(self.offered)
+
+
+def time_series(record: Record) -> TimeSeries:
+    """Divide a record into windows of one second, from the start of the run to the window of the last due time."""
+    window = record.due_ns // NS_PER_S
+    windows = int(window.max()) + 1 if len(record) else 0
+    ok = record.status == Status.OK
+    failed = ~ok & (record.status != Status.CANCELLED)
+    latency_ns = record.done_ns[ok] - record.due_ns[ok]
+    answered = window[ok]
+    # One sort puts the latencies of each window beside each other in ascending order.
+    latency_ns = latency_ns[np.lexsort((latency_ns, answered))]
+    counts = np.bincount(answered, minlength=windows)
+    ends_ns = np.arange(1, windows + 1) * NS_PER_S
+    due, done = np.sort(record.due_ns), np.sort(record.done_ns)
+    return TimeSeries(
+        offered=np.bincount(window, minlength=windows),
+        good=np.bincount(window[record.good], minlength=windows),
+        failed=np.bincount(window[failed], minlength=windows),
+        p50_ms=_percentile(latency_ns, counts, 0.50),
+        p99_ms=_percentile(latency_ns, counts, 0.99),
+        outstanding=np.searchsorted(due, ends_ns) - np.searchsorted(done, ends_ns),
+    )
+
+
+def _percentile(ordered_ns: Counts, counts: Counts, share: float) -> Milliseconds:
+    """Element int(n * share) of each window's latencies, which lie one window after the other."""
+    values = np.full(len(counts), np.nan)
+    some = counts > 0
+    place = np.cumsum(counts) - counts + (counts * share).astype(np.int64)
+    values[some] = ordered_ns[place[some]] / NS_PER_MS
+    return values

@@ -1,0 +1,127 @@
+"""Reports of runs as text."""
+
+from collections.abc import Iterator
+
+from sluice.loadgen.records.early_stopping import confirmed, queries_for_share, queries_needed
+from sluice.loadgen.records.server_metrics import ServerReport
+from sluice.loadgen.records.statistics import Distribution
+from sluice.loadgen.records.validity import seconds_for
+from sluice.loadgen.run.result import RunResult, Verdict
+from sluice.loadgen.scenarios.base import Figure, Score
+from sluice.loadgen.scenarios.table import SCENARIOS
+from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.models.text_table import table_lines
+
+_QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
+
+
+def run_text(result: RunResult) -> str:
+    """The report of a run as lines of text."""
+    return "\n".join(_run_lines(result)) + "\n"
+
+
+def _run_lines(result: RunResult) -> Iterator[str]:
+    config, metrics, score = result.config, result.metrics, result.score
+    yield f"{config.scenario.capitalize()} scenario: {config.model} at {config.target}" + (
+        " (SIMULATED)" if result.simulated else ""
+    )
+    yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up excluded"
+    if config.arrivals.process is not ArrivalProcess.POISSON:
+        yield f"  arrivals   {config.arrivals.describe()}"
+    yield (
+        f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
+        f"{metrics.timeout} timeout, {metrics.dropped} dropped"
+        + (f", {metrics.cancelled} cancelled" if metrics.cancelled else "")
+    )
+    yield (
+        f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
+        f"{metrics.goodput_per_s:.1f}/s good"
+    )
+    yield f"  score      {', '.join(map(_figure, score.figures))}"
+    yield _objective_line(score, config.slo_ms, config.percentile)
+    distributions = [
+        _distribution("from due", metrics.latency_ms),
+        _distribution("from sent", metrics.service_ms),
+        _distribution("waited", metrics.waiting_ms),
+    ]
+    if SCENARIOS[config.scenario].is_paced:
+        distributions.append(_distribution("client lag", metrics.lateness_ms))
+    yield from (f"  {line}" for line in table_lines([_QUANTILES, *distributions], left=1))
+    if metrics.waited:
+        yield f"  waited     {metrics.waited} queries for one of {config.connections} connections, part of 'from due'"
+    if result.client_cpu_us_per_query is not None:
+        yield f"  client     {_client(result)}"
+    if result.accuracy is not None:
+        yield f"  accuracy   {result.accuracy:.4f} of {result.answered_rows} answered rows"
+    yield from _server_lines(result.server)
+    for reason, count in result.record.reasons.items():
+        yield f"  failures   {count} x {reason}"
+    for note in result.notes:
+        yield f"  note       {note}"
+    match result.verdict:
+        case Verdict.INVALID:
+            yield f"Result: INVALID: {'; '.join(result.invalid)}"
+        case Verdict.MET:
+            yield "Result: VALID, objective met"
+        case Verdict.MISSED:
+            yield "Result: VALID, objective MISSED"
+        case Verdict.NOT_CONFIRMED:
+            yield (
+                f"Result: VALID, objective NOT CONFIRMED: {score.misses} misses among {score.queries} queries; "
+                f"early stopping needs {queries_needed(score.misses, config.percentile)} for that number of misses"
+                f"{_longer(result)}"
+            )
+
+
+def _client(result: RunResult) -> str:
+    """The load of the client, and how late it was without load."""
+    text = f"{result.client_cpu_us_per_query:.1f} us of CPU a query"
+    if result.client_cpu_share is not None:
+        text += f", {result.client_cpu_share * 100:.0f} % of a core"
+    if result.baseline_lateness_ms is not None:
+        text += f"; {result.baseline_lateness_ms:.3f} ms late without load (p99)"
+    return text
+
+
+def _longer(result: RunResult) -> str:
+    """The duration that would confirm the objective if as large a share of the queries missed it."""
+    metrics, config = result.metrics, result.config
+    queries = queries_for_share(1 - result.score.attainment, config.percentile)
+    seconds = None if queries is None else seconds_for(queries, metrics.offered_per_s, config.warmup_s)
+    if seconds is None:
+        return ""
+    return f"; with this share of misses it takes about {queries}: try --duration {seconds}"
+
+
+def _figure(figure: Figure) -> str:
+    if figure.value is None:
+        return f"{figure.name} unknown"
+    return f"{figure.name} {figure.value:.3f}{figure.unit if figure.unit.startswith('/') else f' {figure.unit}'}"
+
+
+def _objective_line(score: Score, slo_ms: float | None, percentile: float) -> str:
+    objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
+    text = f"  objective  {objective} for {percentile:g} %: met by {score.attainment * 100:.3f} %"
+    if not score.is_sample:
+        return text
+    if confirmed(score.queries, score.misses, percentile):
+        return f"{text}, confirmed by early stopping"
+    needed = queries_needed(score.misses, percentile)
+    return f"{text}, not confirmed (needs {needed} queries) by early stopping"
+
+
+def _distribution(title: str, d: Distribution | None) -> tuple[str, ...]:
+    if d is None:
+        return title, "-", *("" for _ in _QUANTILES[2:])
+    values = (d.mean, d.p50, d.p90, d.p95, d.p97, d.p99, d.p99_9, d.max)
+    return title, *(f"{value:.3f}" for value in values)
+
+
+def _server_lines(server: ServerReport | None) -> Iterator[str]:
+    if server is None:
+        return
+    yield f"  batches    {sum(batch.batches for batch in server.batches)}, mean {server.mean_batch:.2f} rows"
+    for batch in server.batches:
+        yield f"  batches    {batch.model} on {batch.partition}: {batch.batches}, mean {batch.mean_rows:.2f} rows"
+    for stage in server.stages:
+        yield f"  stage      {stage.pipeline} {stage.stage}: {stage.rows} rows ({stage.share * 100:.1f} %)"

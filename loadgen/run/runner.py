@@ -1,0 +1,180 @@
+"""Runs: one scenario against a live or a simulated target."""
+
+import asyncio
+import os
+import platform
+import sys
+
+import numpy as np
+import uvloop
+
+from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
+from sluice.loadgen.records.statistics import query_statistics
+from sluice.loadgen.records.validity import invalid_reasons
+from sluice.loadgen.run.live import drive, open_live, read_metadata
+from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.processes import drive_in_processes
+from sluice.loadgen.run.result import Predictions, RunResult
+from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
+from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
+from sluice.models.errors import ConfigError
+
+
+def run(config: RunConfig) -> RunResult:
+    """Run the configured scenario once; blocks until every query has ended.
+
+    Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
+    answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
+    """
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulate(config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live(config))
+
+
+def _check(config: RunConfig) -> None:
+    if not 0 < config.percentile < 100:
+        raise ConfigError(f"--percentile: expected a number between 0 and 100, got {config.percentile:g}")
+    if config.slo_ms is not None and not 0 < config.slo_ms < float("inf"):
+        raise ConfigError(f"--slo-ms: expected a positive number, got {config.slo_ms}")
+    for option, seconds in (("--warmup", config.warmup_s), ("--drain-timeout", config.drain_timeout_s)):
+        if not seconds >= 0:  # also true for NaN
+            raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
+    if config.duration_s is not None and config.warmup_s >= config.duration_s:
+        raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+    if config.procs > 1 and config.target.startswith(SIMULATED):
+        raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
+    if config.seed < 0:
+        raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
+
+
+def _simulate(config: RunConfig) -> RunResult:
+    target = SimulatedTarget(config.target)
+    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    interim = interim_test(config, plan.schedule)
+    record, server = target.replay(
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
+    )
+    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+
+
+async def _live(config: RunConfig) -> RunResult:
+    target = open_live(config)
+    try:
+        plan = make_plan(config, await read_metadata(config, target))
+        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    except BaseException:
+        await target.close()
+        raise
+    # Each of several processes knows its own queries only, so they do not end a run early.
+    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
+    if config.procs > 1:
+        await target.close()
+        driven = await drive_in_processes(config, plan)
+    else:
+        driven = await drive(config, target, plan, interim=interim)
+    return _result(
+        config,
+        plan,
+        driven.record,
+        lost=driven.lost,
+        interim=interim,
+        interrupted=driven.interrupted,
+        start_ns=driven.start_ns,
+        client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
+        client_cpu_share=driven.cpu_share,
+        baseline_lateness_ms=driven.baseline_lateness_ms,
+        server=None if before is None else await _server_report(config, before, driven.record),
+        predictions=driven.predictions,
+        expected=plan.table.expected(driven.record.sample),
+    )
+
+
+async def _server_report(config: RunConfig, before: Counters, record: Record) -> ServerReport | None:
+    try:
+        return metrics_between(before, await asyncio.to_thread(_scrape, config))
+    except ConfigError as error:
+        # The figures of the run stay valid when the server dies under load.
+        record.count_reason(str(error))
+        return None
+
+
+def _scrape(config: RunConfig) -> Counters:
+    return scrape(config.metrics_url, config.headers, config.tls)
+
+
+def _result(
+    config: RunConfig,
+    plan: Plan,
+    record: Record,
+    *,
+    lost: tuple[str, ...] = (),
+    interim: InterimTest | None = None,
+    interrupted: bool = False,
+    simulated: bool = False,
+    start_ns: int = 0,
+    client_cpu_us_per_query: float | None = None,
+    client_cpu_share: float | None = None,
+    baseline_lateness_ms: float | None = None,
+    server: ServerReport | None = None,
+    predictions: Predictions | None = None,
+    expected: Predictions | None = None,
+    notes: tuple[str, ...] = (),
+) -> RunResult:
+    decision = None
+    if interim is not None and interim.decided is not None:
+        decision, queries = interim.decided
+        record = record.head(queries)
+    scenario = SCENARIOS[config.scenario]
+    metrics = query_statistics(record, config.percentile, config.warmup_s)
+    score = scenario.score(record, config)
+    reasons = invalid_reasons(
+        metrics,
+        config.slo_ms,
+        config.percentile,
+        interrupted,
+        sample=score.sample,
+        warmup_s=config.warmup_s,
+        decision=decision,
+        cpu_share=client_cpu_share,
+        baseline_lateness_ms=baseline_lateness_ms,
+        is_paced=scenario.is_paced,
+    )
+    return RunResult(
+        config=config,
+        schedule_digest=plan.schedule.digest,
+        record=record,
+        metrics=metrics,
+        score=score,
+        invalid=[*lost, *reasons, *score.unmet],
+        decision=decision,
+        interrupted=interrupted,
+        simulated=simulated,
+        start_ns=start_ns,
+        client_cpu_us_per_query=client_cpu_us_per_query,
+        client_cpu_share=client_cpu_share,
+        baseline_lateness_ms=baseline_lateness_ms,
+        server=server,
+        predictions=predictions,
+        expected=expected,
+        environment=_environment(),
+        notes=notes,
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": str(os.cpu_count()),
+        "load_average": f"{os.getloadavg()[0]:.2f}",
+    }

@@ -1,0 +1,1 @@
+"""Targets for the load generator that misbehave on purpose."""
