@@ -14,7 +14,7 @@ def add_command(commands: Any) -> None:
     """Add the command to the subparsers of `loadgen`."""
     parser = commands.add_parser("run", help="run the Server scenario once", epilog=EPILOG)
     parser.set_defaults(run=_run)
-    parser.add_argument("--rate", type=float, required=True, help="mean arrivals a second")
+    parser.add_argument("--rate", type=float, default=0.0, help="mean arrivals a second")
     parser.add_argument("--duration", type=quantity("_s"), metavar="S", help="seconds of arrivals")
     parser.add_argument("--queries", type=int, metavar="N", help="arrivals; with --duration whichever comes first")
     add_run_options(parser)

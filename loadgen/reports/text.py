@@ -6,7 +6,7 @@ from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.run.find_max import MaxRate, Probe
 from sluice.loadgen.run.result import RunResult, Verdict
-from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.text_table import table_lines
 
 _QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
@@ -64,7 +64,7 @@ def _run_lines(result: RunResult) -> Iterator[str]:
     config, metrics = result.config, result.metrics
     yield f"Server scenario: {config.model} at {config.target}" + (" (SIMULATED)" if result.simulated else "")
     yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up excluded"
-    if config.arrivals.process is not ArrivalProcess.POISSON:
+    if config.arrivals != Arrivals():
         yield f"  arrivals   {config.arrivals.describe()}"
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
