@@ -78,7 +78,7 @@ def test_a_schedule_file_is_what_a_run_plays(
     file = str(tmp_path / "schedule.npz")
     made = run(shared, tmp_path, *options, "--out", file, command=("schedule", "make"))
     played = run(shared, tmp_path, "--model", "small", "--schedule", file)
-    assert drawn["schedule_digest"] == made["digest"] == played["schedule_digest"]
+    assert drawn["schedule_sha256"] == made["digest"] == played["schedule_sha256"]
     assert drawn["metrics"]["latency_ms"] == played["metrics"]["latency_ms"]  # type: ignore[index]
     capsys.readouterr()
     assert main(["schedule", "inspect", file]) == 0

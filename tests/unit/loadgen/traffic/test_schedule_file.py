@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from sluice.loadgen.traffic.schedule import Schedule
@@ -58,9 +59,9 @@ def test_what_is_no_schedule_is_refused(tmp_path: Path, text: str, message: str)
         {"due_ns": np.arange(3), "sample": np.arange(3), "rate": np.arange(3)},
     ],
 )
-def test_arrays_that_are_no_schedule_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:  # type: ignore[type-arg]
+def test_arrays_that_are_no_schedule_are_refused(tmp_path: Path, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
     path = tmp_path / "schedule.npz"
-    np.savez(path, **arrays)
+    np.savez(path, allow_pickle=False, **arrays)
     with pytest.raises(ConfigError, match="expected int64 arrays due_ns, sample and maybe stream, cancel_ns, of one"):
         read_schedule(str(path))
 
