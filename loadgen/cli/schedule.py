@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 
 from sluice.loadgen.cli.options import MET, add_run_options, run_config, write_report
+from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.reports.arrivals import arrival_lines
 from sluice.loadgen.run.runner import plan_run
 from sluice.loadgen.traffic.description import describe_arrivals
 from sluice.loadgen.traffic.schedule import Schedule
 from sluice.loadgen.traffic.schedule_file import read_schedule, write_schedule
-from sluice.models.command_line import quantity
 from sluice.models.units import NS_PER_S
 
 
@@ -23,11 +23,8 @@ def add_command(commands: Any) -> None:
     make = actions.add_parser("make", help="write the schedule that `loadgen run` would play with these options")
     make.set_defaults(run=_make)
     make.add_argument("--out", required=True, metavar="FILE", help="the .npz or .csv file to write")
-    make.add_argument("--rate", type=float, default=0.0, help="mean arrivals a second")
-    make.add_argument("--duration", type=quantity("_s"), metavar="S", help="seconds of arrivals")
-    make.add_argument("--queries", type=int, metavar="N", help="arrivals; with --duration whichever comes first")
-    make.add_argument("--each-once", action="store_true", help="send every sample once, in random order")
     add_run_options(make)
+    add_scenario_options(make)
     inspect = actions.add_parser("inspect", help="print the digest, rate, gaps and peaks of a schedule")
     inspect.set_defaults(run=_inspect)
     inspect.add_argument("file", help="the .npz or .csv file")
@@ -35,7 +32,8 @@ def add_command(commands: Any) -> None:
 
 
 def _make(options: argparse.Namespace) -> int:
-    schedule = plan_run(run_config(options, options.rate)).schedule
+    config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
+    schedule = plan_run(config).schedule
     write_schedule(schedule, options.out)
     return _print(schedule, options.out, options.json)
 

@@ -20,6 +20,7 @@ from sluice.loadgen.traffic.arrivals import (
     Arrivals,
 )
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds
 from sluice.loadgen.traffic.presets import PRESETS
 from sluice.loadgen.traffic.processes.mmpp import parse_states
 from sluice.loadgen.traffic.processes.profile import parse_profile
@@ -91,6 +92,9 @@ def add_traffic_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--slo-scale", type=float, default=1.0, metavar="X", help="multiply all objectives, such as by 0.8 or 1.2")
     add("--schedule", default="", metavar="FILE", help="play the schedule of a file of `loadgen schedule make`")
+    seeds = "for mlperf: the three seeds of LoadGen (default: the official ones)"
+    add("--mlperf-seeds", type=_argument(_seeds), metavar="QSL,SAMPLE,SCHEDULE", help=seeds)
+    parser.set_defaults(mlperf_rules=MlperfRules())
 
 
 def with_traffic(config: RunConfig, options: argparse.Namespace) -> RunConfig:
@@ -108,6 +112,7 @@ def with_traffic(config: RunConfig, options: argparse.Namespace) -> RunConfig:
         rate=config.rate or own_rate or 0.0,
         slo_ms=None if mix is not None else config.slo_ms,
         arrivals=chosen,
+        mlperf=_mlperf_rules(options),
         mix=mix,
         cancellation=options.cancel,
         deadline_spread=spread,
@@ -169,6 +174,18 @@ def chosen_arrivals(options: argparse.Namespace) -> tuple[Arrivals, float | None
         fields["cv"] = _DEFAULT_UNIFORM_CV
     chosen = Arrivals(process, **{name: each for name, each in fields.items() if each is not None})
     return chosen, chosen.own_rate()
+
+
+def _mlperf_rules(options: argparse.Namespace) -> MlperfRules:
+    """The rules of LoadGen that the options describe."""
+    rules: MlperfRules = options.mlperf_rules
+    if options.mlperf_seeds is None:
+        return rules
+    if options.arrivals != ArrivalProcess.MLPERF:
+        raise ConfigError(
+            f"--mlperf-seeds: requires --arrivals mlperf, got --arrivals {options.arrivals or ArrivalProcess.POISSON}"
+        )
+    return msgspec.structs.replace(rules, seeds=options.mlperf_seeds)
 
 
 def _mix(config: RunConfig, options: argparse.Namespace, chosen: Arrivals) -> Mix | None:
@@ -235,3 +252,13 @@ def _spread(text: str) -> DeadlineSpread:
     except (ValueError, argparse.ArgumentTypeError):
         raise ValueError(f"expected LOW..HIGH, such as 50..200ms, got '{text:.80}'") from None
     return DeadlineSpread(low_ms, high_ms)
+
+
+def _seeds(text: str) -> MlperfSeeds:
+    try:
+        seeds = [int(each) for each in text.split(",")]
+    except ValueError:
+        seeds = []
+    if len(seeds) != 3 or not all(0 <= seed < 1 << 64 for seed in seeds):
+        raise ValueError(f"expected three numbers from 0 to 2**64 - 1, got '{text:.80}'")
+    return MlperfSeeds(*seeds)

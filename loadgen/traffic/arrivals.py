@@ -43,6 +43,8 @@ class ArrivalProcess(enum.StrEnum):
     MMPP = "mmpp"
     DIURNAL = "diurnal"
     TRACE = "trace"
+    MLPERF = "mlperf"
+    """The queries of MLPerf's LoadGen: times and samples, which its scenarios make together."""
 
 
 RENEWAL = (
@@ -108,6 +110,8 @@ class Arrivals(msgspec.Struct, frozen=True):
         either, a profile or a trace is played once. Raises `ConfigError` for parameters that cannot be drawn, and as
         `Bounds` does.
         """
+        if self.process is ArrivalProcess.MLPERF:
+            raise ConfigError("--arrivals mlperf: requires --scenario server, offline, single-stream or multi-stream")
         if self.process is ArrivalProcess.TRACE:
             times = open_trace(self.trace).t_s
             if duration_s is None and queries is None:
