@@ -40,6 +40,15 @@ def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
         return runner.run(_live(config, watch))
 
 
+def plan_run(config: RunConfig) -> Plan:
+    """The plan of a run, of which nothing is sent; raises as `run` does."""
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulated_plan(config, SimulatedTarget(config.target))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live_plan(config))
+
+
 def _check(config: RunConfig) -> None:
     if not 0 < config.percentile < 100:
         raise ConfigError(f"--percentile: expected a number between 0 and 100, got {config.percentile:g}")
@@ -60,7 +69,7 @@ def _check(config: RunConfig) -> None:
 
 def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    plan = _simulated_plan(config, target)
     interim = interim_test(config, plan.schedule)
     replayed = target.replay(
         plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim, watch
@@ -75,6 +84,18 @@ def _simulate(config: RunConfig, watch: Watch) -> RunResult:
         server=replayed.server,
         notes=target.notes,
     )
+
+
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+    return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+
+
+async def _live_plan(config: RunConfig) -> Plan:
+    target = open_live(config)
+    try:
+        return make_plan(config, await read_metadata(config, target))
+    finally:
+        await target.close()
 
 
 async def _live(config: RunConfig, watch: Watch) -> RunResult:
