@@ -47,7 +47,7 @@ class ColdChain(msgspec.Struct, frozen=True):
 
 
 def cold_chain(stages: int, prewarm: Prewarm) -> ColdChain:
-    """Send one request to a chain of so many models, each of which needs a partition for itself."""
+    """Send one request to a chain of that many models, each of which needs a partition for itself."""
     names = [f"stage{number}" for number in range(stages)]
     footprint = Footprint(1, load_ns=LOAD_NS, table=HALF_A_SECOND)
     spec = SchedulerSpec(

@@ -6,13 +6,12 @@ confirmation. Each look is one more chance of a wrong confirmation, so looks are
 
 import enum
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.early_stopping import confirmed, misses_allowed, queries_needed
-from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.records.record import NO_OBJECTIVE, Record, Status
 from sluice.models.units import NS_PER_MS, NS_PER_S
 
 _FEWEST = 32
@@ -29,73 +28,61 @@ class Decision(enum.StrEnum):
     """The run has more misses than its whole schedule may have."""
 
 
-@dataclass(frozen=True)
 class InterimTest:
-    """The test of one schedule: it confirms from `decide_from_ns` on, and excludes at every look.
+    """The test of one run: it excludes at every look, and confirms from `decide_from_s` on.
 
-    `looks_ns` are times from the start of the run, in ascending order. Without an objective (`slo_ns` None) a query is
-    good once it is answered.
+    `decided` is the decision, with the number of queries from the first on that it rests on: those due so long ago
+    that an answer from now on misses the objective.
     """
 
-    looks_ns: tuple[int, ...]
-    first: int
-    slo_ns: int | None
-    percentile: float
-    decide_from_ns: int
-    misses_allowed: int
-
-    @classmethod
-    def plan(
-        cls,
+    def __init__(
+        self,
         due_ns: npt.NDArray[np.int64],
+        objective_ns: int,
         *,
-        slo_ms: float | None,
         percentile: float,
         warmup_s: float,
         decide_from_s: float,
-    ) -> "InterimTest":
-        """Plan the looks at a schedule whose queries are due at `due_ns` (queries,), in ascending order."""
-        first = int(np.searchsorted(due_ns, round(warmup_s * NS_PER_S)))
-        measured = len(due_ns) - first
-        slo_ns = None if slo_ms is None else round(slo_ms * NS_PER_MS)
-        wait_ns = (slo_ns or 0) + _SLACK_NS
+    ) -> None:
+        """Plan the looks at queries due at `due_ns` (queries,), ascending; `objective_ns` is the longest objective."""
         last_ns = int(due_ns[-1]) if len(due_ns) else 0
-        decide_from_ns = round(min(decide_from_s * NS_PER_S, last_ns + 1))
-        looks = {int(due_ns[first + queries - 1]) + wait_ns for queries in _sizes(measured, percentile)}
-        if decide_from_ns < last_ns:
-            looks.add(decide_from_ns + wait_ns)
-        allowed = misses_allowed(measured, percentile)
-        return cls(tuple(sorted(looks)), first, slo_ns, percentile, decide_from_ns, allowed)
+        self.decided: tuple[Decision, int] | None = None
+        self._percentile = percentile
+        self._first = int(np.searchsorted(due_ns, round(warmup_s * NS_PER_S)))
+        measured = len(due_ns) - self._first
+        self._misses_allowed = misses_allowed(measured, percentile)
+        self._objective_ns = max(objective_ns, 0)
+        self._decide_from_ns = round(min(decide_from_s * NS_PER_S, last_ns + 1))
+        ends = {int(due_ns[self._first + queries - 1]) for queries in _sizes(measured, percentile)}
+        if self._decide_from_ns < last_ns:
+            ends.add(self._decide_from_ns)
+        self._looks_ns = sorted((end + self._objective_ns + _SLACK_NS for end in ends), reverse=True)
 
-    def look(self, record: Record, now_ns: int) -> tuple[Decision, int] | None:
-        """The decision at a time of the run, with the number of queries from the first on that it rests on.
+    @property
+    def next_look_ns(self) -> float:
+        """When to look next, from the start of the run; infinite after the last look."""
+        return self._looks_ns[-1] if self._looks_ns and self.decided is None else math.inf
 
-        These are the queries whose fate is known: due so long ago that an answer from now on misses the objective.
-        """
-        horizon_ns = now_ns - (self.slo_ns or 0)
-        end = int(np.searchsorted(record.due_ns, horizon_ns, side="right"))
-        counted = slice(self.first, end)
-        due, done, status = record.due_ns[counted], record.done_ns[counted], record.status[counted]
-        settled = (status != Status.PENDING) & (done <= now_ns)
-        good = settled & (status == Status.OK)
-        if self.slo_ns is not None:
-            good &= done - due <= self.slo_ns
-        not_good = len(due) - int(good.sum())
-        misses = not_good if self.slo_ns is not None else int((settled & ~good).sum())
-        if misses > self.misses_allowed:
-            return Decision.EXCLUDED, end
-        if horizon_ns >= self.decide_from_ns and confirmed(len(due), not_good, self.percentile):
-            return Decision.CONFIRMED, end
-        return None
+    def look(self, record: Record, now_ns: int) -> None:
+        """Look at the record as it stands `now_ns` after the start of the run; O(queries due by then)."""
+        while self._looks_ns and self._looks_ns[-1] <= now_ns:
+            self._looks_ns.pop()
+        end = int(np.searchsorted(record.due_ns, now_ns - self._objective_ns, side="right"))
+        good, judged, misses = _count(record, slice(self._first, end), now_ns)
+        if 0 <= self._misses_allowed < misses:
+            self.decided = Decision.EXCLUDED, end
+        elif now_ns - self._objective_ns >= self._decide_from_ns and confirmed(judged, judged - good, self._percentile):
+            self.decided = Decision.CONFIRMED, end
 
-    def first_decision(self, record: Record, until_ns: int | None) -> tuple[Decision, int] | None:
-        """The first decision of the looks at a record that is complete up to `until_ns` (None: to its end)."""
-        for look_ns in self.looks_ns:
-            if until_ns is not None and look_ns > until_ns:
-                break
-            if decided := self.look(record, look_ns):
-                return decided
-        return None
+
+def _count(record: Record, counted: slice, now_ns: int) -> tuple[int, int, int]:
+    """The good queries, all that count, and those that have missed for sure."""
+    status, done = record.status[counted], record.done_ns[counted]
+    ended = (status != Status.PENDING) & (done > 0) & (done <= now_ns)
+    good = record.good[counted] & ended
+    judged = status != Status.CANCELLED
+    missed = judged & ~good & (ended | (record.slo_ns[counted] != NO_OBJECTIVE))
+    return int(good.sum()), int(judged.sum()), int(missed.sum())
 
 
 def _sizes(measured: int, percentile: float) -> list[int]:
@@ -103,5 +90,5 @@ def _sizes(measured: int, percentile: float) -> list[int]:
     needed = queries_needed(0, percentile)
     least = math.ceil(math.log(min(_FEWEST, needed) / needed, _GROWTH))
     most = math.floor(math.log(max(measured, 1) / needed, _GROWTH))
-    sizes = {round(needed * _GROWTH**power) for power in range(least, most + 1)}
-    return sorted(size for size in sizes if 0 < size <= measured)
+    sizes: npt.NDArray[np.int64] = np.rint(needed * _GROWTH ** np.arange(least, most + 1)).astype(np.int64)
+    return [size for size in sizes.tolist() if 0 < size <= measured]

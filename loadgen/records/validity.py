@@ -41,8 +41,8 @@ def invalid_reasons(
 def too_short(sample: int | None, percentile: float, decision: Decision | None = None) -> bool:
     """True for a sample of too few queries to confirm the percentile, even without a miss.
 
-    None stands for queries that are no sample of others. A run that its misses have ended (`decision`) is as long as its
-    verdict needs.
+    None stands for queries that are no sample of others. A run that its misses have ended (`decision`) is as long as
+    its verdict needs.
     """
     if sample is None or decision is Decision.EXCLUDED:
         return False
@@ -72,8 +72,8 @@ def client_limits(
         else:
             remedy = "try a lower --rate, a core of its own for the client, or more --procs"
         reasons.append(
-            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the queries{idle}, "
-            f"{limit_ms:g} ms is allowed; {remedy}"
+            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the "
+            f"queries{idle}, {limit_ms:g} ms is allowed; {remedy}"
         )
     if cpu_share is not None and cpu_share > _MOST_CPU_SHARE:
         reasons.append(

@@ -1,10 +1,9 @@
-"""Reports of runs and searches as JSON."""
+"""Reports of runs as JSON."""
 
 from typing import Any
 
 import msgspec
 
-from sluice.loadgen.run.find_max import MaxRate
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.traffic.seeds import STREAMS, sub_seed
@@ -14,7 +13,7 @@ SCHEMA_VERSION = 1
 
 def run_json(result: RunResult) -> bytes:
     """The report of a run as a JSON object; times are in milliseconds unless their key names another unit."""
-    return _json(
+    return document(
         {
             "kind": "run",
             "config": without_secrets(result.config),
@@ -23,13 +22,16 @@ def run_json(result: RunResult) -> bytes:
             "seeds": {"master": result.config.seed}
             | {stream: sub_seed(result.config.seed, stream) for stream in STREAMS},
             "environment": result.environment,
-            "metrics": result.metrics,
+            "metrics": msgspec.to_builtins(result.metrics) | {"waited_for_connection_ms": result.metrics.waiting_ms},
             "client_cpu_us_per_query": result.client_cpu_us_per_query,
+            "client_cpu_share": result.client_cpu_share,
+            "baseline_lateness_ms": result.baseline_lateness_ms,
             "accuracy": result.accuracy,
             "answered_rows": result.answered_rows,
             "failures": result.record.reasons,
             "server": result.server,
             "validity": {"valid": not result.invalid, "reasons": result.invalid},
+            "decision": result.decision,
             "slo_met": result.slo_met,
             "verdict": result.verdict,
             "notes": result.notes,
@@ -42,19 +44,6 @@ def without_secrets(config: RunConfig) -> RunConfig:
     return msgspec.structs.replace(config, headers=tuple((name, "********") for name, _ in config.headers))
 
 
-def max_rate_json(found: MaxRate) -> bytes:
-    """The report of `find-max` as a JSON object."""
-    return _json(
-        {
-            "kind": "find-max",
-            "rate": found.rate,
-            "failed_rate": found.failed_rate,
-            "client_limited": found.client_limited,
-            "too_short": found.too_short,
-            "probes": [msgspec.Raw(run_json(probe.result)) for probe in found.probes],
-        }
-    )
-
-
-def _json(content: dict[str, Any]) -> bytes:
+def document(content: dict[str, Any]) -> bytes:
+    """A report of any kind as a JSON object with the version of its schema."""
     return msgspec.json.format(msgspec.json.encode({"schema_version": SCHEMA_VERSION} | content), indent=2) + b"\n"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.records.statistics import QueryStatistics
-from sluice.loadgen.reports.document import SCHEMA_VERSION, run_json, without_secrets
+from sluice.loadgen.reports.document import document, run_json, without_secrets
 from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.scenarios.config import RunConfig
@@ -76,7 +76,6 @@ def probe_json(result: RunResult, probe: Probe) -> bytes:
 def max_rate_json(found: MaxRate, settings: SearchSettings, probes: Sequence[bytes]) -> bytes:
     """The report of a search as a JSON object; `probes` are the JSON objects of the probes."""
     content: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
         "kind": "find-max",
         "rate": found.rate,
         "failed_rate": found.failed_rate,
@@ -86,7 +85,7 @@ def max_rate_json(found: MaxRate, settings: SearchSettings, probes: Sequence[byt
         "settings": settings,
         "probes": [msgspec.Raw(probe) for probe in probes],
     }
-    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    return document(content)
 
 
 class _Validity(msgspec.Struct):

@@ -38,7 +38,9 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--precision: expected a number between 0 and 100 %, got {self.precision * 100:g} %")
         if self.max_probes < 1:
             raise ConfigError(f"--max-probes: expected at least 1, got {self.max_probes}")
-        if not 0 < self.start <= self.max_rate < math.inf:
+        if not 0 < self.start < math.inf:
+            raise ConfigError(f"--start: expected above 0, got {self.start:g}/s")
+        if not self.start <= self.max_rate:
             raise ConfigError(f"--start: expected at most --max-rate ({self.max_rate:g}/s), got {self.start:g}/s")
         if not 0 <= self.min_duration_s <= self.duration_s:
             limit = f"at most --duration ({self.duration_s:g} s)"

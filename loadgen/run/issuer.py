@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import distribution
 from sluice.loadgen.target.base import Target
@@ -41,12 +42,16 @@ class Issuer:
 
     `start_ns` is the start of the run on the monotonic clock; 0 before. `baseline_lateness_ms` is how late the client's
     alarms were before the run, when it had nothing else to do: their 99th percentile. `cpu_share` is the share of one
-    core that the process used while it issued, or None for a run too short to tell. `cancel_ns` is as in `Schedule`,
-    and is repeated with it.
+    core that the process used while it issued, or None for a run too short to tell. `interim` is the test that may end
+    the run before its schedule does. `cancel_ns` is as in `Schedule`, and is repeated with it.
     """
 
     def __init__(
-        self, record: Record, pacing: Pacing = OPEN_LOOP, cancel_ns: npt.NDArray[np.int64] | None = None
+        self,
+        record: Record,
+        pacing: Pacing = OPEN_LOOP,
+        cancel_ns: npt.NDArray[np.int64] | None = None,
+        interim: InterimTest | None = None,
     ) -> None:
         if pacing.from_issue:
             record.due_ns = record.due_ns.copy()
@@ -56,6 +61,8 @@ class Issuer:
         self.cpu_share: float | None = None
         self._pacing = pacing
         self._paced = pacing != OPEN_LOOP
+        self._interim = interim
+        self._next_look: asyncio.TimerHandle | None = None
         self._cancel_ns = None if cancel_ns is None else np.ascontiguousarray(cancel_ns).data
         self._to_give_up: list[tuple[int, int]] = []
         self._take(record)
@@ -120,6 +127,7 @@ class Issuer:
                 self._alarm.start(self._issue_due)
                 self._alarm.arm(self.start_ns + self._due[0])
                 timers = self._set_timers(loop, drain_timeout_s)
+                self._plan_look()
                 with self._measured_cpu():
                     await self._all_issued.wait()
                 for timer in timers:
@@ -128,6 +136,8 @@ class Issuer:
                     await self._drain(drain_timeout_s)
         finally:
             self._alarm.close()
+            if self._next_look is not None:
+                self._next_look.cancel()
             await target.close()
         self._time_out_stragglers()
         return self._record.head(self._issued)
@@ -142,6 +152,21 @@ class Issuer:
     def _end(self) -> None:
         self._ended = True
         self._all_issued.set()
+        if self._settled == self._issued:
+            self._finished.set()
+
+    def _plan_look(self) -> None:
+        if self._interim is not None and math.isfinite(look_ns := self._interim.next_look_ns):
+            wait_ns = self.start_ns + look_ns - time.monotonic_ns()
+            self._next_look = asyncio.get_running_loop().call_later(
+                max(wait_ns, 0) / NS_PER_S, self._look, self._interim
+            )
+
+    def _look(self, interim: InterimTest) -> None:
+        interim.look(self._record, time.monotonic_ns() - self.start_ns)
+        if interim.decided is not None:
+            self._end()
+        self._plan_look()
 
     def _take(self, record: Record) -> None:
         self._record = record

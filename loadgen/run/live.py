@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
@@ -53,13 +54,16 @@ async def read_metadata(config: RunConfig, target: Target) -> list[TargetModel]:
     return [known[stream.model] for stream in config.streams]
 
 
-async def drive(config: RunConfig, target: Target, plan: Plan, start: Start = start_at_once) -> Driven:
+async def drive(
+    config: RunConfig, target: Target, plan: Plan, start: Start = start_at_once, interim: InterimTest | None = None
+) -> Driven:
     """Issue a plan's queries and wait for their answers; the target is closed at the end.
 
-    Raises `TargetUnreachable`, and `ConfigError` for an output that the answers do not have.
+    `interim` is the test that may end the run early. Raises `TargetUnreachable`, and `ConfigError` for an output that
+    the answers do not have.
     """
     record = Record.of(plan.schedule, plan.slo_ns, plan.table.is_labelled)
-    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns)
+    issuer = Issuer(record, plan.pacing, plan.schedule.cancel_ns, interim)
     try:
         await target.prepare(plan.requests, issuer, plan.table.is_labelled)
     except BaseException:

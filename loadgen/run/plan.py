@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
+from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
@@ -90,6 +92,19 @@ def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable
     if not np.array_equal(table.stream_of(schedule.sample), schedule.stream):
         raise ConfigError(f"--schedule {config.schedule_file}: made for another mix, or other numbers of samples")
     return table, schedule
+
+
+def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
+    """The test that may end the run early, where the configuration asks for it."""
+    if config.decide_from_s is None:
+        return None
+    return InterimTest(
+        schedule.due_ns,
+        objective_ns(config.slo_ms),
+        percentile=config.percentile,
+        warmup_s=config.warmup_s,
+        decide_from_s=config.decide_from_s,
+    )
 
 
 def nothing_measured(limit: str, warmup_s: float) -> ConfigError:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.early_stopping import confirmed
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
@@ -36,10 +37,10 @@ class RunResult:
 
     `record` holds one row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), with -1
     for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
-    monotonic clock. `client_cpu_share` is the share of a core that the client used while it sent queries, None for a run
-    of less than 0.1 s, and `baseline_lateness_ms` the 99th percentile of its lateness without load; both are None in a
-    simulation. `invalid` lists the reasons why the run is invalid, and `notes` what a reader of the figures has to
-    know about a simulation.
+    monotonic clock. `client_cpu_share` is the share of a core that the client used while it sent queries, None for a
+    run of less than 0.1 s, and `baseline_lateness_ms` the 99th percentile of its lateness without load; both are None
+    in a simulation. `decision` is what ended the run before its schedule, if anything did. `invalid` lists the reasons
+    why the run is invalid, and `notes` what a reader of the figures has to know about a simulation.
     """
 
     config: RunConfig
@@ -54,6 +55,7 @@ class RunResult:
     client_cpu_us_per_query: float | None = None
     client_cpu_share: float | None = None
     baseline_lateness_ms: float | None = None
+    decision: Decision | None = None
     server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None
@@ -78,16 +80,16 @@ class RunResult:
     @property
     def too_short(self) -> bool:
         """True when the run has too few queries to confirm the percentile, even without a miss."""
-        return too_short(self.score.sample, self.config.percentile)
+        return too_short(self.score.sample, self.config.percentile, self.decision)
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the objective."""
         if self.invalid:
             return Verdict.INVALID
-        queries, good, percentile = self.score.queries, self.score.good, self.config.percentile
-        attained = good * 100 >= percentile * queries > 0
-        if confirmed(queries, queries - good, percentile) if self.score.is_sample else attained:
+        score, percentile = self.score, self.config.percentile
+        attained = score.attainment * 100 >= percentile
+        if confirmed(score.queries, score.misses, percentile) if score.is_sample else attained:
             return Verdict.MET
         return Verdict.NOT_CONFIRMED if attained else Verdict.MISSED
 

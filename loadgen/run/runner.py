@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import uvloop
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
@@ -36,6 +37,15 @@ def run(config: RunConfig) -> RunResult:
         return runner.run(_live(config))
 
 
+def plan_run(config: RunConfig) -> Plan:
+    """The plan of a run, of which nothing is sent; raises as `run` does."""
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulated_plan(config, SimulatedTarget(config.target))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live_plan(config))
+
+
 def _check(config: RunConfig) -> None:
     if not 0 < config.percentile < 100:
         raise ConfigError(f"--percentile: expected a number between 0 and 100, got {config.percentile:g}")
@@ -56,11 +66,24 @@ def _check(config: RunConfig) -> None:
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    plan = _simulated_plan(config, target)
+    interim = interim_test(config, plan.schedule)
     record, server = target.replay(
-        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
     )
-    return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
+    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+
+
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+    return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+
+
+async def _live_plan(config: RunConfig) -> Plan:
+    target = open_live(config)
+    try:
+        return make_plan(config, await read_metadata(config, target))
+    finally:
+        await target.close()
 
 
 async def _live(config: RunConfig) -> RunResult:
@@ -71,15 +94,19 @@ async def _live(config: RunConfig) -> RunResult:
     except BaseException:
         await target.close()
         raise
+    # Each of several processes knows its own queries only, so they do not end a run early.
+    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
     if config.procs > 1:
+        await target.close()
         driven = await drive_in_processes(config, plan)
     else:
-        driven = await drive(config, target, plan)
+        driven = await drive(config, target, plan, interim=interim)
     return _result(
         config,
         plan,
         driven.record,
         lost=driven.lost,
+        interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
@@ -110,6 +137,7 @@ def _result(
     record: Record,
     *,
     lost: tuple[str, ...] = (),
+    interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
@@ -121,6 +149,10 @@ def _result(
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    decision = None
+    if interim is not None and interim.decided is not None:
+        decision, queries = interim.decided
+        record = record.head(queries)
     scenario = SCENARIOS[config.scenario]
     metrics = query_statistics(record, config.percentile, config.warmup_s)
     score = scenario.score(record, config)
@@ -131,6 +163,7 @@ def _result(
         interrupted,
         sample=score.sample,
         warmup_s=config.warmup_s,
+        decision=decision,
         cpu_share=client_cpu_share,
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
@@ -142,6 +175,7 @@ def _result(
         metrics=metrics,
         score=score,
         invalid=[*lost, *reasons, *score.unmet],
+        decision=decision,
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,

@@ -34,6 +34,16 @@ class Score(msgspec.Struct, frozen=True):
     unmet: tuple[str, ...] = ()
 
     @property
+    def misses(self) -> int:
+        """Number of queries that missed the objective."""
+        return self.queries - self.good
+
+    @property
+    def attainment(self) -> float:
+        """Share of the queries that met the objective; 0 without queries."""
+        return self.good / self.queries if self.queries else 0.0
+
+    @property
     def sample(self) -> int | None:
         """Number of queries in the sample; None where they are no sample."""
         return self.queries if self.is_sample else None

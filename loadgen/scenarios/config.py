@@ -9,6 +9,7 @@ from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.loadgen.traffic.draws import Cancellation, DeadlineSpread
+from sluice.loadgen.traffic.mlperf_schedule import MlperfRules
 from sluice.models.client_tls import NO_TLS, ClientTls
 
 
@@ -32,8 +33,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     `each_once` every sample is sent once. `rate`, `concurrency` and `samples_per_query` are 0 and None for scenarios
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
-    numbers, or scores whose largest gives the class. `procs` client processes share the queries, the connections and
-    the bound of outstanding queries.
+    numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
+    it misses at any time, that it meets the objective from that many seconds on. `procs` client processes share the
+    queries, the connections and the bound of outstanding queries. `mlperf` counts where the arrivals are MLPerf's, but
+    for its `min_queries` where the run has its own, and its `samples_per_query`.
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
@@ -68,8 +71,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     deadline_spread: DeadlineSpread | None = None
     trace_slo_scale: float = 1.0
     schedule_file: str = ""
+    mlperf: MlperfRules = MlperfRules()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
+    decide_from_s: float | None = None
 
     @property
     def streams(self) -> tuple[Stream, ...]:

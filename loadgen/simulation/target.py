@@ -1,7 +1,7 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from sluice.batcher.planner.build import build_plan
 from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
@@ -129,11 +130,13 @@ class SimulatedTarget:
         slo_ns: npt.NDArray[np.int64],
         seed: int,
         drain_timeout_s: float,
+        interim: InterimTest | None = None,
     ) -> tuple[Record, ServerReport]:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
         `requests` has the requests that the schedule names, and `slo_ns` the objective of each query, (queries,).
-        Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs.
+        Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs. `interim`
+        may end the run before its schedule does.
         """
         served = [self._served[model] for model in {request.model: None for request in requests.values()}]
         keys = [pipeline_key(pipeline) for pipeline in served]
@@ -172,7 +175,7 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(arrivals, drain_ns)
+        simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
         record = arrivals.record.head(arrivals.issued)
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
         return record, observer.server_report()
@@ -200,6 +203,18 @@ def _pipeline_of(schedule: Schedule, places: Mapping[int, int]) -> Callable[[int
         return lambda query: 0
     samples = schedule.sample.tolist()
     return lambda query: places[samples[query % len(samples)]]
+
+
+def _until_decided(arrivals: PacedArrivals, interim: InterimTest) -> Iterator[tuple[int, RequestArrived]]:
+    """The arrivals until a look at the record ends the run; the simulator draws one ahead of the time that it is at."""
+    simulated_ns = 0
+    for due_ns, event in arrivals:
+        while interim.next_look_ns <= simulated_ns:
+            interim.look(arrivals.record, int(interim.next_look_ns))
+        if interim.decided is not None:
+            return
+        yield due_ns, event
+        simulated_ns = due_ns
 
 
 def _on_the_wire(pipeline: Pipeline, tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

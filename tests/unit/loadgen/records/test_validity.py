@@ -1,8 +1,9 @@
 import msgspec
 import pytest
 
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
-from sluice.loadgen.records.validity import invalid_reasons
+from sluice.loadgen.records.validity import client_limits, invalid_reasons
 
 METRICS = QueryStatistics(
     queries=1000,
@@ -48,7 +49,11 @@ def test_lateness_may_be_a_millisecond_or_a_twentieth_of_the_objective(
 
 def test_too_few_queries_prove_nothing_even_without_a_miss() -> None:
     reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=458)
-    assert [reason.partition(";")[0] for reason in reasons] == ["too short: 458 queries after the warm-up"]
+    assert reasons == [
+        "too short: 458 queries after the warm-up; a claim about 99 % needs 459; try --duration 5 or more"
+    ]
+    later = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=458, warmup_s=2.5)
+    assert [reason.partition("; try ")[2] for reason in later] == ["--duration 8 or more"]
     assert invalid_reasons(METRICS, 10, 90, interrupted=False, sample=458) == []
 
 
@@ -58,6 +63,36 @@ def test_queries_that_are_no_sample_need_no_number() -> None:
 
 def test_lateness_counts_only_where_queries_are_due_one_by_one() -> None:
     assert invalid_reasons(late(50), 10, 99, interrupted=False, sample=1000, is_paced=False) == []
+
+
+def test_a_run_that_its_misses_have_ended_is_not_too_short() -> None:
+    assert invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=Decision.EXCLUDED) == []
+    assert len(invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=Decision.CONFIRMED)) == 1
+
+
+@pytest.mark.parametrize(("share", "valid"), [(None, True), (0.8, True), (0.81, False), (1.0, False)])
+def test_a_client_that_uses_more_than_80_percent_of_a_core_measures_itself(share: float | None, valid: bool) -> None:
+    reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=1000, cpu_share=share)
+    assert reasons == (
+        []
+        if valid or share is None
+        else [
+            f"limited by the client: it used {share * 100:.0f} % of a core, 80 % is allowed; "
+            "try a lower --rate or more --procs"
+        ]
+    )
+
+
+def test_the_lateness_without_load_tells_a_busy_machine_from_a_high_rate() -> None:
+    quick, busy = (client_limits(late(5.0), 10, baseline_lateness_ms=idle) for idle in (0.08, 3.0))
+    assert quick == [
+        "limited by the client: it was 5.00 ms late or more with 1 % of the queries (0.08 ms without load), "
+        "1 ms is allowed; try a lower --rate, a core of its own for the client, or more --procs"
+    ]
+    assert busy == [
+        "limited by the client: it was 5.00 ms late or more with 1 % of the queries (3.00 ms without load), "
+        "1 ms is allowed; the machine is too busy for any rate: give the client a core of its own"
+    ]
 
 
 def test_an_interrupted_run_is_invalid() -> None:

@@ -28,6 +28,10 @@ def answer(stream: int, status: str = "0") -> bytes:
     )
 
 
+def decoded(decoder: hpack.Decoder, content: bytes) -> list[tuple[str, str]]:
+    return [(name.decode(), value.decode()) for name, value in decoder.decode(content, raw=True)]
+
+
 class PlayedTransport:
     """Keeps what is written to it."""
 
@@ -132,7 +136,7 @@ def test_the_headers_of_later_calls_refer_to_those_of_the_first() -> None:
             assert (flags, stream) == (http2.END_HEADERS, 2 * query + 1)
             assert data == (http2.DATA, http2.END_STREAM, stream, b"request")
             expected = [(":path", "/m"), ("key", "value")] + [("x-sluice-explain", "1")] * explain
-            assert [tuple(field) for field in decoder.decode(headers)] == expected
+            assert decoded(decoder, headers) == expected
             sizes.append(len(headers))
         assert sizes[3] == 2
         # The server makes its table smaller: everything is said again.
@@ -140,7 +144,7 @@ def test_the_headers_of_later_calls_refer_to_those_of_the_first() -> None:
         transport.frames()
         for query in (4, 5):
             connection.send(query, 0, b"request", explain=False)
-            assert [tuple(field) for field in decoder.decode(transport.frames()[0][3])] == [
+            assert decoded(decoder, transport.frames()[0][3]) == [
                 (":path", "/m"),
                 ("key", "value"),
             ]
