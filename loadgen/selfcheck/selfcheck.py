@@ -18,7 +18,7 @@ LOWEST_RATE = 100.0
 _PRECISION = 1.1
 
 
-class Effort(msgspec.Struct, frozen=True):
+class CheckEffort(msgspec.Struct, frozen=True):
     """The time of a check: at most `total_s` in all, `probe_s` for each rate, `closed_loop_s` for each closed loop."""
 
     total_s: float
@@ -26,8 +26,8 @@ class Effort(msgspec.Struct, frozen=True):
     closed_loop_s: float
 
 
-THOROUGH = Effort(25.0, 1.5, 1.0)
-QUICK = Effort(3.0, 0.4, 0.3)
+THOROUGH = CheckEffort(25.0, 1.5, 1.0)
+QUICK = CheckEffort(3.0, 0.4, 0.3)
 
 
 class ClientSpeed(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class SelfCheck(msgspec.Struct, frozen=True):
 
 
 def selfcheck(
-    protocols: Sequence[str], effort: Effort, cores: int, report: Callable[[str], object] = lambda line: None
+    protocols: Sequence[str], effort: CheckEffort, cores: int, report: Callable[[str], object] = lambda line: None
 ) -> SelfCheck:
     """Check the client over each protocol; `report` gets a line about each step. Raises `ConfigError`."""
     ends_s = time.monotonic() + effort.total_s
@@ -108,7 +108,7 @@ async def highest_kept(
 
 
 async def _speed(
-    protocol: str, url: str, effort: Effort, until_s: float, report: Callable[[str], object]
+    protocol: str, url: str, effort: CheckEffort, until_s: float, report: Callable[[str], object]
 ) -> ClientSpeed:
     ceiling = await closed_loop(url, effort.closed_loop_s)
     report(f"{protocol}: {ceiling.per_s:.0f}/s in a closed loop")

@@ -8,7 +8,7 @@ import hpack
 import pytest
 
 from sluice.loadgen.target import http2_frames as http2
-from sluice.loadgen.target.grpc_connection import GrpcConnection
+from sluice.loadgen.target.grpc_connection import GrpcClientConnection
 from sluice.loadgen.target.http2_frames import Fields
 
 OK_HEADERS = hpack.Encoder().encode([(":status", "200"), ("content-type", "application/grpc")])
@@ -83,25 +83,27 @@ class PlayedOwner:
     def refused(self, query: int, request: int, reason: str) -> None:
         self.ends.append((query, "refused", request))
 
-    def freed(self, connection: GrpcConnection) -> None:
+    def freed(self, connection: GrpcClientConnection) -> None:
         self.freed_times += 1
 
-    def withdraw(self, connection: GrpcConnection) -> None:
+    def withdraw(self, connection: GrpcClientConnection) -> None:
         self.withdrawn_times += 1
 
-    def lost(self, connection: GrpcConnection, queries: Sequence[int], reason: str) -> None:
+    def lost(self, connection: GrpcClientConnection, queries: Sequence[int], reason: str) -> None:
         self.ends.append((*queries, "lost", reason))
 
 
-Played = tuple[GrpcConnection, PlayedTransport, PlayedOwner]
+Played = tuple[GrpcClientConnection, PlayedTransport, PlayedOwner]
 
 
-def play(then: Callable[[GrpcConnection, PlayedTransport, PlayedOwner], None], *settings: tuple[int, int]) -> None:
+def play(
+    then: Callable[[GrpcClientConnection, PlayedTransport, PlayedOwner], None], *settings: tuple[int, int]
+) -> None:
     """Connect with a server's settings, and go on."""
 
     async def run() -> None:
         owner, transport = PlayedOwner(), PlayedTransport()
-        connection = GrpcConnection(owner, [(":path", "/m"), ("key", "value")], keep_messages=True)
+        connection = GrpcClientConnection(owner, [(":path", "/m"), ("key", "value")], keep_messages=True)
         connection.connection_made(cast(asyncio.Transport, transport))
         assert not connection.ready.done()
         connection.data_received(http2.settings(settings))
@@ -115,7 +117,7 @@ def play(then: Callable[[GrpcConnection, PlayedTransport, PlayedOwner], None], *
 
 @pytest.mark.parametrize("size", [1, 3, 8, 1000])
 def test_answers_in_pieces_of_any_size_end_their_calls(size: int) -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         for query in (7, 8):
             assert connection.send(query, 0, b"request", explain=False)
         content = answer(3, "8") + answer(1)
@@ -127,7 +129,7 @@ def test_answers_in_pieces_of_any_size_end_their_calls(size: int) -> None:
 
 
 def test_the_headers_of_later_calls_refer_to_those_of_the_first() -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         decoder = hpack.Decoder()
         sizes = []
         for query, explain in enumerate((True, False, True, False)):
@@ -153,7 +155,7 @@ def test_the_headers_of_later_calls_refer_to_those_of_the_first() -> None:
 
 
 def test_a_message_waits_for_room_in_the_windows() -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         connection.send(1, 0, b"0123456789", explain=False)
         assert transport.frames()[1:] == [(http2.DATA, 0, 1, b"0123")]
         connection.data_received(http2.window_update(1, 3))
@@ -168,7 +170,7 @@ def test_a_message_waits_for_room_in_the_windows() -> None:
 
 
 def test_an_answer_before_the_end_of_the_request_stops_it() -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         connection.send(1, 0, b"0123456789", explain=False)
         transport.frames()
         connection.data_received(answer(1, "8"))
@@ -181,7 +183,7 @@ def test_an_answer_before_the_end_of_the_request_stops_it() -> None:
 
 
 def test_a_full_connection_says_when_it_has_room_again() -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         assert connection.send(1, 0, b"", explain=False)
         assert not connection.send(2, 0, b"", explain=False)
         assert owner.freed_times == 0
@@ -198,7 +200,7 @@ def test_a_full_connection_says_when_it_has_room_again() -> None:
 
 
 def test_calls_that_a_server_has_not_begun_with_may_be_repeated() -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         for query in range(3):
             connection.send(query, 10 + query, b"", explain=False)
         connection.data_received(http2.frame(http2.RST_STREAM, 0, 1, b"\0\0\0\x07"))
@@ -215,7 +217,7 @@ def test_calls_that_a_server_has_not_begun_with_may_be_repeated() -> None:
 
 
 def test_padding_priorities_continued_headers_and_unknown_frames_are_read() -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         connection.send(1, 0, b"", explain=False)
         head, trailers = block((":status", "200")), block(("grpc-status", "5"), ("grpc-message", "no %C3%BC"))
         connection.data_received(
@@ -244,7 +246,7 @@ def test_padding_priorities_continued_headers_and_unknown_frames_are_read() -> N
     ],
 )
 def test_a_call_without_a_status_fails(content: bytes, reason: str) -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         connection.send(1, 0, b"", explain=False)
         connection.data_received(content)
         assert owner.ends == [(1, reason)]
@@ -264,7 +266,7 @@ def test_a_call_without_a_status_fails(content: bytes, reason: str) -> None:
     ],
 )
 def test_a_server_that_breaks_the_rules_loses_the_connection(content: bytes, reason: str) -> None:
-    def then(connection: GrpcConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
+    def then(connection: GrpcClientConnection, transport: PlayedTransport, owner: PlayedOwner) -> None:
         connection.send(1, 0, b"", explain=False)
         connection.data_received(content)
         assert transport.is_aborted
