@@ -132,7 +132,7 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
     [
         (
             ["run", "--target", "ftp://x", *FAST, "--rate", "1"],
-            "expected http://host:port, https://…, grpc://…, grpcs://… or",
+            "expected http://host:port, https://…, grpc://…, grpcs://…, unix:///path (HTTP), ",
         ),
         (["run", "--target", "http://x:1/y", *FAST, "--rate", "1"], "expected http://host:port"),
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
