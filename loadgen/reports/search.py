@@ -131,7 +131,7 @@ class StoredProbes:
         if stored.kind != "find-max":
             raise ConfigError(f"--resume {path}: expected the report of find-max --json, got one of {stored.kind!r}")
         _refuse_difference(path, _bounds(stored.settings), _bounds(settings))
-        now = msgspec.to_builtins(without_secrets(config))
+        now = _as_stored(without_secrets(config))
         for number, (_, probe) in enumerate(probes):
             expected = now | {key: probe.config.get(key) for key in _OF_A_PROBE} | {"seed": config.seed + number}
             _refuse_difference(path, probe.config, expected)
@@ -163,9 +163,14 @@ class StoredProbes:
 
 def _bounds(settings: SearchSettings) -> Mapping[str, Any]:
     """The settings that decide what a search probes; with more probes it goes on, and with fewer it ends before."""
-    bounds = msgspec.to_builtins(settings)
+    bounds = _as_stored(settings)
     del bounds["max_probes"]
-    return bounds  # type: ignore[no-any-return]
+    return bounds
+
+
+def _as_stored(settings: msgspec.Struct) -> dict[str, Any]:
+    """Settings as they are read from a report."""
+    return msgspec.json.decode(msgspec.json.encode(settings), type=dict[str, Any])
 
 
 def _refuse_difference(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
