@@ -73,8 +73,6 @@ def _play(options: argparse.Namespace, names: dict[str, str]) -> list[list[Compa
     files = [side for side in names.values() if not _is_target(side)]
     if files:
         raise ConfigError(f"compare: {files[0]} is no target; expected targets only, or reports of runs only")
-    if not options.model:
-        raise ConfigError("compare: requires --model to run targets")
     if options.seeds < MIN_PAIRS:
         raise ConfigError(f"--seeds: expected at least {MIN_PAIRS}, got {options.seeds}")
     config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
+from sluice.loadgen.cli.progress import progress_line
 from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.mlperf.logs import write_mlperf_logs
 from sluice.loadgen.mlperf.run_as_logged import logged_config
@@ -29,7 +30,8 @@ def _run(options: argparse.Namespace) -> int:
     config = msgspec.structs.replace(run_config(options, options.rate), **scenario_settings(options))
     if options.mlperf_logs is not None:
         config = logged_config(config)
-    result = run(config)
+    with progress_line() as watch:
+        result = run(config, watch)
     warn(result)
     print(run_text(result), end="")
     write_report(options.json, run_json(result))

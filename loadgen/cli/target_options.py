@@ -16,7 +16,7 @@ def add_target_options(parser: argparse.ArgumentParser, *, target: bool) -> None
     else:
         parser.set_defaults(target="")
     add_connection_options(parser)
-    add("--model", required=target, default="", help="name of a model or pipeline")
+    add("--model", default="", help="name of a model or pipeline; without it --mix, or a --trace that names models")
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
     bound = f"most queries waiting and in flight; the next is dropped (default {MAX_OUTSTANDING})"
     add("--max-outstanding", type=int, default=MAX_OUTSTANDING, metavar="N", help=bound)

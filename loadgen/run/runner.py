@@ -11,6 +11,7 @@ import uvloop
 
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.outputs import Outputs
+from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
@@ -22,20 +23,32 @@ from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
-def run(config: RunConfig) -> RunResult:
+def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
     """Run the configured scenario once; blocks until every query has ended.
+
+    Several client processes are not watched.
 
     Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
     answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
     """
     _check(config)
     if config.target.startswith(SIMULATED):
-        return _simulate(config)
+        return _simulate(config, watch)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_live(config))
+        return runner.run(_live(config, watch))
+
+
+def plan_run(config: RunConfig) -> Plan:
+    """The plan of a run, of which nothing is sent; raises as `run` does."""
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulated_plan(config, SimulatedTarget(config.target))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live_plan(config))
 
 
 def _check(config: RunConfig) -> None:
@@ -52,15 +65,17 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
     if config.procs > 1 and config.kept_outputs is not None:
         raise ConfigError(f"--procs: one process keeps the outputs; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
-def _simulate(config: RunConfig) -> RunResult:
+def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    plan = _simulated_plan(config, target)
     interim = interim_test(config, plan.schedule)
-    record, server = target.replay(
+    replayed = target.replay(
         plan.schedule,
         plan.pacing,
         plan.requests,
@@ -68,11 +83,33 @@ def _simulate(config: RunConfig) -> RunResult:
         config.random_times_seed,
         config.drain_timeout_s,
         interim,
+        watch,
     )
-    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+    return _result(
+        config,
+        plan,
+        replayed.record,
+        interim=interim,
+        interrupted=replayed.interrupted,
+        simulated=True,
+        server=replayed.server,
+        notes=target.notes,
+    )
 
 
-async def _live(config: RunConfig) -> RunResult:
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+    return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+
+
+async def _live_plan(config: RunConfig) -> Plan:
+    target = open_live(config)
+    try:
+        return make_plan(config, await read_metadata(config, target))
+    finally:
+        await target.close()
+
+
+async def _live(config: RunConfig, watch: Watch) -> RunResult:
     target = open_live(config)
     try:
         plan = make_plan(config, await read_metadata(config, target))
@@ -86,7 +123,7 @@ async def _live(config: RunConfig) -> RunResult:
         await target.close()
         driven = await drive_in_processes(config, plan)
     else:
-        driven = await drive(config, target, plan, interim=interim)
+        driven = await drive(config, target, plan, interim=interim, watch=watch)
     return _result(
         config,
         plan,
@@ -156,6 +193,8 @@ def _result(
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
     )
+    if not score.queries and not score.is_sample:
+        reasons.append(f"too short: no query after the warm-up of {config.warmup_s:g} s")
     return RunResult(
         config=config,
         schedule_digest=plan.schedule.digest,

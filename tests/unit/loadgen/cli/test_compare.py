@@ -93,7 +93,7 @@ def test_reports_of_different_schedules_are_refused(tmp_path: Path, capsys: pyte
         (["sim:x"], [], "expected two or three targets or reports, got 1"),
         (["sim:x", "missing"], ["--model", "m"], "missing is no target"),
         (["missing", "missing"], [], "missing: no such file or folder"),
-        (["sim:x", "sim:x"], [], "requires --model"),
+        (["sim:x", "sim:x"], [], "--model"),
         (["sim:x", "sim:x"], ["--model", "m", "--seeds", "2"], "--seeds: expected at least 3, got 2"),
         (["sim:x", "sim:x"], ["--threshold", "0"], "--threshold: expected a percentage above 0, got 0"),
     ],
