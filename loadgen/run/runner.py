@@ -13,7 +13,7 @@ from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live, read_metadata
+from sluice.loadgen.run.live import drive, model_changes, open_live, read_metadata
 from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
@@ -67,7 +67,7 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
     plan = _simulated_plan(config, target)
-    interim = interim_test(config, plan.schedule)
+    interim = interim_test(config, plan)
     record, server = target.replay(
         plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
     )
@@ -89,23 +89,26 @@ async def _live_plan(config: RunConfig) -> Plan:
 async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
     try:
-        plan = make_plan(config, await read_metadata(config, target))
+        metadata = await read_metadata(config, target)
+        plan = make_plan(config, metadata)
         before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
     except BaseException:
         await target.close()
         raise
     # Each of several processes knows its own queries only, so they do not end a run early.
-    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
+    interim = interim_test(config, plan) if config.procs == 1 else None
     if config.procs > 1:
         await target.close()
         driven = await drive_in_processes(config, plan)
     else:
         driven = await drive(config, target, plan, interim=interim)
+    # A target inside the client would be made once more to be asked.
+    changes = [] if config.target.startswith(IN_PROCESS) else await model_changes(config, metadata)
     return _result(
         config,
         plan,
         driven.record,
-        lost=driven.lost,
+        flaws=(*driven.lost, *changes),
         interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
@@ -136,7 +139,7 @@ def _result(
     plan: Plan,
     record: Record,
     *,
-    lost: tuple[str, ...] = (),
+    flaws: tuple[str, ...] = (),
     interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
@@ -174,7 +177,7 @@ def _result(
         record=record,
         metrics=metrics,
         score=score,
-        invalid=[*lost, *reasons, *score.unmet],
+        invalid=[*flaws, *reasons, *score.unmet],
         decision=decision,
         interrupted=interrupted,
         simulated=simulated,

@@ -87,7 +87,7 @@ class GrpcTarget(ConnectionPool[GrpcConnection]):
         if code is not grpc.StatusCode.OK:
             raise ConfigError(f"--model {model}: {code.name} {fields.message}")
         metadata = service_pb2.ModelMetadataResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
-        return TargetModel(_specs(metadata.inputs), _specs(metadata.outputs))
+        return TargetModel(_specs(metadata.inputs), _specs(metadata.outputs), tuple(metadata.versions))
 
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Serialise all requests and open all connections."""

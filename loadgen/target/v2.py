@@ -24,6 +24,7 @@ class _Tensor(msgspec.Struct):
 class _Metadata(msgspec.Struct):
     inputs: tuple[_Tensor, ...]
     outputs: tuple[_Tensor, ...]
+    versions: tuple[str, ...] = ()
 
 
 class _OutputParameters(msgspec.Struct):
@@ -60,6 +61,7 @@ def decode_metadata(body: bytes) -> TargetModel:
     return TargetModel(
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
+        metadata.versions,
     )
 
 
