@@ -107,6 +107,22 @@ class Record:
             self._firsts,
         )
 
+    def select(self, chosen: npt.NDArray[np.bool_]) -> "Record":
+        """A copy of the queries where `chosen`, shape (queries,), is True; without answers and reasons."""
+        numbers = np.cumsum(chosen) - 1
+        return Record(
+            self.due_ns[chosen],
+            self.sample[chosen],
+            self.stream[chosen],
+            self.slo_ns[chosen],
+            self.queued_ns[chosen],
+            self.sent_ns[chosen],
+            self.done_ns[chosen],
+            self.status[chosen],
+            [],
+            {int(numbers[query]): text for query, text in self.stages.items() if chosen[query]},
+        )
+
     @property
     def good(self) -> npt.NDArray[np.bool_]:
         """True for each query that was answered within its objective, or answered at all when it has none."""

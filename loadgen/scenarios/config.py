@@ -23,7 +23,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     every query; `model` names a model or a pipeline. The run ends after `duration_s` or `queries`, whichever comes
     first; with `each_once` every sample is sent once. `percentile` is the share of queries, in %, that has to meet
     `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class numbers, or
-    scores whose largest gives the class.
+    scores whose largest gives the class. `explain_share` is the share of queries that ask the server for their times by
+    stage, and `price_per_hour` what the server costs, for the cost of good answers.
     """
 
     target: str
@@ -44,6 +45,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     connections: int = 256
     max_outstanding: int = MAX_OUTSTANDING
     metrics_url: str = ""
+    explain_share: float = 0.01
+    price_per_hour: float | None = None
     arrivals: Arrivals = Arrivals()
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.json_format import MessageToJson
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.loadgen.records.record import Status
@@ -85,7 +86,18 @@ class GrpcTarget:
                     hint = connection_hint(reason, self._credentials is not None)
                     raise TargetUnreachable(f"--target {self._address}: {reason}{hint}") from error
                 raise ConfigError(f"--model {model}: {error.code().name} {error.details()}") from error
-        return TargetModel(_specs(answer.inputs), _specs(answer.outputs))
+        return TargetModel(_specs(answer.inputs), _specs(answer.outputs), answer.platform)
+
+    async def statistics(self) -> bytes | None:
+        """Read the statistics of all models."""
+        async with self._channel() as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            request = service_pb2.ModelStatisticsRequest()
+            try:
+                answer = await stub.ModelStatistics(request, timeout=_TIMEOUT_S, metadata=self._metadata)
+            except grpc.aio.AioRpcError:
+                return None  # the figures of the run stay valid when the server dies under load
+        return MessageToJson(answer, preserving_proto_field_name=True).encode()
 
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Serialise all requests and connect all channels."""
