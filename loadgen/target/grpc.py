@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.json_format import MessageToJson
+from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.loadgen.records.record import Status
@@ -97,7 +97,7 @@ class GrpcTarget:
                 answer = await stub.ModelStatistics(request, timeout=_TIMEOUT_S, metadata=self._metadata)
             except grpc.aio.AioRpcError:
                 return None  # the figures of the run stay valid when the server dies under load
-        return MessageToJson(answer, preserving_proto_field_name=True).encode()
+        return str(MessageToJson(answer, preserving_proto_field_name=True)).encode()
 
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         """Serialise all requests and connect all channels."""

@@ -35,13 +35,12 @@ def body(*entries: dict[str, Any]) -> bytes:
 
 def test_the_difference_of_two_readings() -> None:
     before = read_counts(body(entry("mlp", 10, 1, {1: 10}), entry("idle", 5, 1, {1: 5})))
-    after = read_counts(
-        body(entry("mlp", 110, 1, {1: 50, 4: 15}), entry("idle", 5, 1, {1: 5}), entry("c", 3, 2, {1: 3}))
-    )
-    pipeline, mlp = activity_between(before, after, pipelines=["c"])
-    assert mlp == ModelActivity("mlp:1", 100, 0, 100, 55, 2.0, 0.5, 4.0, 0.25, ((1, 40), (4, 15)))
-    assert mlp.mean_batch == pytest.approx(100 / 55)
-    assert mlp.met_batch == pytest.approx((40 + 16 * 15) / 100)
+    mlp, idle, cascade = entry("mlp", 110, 1, {1: 50, 4: 15}), entry("idle", 5, 1, {1: 5}), entry("c", 3, 2, {1: 3})
+    after = read_counts(body(mlp, idle, cascade))
+    pipeline, used = activity_between(before, after, pipelines=["c"])
+    assert used == ModelActivity("mlp:1", 100, 0, 100, 55, 2.0, 0.5, 4.0, 0.25, ((1, 40), (4, 15)))
+    assert used.mean_batch == pytest.approx(100 / 55)
+    assert used.met_batch == pytest.approx((40 + 16 * 15) / 100)
     assert (pipeline.model, pipeline.is_pipeline, pipeline.queue_ms) == ("c:1", True, 4.0)
 
 
