@@ -13,8 +13,8 @@ import enum
 import msgspec
 import numpy as np
 
-from sluice.loadgen.traffic.arrivals import MAX_QUERIES
 from sluice.loadgen.traffic.mersenne import Integers, Mersenne
+from sluice.loadgen.traffic.processes.bounds import MAX_QUERIES
 from sluice.models.errors import ConfigError
 from sluice.models.units import NS_PER_S
 
