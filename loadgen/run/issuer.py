@@ -5,7 +5,7 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from sluice.loadgen.records.record import Record, Status
@@ -17,6 +17,14 @@ from sluice.mps.alarm import Alarm
 _LEAD_NS = 10 * NS_PER_MS
 _BURST = 64
 """Most overdue queries issued in one turn, before the loop reads answers again."""
+
+Start = Callable[[], Awaitable[int]]
+"""Called when everything is ready; gives the start of the schedule on the monotonic clock, in nanoseconds."""
+
+
+async def start_at_once() -> int:
+    """Start now, but for the time that the first query takes to leave on time."""
+    return time.monotonic_ns() + _LEAD_NS
 
 
 class Issuer:
@@ -64,7 +72,7 @@ class Issuer:
         if self._settled == self._issued and self._all_issued.is_set():
             self._finished.set()
 
-    async def run(self, target: Target, drain_timeout_s: float) -> Record:
+    async def run(self, target: Target, drain_timeout_s: float, start: Start = start_at_once) -> Record:
         """Issue the schedule, wait at most `drain_timeout_s` for outstanding answers, and close the target.
 
         Returns the record of the issued queries: the whole schedule unless `stop` was called.
@@ -73,7 +81,7 @@ class Issuer:
         try:
             with _no_collections(), _on_interrupt(asyncio.get_running_loop(), self.stop):
                 # The collection at the entry takes tens of milliseconds, so the schedule starts after it.
-                self.start_ns = time.monotonic_ns() + _LEAD_NS
+                self.start_ns = await start()
                 alarm.start(lambda: self._issue_due(target, alarm))
                 alarm.arm(self.start_ns + self._due[0])
                 await self._all_issued.wait()

@@ -4,27 +4,21 @@ import asyncio
 import os
 import platform
 import sys
-import time
 
 import numpy as np
-import numpy.typing as npt
 import uvloop
 
-from sluice.loadgen.records.record import Record, objective_ns
-from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
+from sluice.loadgen.records.record import Record
+from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.issuer import Issuer
+from sluice.loadgen.run.live import drive, open_live
+from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
-from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
-from sluice.loadgen.target.base import Request, Target
-from sluice.loadgen.target.open import open_target
-from sluice.loadgen.traffic.schedule import Schedule
 from sluice.models.errors import ConfigError
-from sluice.models.units import NS_PER_S
 
 
 def run(config: RunConfig) -> RunResult:
@@ -37,17 +31,7 @@ def run(config: RunConfig) -> RunResult:
     if config.target.startswith(SIMULATED):
         return _simulate(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_drive(config, _open(config)))
-
-
-def _open(config: RunConfig) -> Target:
-    return open_target(
-        config.target,
-        connections=config.connections,
-        headers=config.headers,
-        tls=config.tls,
-        max_outstanding=config.max_outstanding,
-    )
+        return runner.run(_live(config))
 
 
 def _check(config: RunConfig) -> None:
@@ -59,45 +43,35 @@ def _check(config: RunConfig) -> None:
         if not seconds >= 0:  # also true for NaN
             raise ConfigError(f"{option}: expected at least 0, got {seconds:g}")
     if config.duration_s is not None and config.warmup_s >= config.duration_s:
-        raise _nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
+        raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    samples, schedule = _plan(config, target.metadata(config.model))
-    requests = _requests(config, samples, schedule)
-    record, server = target.replay(schedule, requests, config.seed, config.drain_timeout_s)
-    return _result(config, schedule, record, simulated=True, server=server, notes=target.notes)
+    plan = make_plan(config, target.metadata(config.model))
+    record, server = target.replay(plan.schedule, plan.requests, config.seed, config.drain_timeout_s)
+    return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
 
 
-async def _drive(config: RunConfig, target: Target) -> RunResult:
+async def _live(config: RunConfig) -> RunResult:
+    target = open_live(config)
     metadata = await target.metadata(config.model)
-    samples, schedule = _plan(config, metadata)
-    keep_answers = samples.labels is not None
-    record = Record.of(schedule, objective_ns(config.slo_ms), keep_answers)
-    issuer = Issuer(schedule, record)
-    try:
-        await target.prepare(_requests(config, samples, schedule), issuer, keep_answers)
-        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
-    except BaseException:
-        await target.close()
-        raise
-    cpu_ns = time.process_time_ns()
-    record = await issuer.run(target, config.drain_timeout_s)
-    cpu_ns = time.process_time_ns() - cpu_ns
-    server = None if before is None else await _server_report(config, before, record)
+    plan = make_plan(config, metadata)
+    before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    output = config.output or metadata.outputs[0].name
+    driven = await drive(config, target, plan, output)
     return _result(
         config,
-        schedule,
-        record,
-        interrupted=issuer.interrupted,
-        start_ns=issuer.start_ns,
-        client_cpu_us_per_query=cpu_ns / 1e3 / max(1, len(record)),
-        server=server,
-        predictions=_predictions(target, record, config.output or metadata.outputs[0].name, samples),
-        expected=_expected(record, samples),
+        plan,
+        driven.record,
+        interrupted=driven.interrupted,
+        start_ns=driven.start_ns,
+        client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
+        server=None if before is None else await _server_report(config, before, driven.record),
+        predictions=driven.predictions,
+        expected=_expected(driven.record, plan.samples),
     )
 
 
@@ -114,28 +88,9 @@ def _scrape(config: RunConfig) -> Counters:
     return scrape(config.metrics_url, config.headers, config.tls)
 
 
-def _plan(config: RunConfig, metadata: TargetModel) -> tuple[Samples, Schedule]:
-    samples = load_samples(config.samples, metadata, config.rows, config.seed)
-    schedule = SCENARIOS[config.scenario].schedule(config, len(samples))
-    last_s = int(schedule.due_ns[-1]) / NS_PER_S
-    if last_s < config.warmup_s:
-        raise _nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
-    return samples, schedule
-
-
-def _requests(config: RunConfig, samples: Samples, schedule: Schedule) -> dict[int, Request]:
-    """The requests of a schedule by their samples."""
-    used = np.unique(schedule.sample).tolist()
-    return {sample: Request(config.model, samples.tensors(sample), config.slo_ms) for sample in used}
-
-
-def _nothing_measured(limit: str, warmup_s: float) -> ConfigError:
-    return ConfigError(f"--warmup: leaves no query to measure; expected less than {limit}, got {warmup_s:g} s")
-
-
 def _result(
     config: RunConfig,
-    schedule: Schedule,
+    plan: Plan,
     record: Record,
     *,
     interrupted: bool = False,
@@ -150,7 +105,7 @@ def _result(
     metrics = query_statistics(record, config.percentile, config.warmup_s)
     return RunResult(
         config=config,
-        schedule_digest=schedule.digest,
+        schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
         invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
@@ -164,28 +119,6 @@ def _result(
         environment=_environment(),
         notes=notes,
     )
-
-
-def _predictions(target: Target, record: Record, output: str, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    predictions = np.full((len(record), samples.rows_per_query), -1, np.int64)
-    for query, answer in enumerate(record.answers):
-        if answer is not None:
-            classes = class_numbers(target.decode(answer, output), samples.batched)
-            predictions[query, : len(classes)] = classes
-    return predictions
-
-
-def class_numbers(output: npt.NDArray[np.generic], batched: bool) -> Predictions:
-    """The class of each row: the output itself when it holds whole numbers, else the index of its largest score."""
-    rows = output if batched else output[np.newaxis]
-    if np.issubdtype(rows.dtype, np.integer):
-        if rows.size == len(rows):
-            return rows.reshape(-1).astype(np.int64)
-    elif rows.ndim == 2 and rows.dtype != np.object_:
-        return np.asarray(np.argmax(rows, axis=1), np.int64)
-    raise ConfigError(f"--output: expected class numbers (rows,) or scores (rows, classes), got {rows.shape}")
 
 
 def _expected(record: Record, samples: Samples) -> Predictions | None:

@@ -17,7 +17,7 @@ _WORD = np.uint64(32)
 _LOW_WORD = np.uint64(0xFFFF_FFFF)
 _RANGE = 1 << 32
 _STATE_WORDS = 624
-_BLOCK = 65_536
+_BLOCK = 16_384
 
 
 class Mersenne:
@@ -47,14 +47,17 @@ class Mersenne:
         # number, the C library decides.
         for i in np.flatnonzero(np.abs(ns - np.rint(ns)) <= 8 * np.spacing(ns)).tolist():
             ns[i] = -math.log(1 - float(uniform[i])) / rate * 1e9
-        return ns.astype(np.int64)
+        return np.asarray(ns, np.int64)
 
     def below(self, bounds: Integers) -> Integers:
         """Draw an integer of [0, bound) for each of the `bounds`, which are at most 2**32 - 1; the same shape (n,)."""
         drawn = np.empty(len(bounds), np.int64)
-        done = 0
+        done, block = 0, _BLOCK
         while done < len(bounds):
-            done += self._below(bounds[done : done + _BLOCK].astype(np.uint64), drawn[done : done + _BLOCK])
+            filled = self._below(bounds[done : done + block].astype(np.uint64), drawn[done : done + block])
+            done += filled
+            # Large bounds refuse many words, and the rest of a block is then in vain.
+            block = min(_BLOCK, 2 * filled + 1)
         return drawn
 
     def shuffle(self, values: Integers) -> Integers:

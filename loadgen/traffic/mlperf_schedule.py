@@ -25,7 +25,7 @@ _BLOCK = 131_072
 
 
 class MlperfSeeds(msgspec.Struct, frozen=True):
-    """The seeds of the loaded set, of the samples in it, and of the arrivals; the defaults are MLPerf's official ones."""
+    """The seeds of the loaded set, of its samples, and of the arrivals; the defaults are MLPerf's official ones."""
 
     qsl: int = 2085463073848966840
     sample_index: int = 2747215439041700203
@@ -190,4 +190,4 @@ def _size(rules: MlperfRules, loaded: Integers) -> int:
 
 def _queries(rules: MlperfRules, loaded: Integers, places: Integers) -> Integers:
     """The samples of queries that start at these places of the loaded set."""
-    return loaded[places[:, np.newaxis] + np.arange(rules.samples_per_query)]
+    return np.asarray(loaded[places[:, np.newaxis] + np.arange(rules.samples_per_query)], np.int64)
