@@ -87,6 +87,12 @@ class Record:
             answers=[None] * n if keep_answers else [],
         )
 
+    @classmethod
+    def empty(cls, reasons: dict[str, int]) -> "Record":
+        """A record without queries, of which only the reasons of failures are known."""
+        none = np.zeros(0, np.int64)
+        return cls(none, none, none.astype(np.uint16), none, none, none, none, none.astype(np.uint8), [], {}, reasons)
+
     def __len__(self) -> int:
         return len(self.due_ns)
 

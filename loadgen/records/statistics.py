@@ -83,6 +83,7 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
     judged = len(due) - cancelled
     attainment = good / judged if judged else 0.0
     offered = _rate(due)
+    late_ns, known = lateness(record)
     return QueryStatistics(
         queries=len(due),
         ok=int(ok.sum()),
@@ -100,17 +101,20 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
         queries_to_confirm=queries_needed(judged - good, percentile),
         latency_ms=distribution(latency[ok]),
         service_ms=distribution((done - sent)[ok]),
-        lateness_ms=distribution(_lateness(record, measured)),
+        lateness_ms=distribution(late_ns[measured & known]),
         waiting_ms=distribution(np.where(waited, np.where(sent >= 0, sent, done) - queued, 0)[waited | (sent >= 0)]),
         waited=int(waited.sum()),
     )
 
 
-def _lateness(record: Record, measured: npt.NDArray[np.bool_]) -> Nanoseconds:
-    """Time from due until the client had done its part, of each query that it sent, queued or dropped."""
+def lateness(record: Record) -> tuple[Nanoseconds, npt.NDArray[np.bool_]]:
+    """Time from due until the client had done its part, and for which queries it is known.
+
+    The client has done its part with a query that it sent, that waits for a connection, or that it dropped.
+    """
     ready = np.where(record.queued_ns >= 0, record.queued_ns, record.sent_ns)
     ready = np.where(record.status == Status.DROPPED, record.done_ns, ready)
-    return np.asarray((ready - record.due_ns)[measured & (ready >= 0)], np.int64)
+    return np.asarray(ready - record.due_ns, np.int64), np.asarray(ready >= 0)
 
 
 def distribution(times_ns: Nanoseconds) -> Distribution | None:

@@ -85,20 +85,18 @@ def read_result(folder: Path) -> RunResult:
         content = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"{folder}: expected the folder of a result: {DOCUMENT}: {error.strerror}") from error
-    return _read_columns(read_document(content, str(file)), folder / COLUMNS)
-
-
-def read_document(content: bytes, source: str) -> RunResult:
-    """The result in a JSON report of a run, without its queries; raises `ConfigError`, which names `source`."""
     try:
         document = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{source}: not JSON: {error}") from error
-    return result_of(document, source)
+        raise ConfigError(f"{file}: not JSON: {error}") from error
+    return _read_columns(result_of(document, str(file)), folder / COLUMNS)
 
 
 def result_of(document: dict[str, Any], source: str) -> RunResult:
-    """The result in a decoded JSON report of a run; raises `ConfigError` as `read_document` does."""
+    """The result in a decoded JSON report of a run, without its queries.
+
+    Raises `ConfigError`, which names `source`, for anything else.
+    """
     if document.get("kind") != RUN:
         raise ConfigError(f"{source}: expected the report of a run, got kind {document.get('kind')!r}")
     if document.get("schema_version") != SCHEMA_VERSION:

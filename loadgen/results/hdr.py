@@ -74,7 +74,7 @@ def _places(values: Integers) -> Integers:
     """The index of each value's count: buckets of doubling width, each of 1024 counts after the first 2048."""
     bits = np.frexp(values.astype(np.float64))[1]
     buckets = np.maximum(bits.astype(np.int64) - _SUB_BUCKETS.bit_length() + 1, 0)
-    return buckets * (_SUB_BUCKETS // 2) + (values >> buckets)
+    return np.asarray(buckets * (_SUB_BUCKETS // 2) + (values >> buckets), np.int64)
 
 
 def _words(counts: Integers) -> Iterator[bytes]:
