@@ -67,7 +67,7 @@ def log_axis(low: float, high: float) -> Axis:
 def tail_axis(queries: int) -> Axis:
     """A scale for -log10(1 - q), which gives each further nine of the share q the same room."""
     high = max(2.0, math.log10(max(queries, 1)))
-    shares = [(0.0, "0"), (math.log10(2), "50")]
+    shares = [(math.log10(2), "50")]
     nines = range(1, int(high) + 1)
     shares += [(float(each), f"{100 - 10.0 ** (2 - each):.{max(0, each - 2)}f}") for each in nines]
     return Axis(0.0, high, tuple((place, f"{label} %") for place, label in shares))

@@ -4,7 +4,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from sluice.loadgen.reports.panels import comparison_panels, joined, run_panels, table_panel
+from sluice.loadgen.reports.comparison_panels import comparison_panels
+from sluice.loadgen.reports.panels import table_panel
+from sluice.loadgen.reports.run_panels import latency_panels, pace_panels
+from sluice.loadgen.reports.server_panels import batch_panels, stage_panel
 from sluice.loadgen.reports.tables import Table, losses, tables
 from sluice.loadgen.reports.words import count, explanation, milliseconds, rate, share, title
 from sluice.loadgen.run.result import RunResult, Verdict
@@ -15,6 +18,7 @@ _POINTS = 400
 _FEWEST_POINTS = 40
 _MOST_RUNS = 24
 """Most runs that a page shows with their own charts."""
+_SMALL_COST = 0.01
 _MOODS = {Verdict.MET: "met", Verdict.MISSED: "missed", Verdict.NOT_CONFIRMED: "unsure", Verdict.INVALID: "unsure"}
 _ICON = (
     '<svg viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="7" fill="#1f6fb5"/>'
@@ -28,7 +32,7 @@ def run_page(results: Sequence[RunResult]) -> str:
     """The page of one run, or of several with their comparison."""
     first = results[0]
     if len(results) == 1:
-        return _page(f"{title(first)}: {first.config.model}", _run_head(first), joined(_run(first, _POINTS)))
+        return _page(f"{title(first)}: {first.config.model}", _run_head(first), "\n".join(_run(first, _POINTS)))
     points = max(_FEWEST_POINTS, _POINTS // min(len(results), _MOST_RUNS))
     panels = [*comparison_panels(results), table_panel(_overview(results))]
     for result in results[:_MOST_RUNS]:
@@ -38,7 +42,7 @@ def run_page(results: Sequence[RunResult]) -> str:
         f'<div class="brand">{_ICON}<h1>{len(results)} runs</h1>{_about(first)}</div>'
         f'<p class="sentence">{met} of {len(results)} runs met their objective.</p>'
     )
-    return _page(f"{len(results)} runs: {first.config.model}", head, joined(panels))
+    return _page(f"{len(results)} runs: {first.config.model}", head, "\n".join(panels))
 
 
 def _page(name: str, head: str, body: str) -> str:
@@ -53,7 +57,13 @@ def _page(name: str, head: str, body: str) -> str:
 
 
 def _run(result: RunResult, points: int) -> Iterator[str]:
-    yield from run_panels(result, points)
+    has_queries = len(result.record) > 0
+    if has_queries:
+        yield from latency_panels(result, points)
+    yield from stage_panel(result)
+    if has_queries:
+        yield from pace_panels(result, points)
+    yield from batch_panels(result)
     yield from (table_panel(table) for table in tables(result))
 
 
@@ -90,7 +100,10 @@ def _headline(result: RunResult) -> Iterator[tuple[str, str, bool]]:
     lost = sum(number for name, number in losses(metrics) if name != "Cancelled")
     yield "without an answer", count(lost), lost > 0
     if result.figures.cost is not None:
-        yield "cost of 1000 good", f"{result.figures.cost.per_1000_good:.3g}", False
+        # A thousand answers of a small model cost next to nothing.
+        per_1000 = result.figures.cost.per_1000_good
+        small = per_1000 < _SMALL_COST
+        yield f"cost of {'1 M' if small else '1000'} good", f"{per_1000 * (1000 if small else 1):.3g}", False
 
 
 def _name(result: RunResult) -> str:

@@ -8,12 +8,13 @@ from sluice.loadgen.records.statistics import Distribution, QueryStatistics
 from sluice.loadgen.reports.words import count, milliseconds, rate, share
 from sluice.loadgen.run.result import RunResult
 
-NO_INTERVALS = "None: they need 200 s after the warm-up (20 blocks of 10 s)."
+NO_INTERVALS = "none; they need 200 s after the warm-up (20 blocks of 10 s)."
 _COST_SOURCES = {
     CostSource.PRICE: "by the price of an hour",
     CostSource.METRICS: "by the server's metrics",
     CostSource.SAMPLE: "by the sampled answers",
 }
+_ENVIRONMENT = {"numpy": "NumPy", "cpus": "CPUs", "load_average": "Load average"}
 _GROUPS = {GroupBy.STREAM: "By stream", GroupBy.MODEL: "By model", GroupBy.OBJECTIVE: "By objective"}
 
 
@@ -29,6 +30,7 @@ class Table(NamedTuple):
 def tables(result: RunResult) -> Iterator[Table]:
     """The tables of a run that have rows, in the order in which they are read."""
     yield _queries(result)
+    yield _circumstances(result)
     yield _latency(result)
     yield from _groups(result)
     yield from _stages(result)
@@ -36,7 +38,6 @@ def tables(result: RunResult) -> Iterator[Table]:
     if result.record.reasons:
         rows = [(reason, count(number)) for reason, number in result.record.reasons.items()]
         yield Table("Failures", ("Reason", "Queries"), rows)
-    yield _circumstances(result)
 
 
 def _queries(result: RunResult) -> Table:
@@ -61,7 +62,7 @@ def _queries(result: RunResult) -> Table:
     if result.client_cpu_us_per_query is not None:
         rows.append(("CPU of the client a query", f"{result.client_cpu_us_per_query:.1f} µs"))
     note = "" if result.figures.intervals is not None else f"Confidence intervals: {NO_INTERVALS}"
-    return Table("Queries", ("", "Value"), rows, note)
+    return Table("Queries", ("", ""), rows, note)
 
 
 def losses(metrics: QueryStatistics) -> tuple[tuple[str, int], ...]:
@@ -187,5 +188,5 @@ def _circumstances(result: RunResult) -> Table:
         ("Schedule (SHA-256)", result.schedule_digest[:16]),
         ("Warm-up, left out", f"{config.warmup_s:g} s"),
     ]
-    rows += [(name.replace("_", " ").capitalize(), value) for name, value in result.environment.items()]
-    return Table("Circumstances", ("", "Value"), rows)
+    rows += [(_ENVIRONMENT.get(name, name.capitalize()), value) for name, value in result.environment.items()]
+    return Table("Circumstances", ("", ""), rows)

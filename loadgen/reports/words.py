@@ -44,6 +44,8 @@ def share(value: float) -> str:
     percent = value * 100
     if 99.9 < percent < 100:
         return f"{min(percent, 99.999):.3f} %"
+    if percent < 90:
+        return f"{percent:.3g} %"
     return f"{percent:.4g} %" if percent < 99.9 else f"{percent:.1f} %".replace("100.0", "100")
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from sluice.loadgen.run.report import max_rate_text, probe_text
+from sluice.loadgen.reports.text import max_rate_text, probe_text
 
 from sluice.loadgen.run.find_max import MaxRate, Probe, find_max
 from sluice.loadgen.run.result import RunResult

@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
-from sluice.loadgen.run.report import run_text
+from sluice.loadgen.reports.text import run_text
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet import fleet
