@@ -126,7 +126,8 @@ def _groups(
 
 
 def _intervals(record: Record, series: TimeSeries, warmup_s: float, seed: int) -> Intervals | None:
-    judged = (record.due_ns >= round(warmup_s * NS_PER_S)) & (record.status != Status.CANCELLED)
+    record = record.after(warmup_s)
+    judged = record.status != Status.CANCELLED
     due_ns = record.due_ns[judged]
     attainment = mean_interval(due_ns, record.good[judged], seed)
     if attainment is None:

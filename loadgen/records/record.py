@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.traffic.schedule import Schedule
-from sluice.models.units import ms_to_ns
+from sluice.models.units import NS_PER_S, ms_to_ns
 
 MAX_REASONS = 8
 """Number of distinct failure reasons that a run counts; further ones are counted together."""
@@ -113,9 +113,20 @@ class Record:
             self._firsts,
         )
 
+    def after(self, warmup_s: float) -> "Record":
+        """The queries due after the warm-up, without answers and reasons; views where they are in order of due time."""
+        start_ns = round(warmup_s * NS_PER_S)
+        measured = self.due_ns >= start_ns
+        first = int(measured.argmax()) if measured.any() else len(self)
+        return self._part(slice(first, None) if measured[first:].all() else measured)
+
     def select(self, chosen: npt.NDArray[np.bool_]) -> "Record":
         """A copy of the queries where `chosen`, shape (queries,), is True; without answers and reasons."""
-        numbers = np.cumsum(chosen) - 1
+        return self._part(chosen)
+
+    def _part(self, chosen: "npt.NDArray[np.bool_] | slice[int, None, None]") -> "Record":
+        numbers = np.full(len(self), -1, np.int32)
+        numbers[chosen] = np.arange(len(self.due_ns[chosen]), dtype=np.int32)
         return Record(
             self.due_ns[chosen],
             self.sample[chosen],
@@ -126,7 +137,7 @@ class Record:
             self.done_ns[chosen],
             self.status[chosen],
             [],
-            {int(numbers[query]): text for query, text in self.stages.items() if chosen[query]},
+            {int(numbers[query]): text for query, text in self.stages.items() if numbers[query] >= 0},
         )
 
     @property

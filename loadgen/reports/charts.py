@@ -20,6 +20,8 @@ _SIZE = 1000.0
 _STEPS = (1, 2, 2.5, 5, 10)
 _TICKS = 4
 _LOG_TICKS = 7
+_NEAR_END = 0.97
+"""Place from which a label would reach beyond the chart."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,10 @@ class Chart:
         grid = "".join(f'<path class="grid" d="M0 {_SIZE * (1 - p):.1f}H{_SIZE:.0f}"/>' for p, _ in self._ticks(self.y))
         grid += "".join(f'<path class="grid" d="M{_SIZE * p:.1f} 0V{_SIZE:.0f}"/>' for p, _ in self._ticks(self.x))
         sides = "".join(f'<i style="top:{100 * (1 - p):.2f}%">{escape(text)}</i>' for p, text in self._ticks(self.y))
-        feet = "".join(f'<i style="left:{100 * p:.2f}%">{escape(text)}</i>' for p, text in self._ticks(self.x))
+        feet = "".join(
+            f'<i{" class=last" if p > _NEAR_END else ""} style="left:{100 * p:.2f}%">{escape(text)}</i>'
+            for p, text in self._ticks(self.x)
+        )
         unit = f'<span class="unit">{escape(self.unit)}</span>' if self.unit else ""
         return (
             f'<div class="chart {self.height}">{unit}<div class="sides" aria-hidden="true">{sides}</div>'

@@ -33,6 +33,7 @@ def run_page(results: Sequence[RunResult]) -> str:
     first = results[0]
     if len(results) == 1:
         return _page(f"{title(first)}: {first.config.model}", _run_head(first), "\n".join(_run(first, _POINTS)))
+    results = sorted(results, key=lambda result: result.metrics.offered_per_s)
     points = max(_FEWEST_POINTS, _POINTS // min(len(results), _MOST_RUNS))
     panels = [*comparison_panels(results), table_panel(_overview(results))]
     for result in results[:_MOST_RUNS]:
@@ -57,12 +58,12 @@ def _page(name: str, head: str, body: str) -> str:
 
 
 def _run(result: RunResult, points: int) -> Iterator[str]:
-    has_queries = len(result.record) > 0
-    if has_queries:
-        yield from latency_panels(result, points)
-    yield from stage_panel(result)
-    if has_queries:
-        yield from pace_panels(result, points)
+    halves = list(stage_panel(result))
+    if len(result.record):
+        halves = [*latency_panels(result, points), *halves]
+        # The last of an odd number takes the whole width.
+        halves += pace_panels(result, points, "" if len(halves) % 2 else "half")
+    yield from halves
     yield from batch_panels(result)
     yield from (table_panel(table) for table in tables(result))
 

@@ -4,9 +4,6 @@ from html import escape
 
 from sluice.loadgen.reports.tables import Table
 
-_LONG = 24
-"""Most characters of a cell that stay in one line."""
-
 
 def panel(title: str, body: str, *, size: str = "", key: str = "", note: str = "") -> str:
     """A panel of the page; `title` and `note` are plain text, the rest is HTML."""
@@ -15,19 +12,19 @@ def panel(title: str, body: str, *, size: str = "", key: str = "", note: str = "
 
 
 def table_panel(table: Table) -> str:
-    """A panel with a table."""
-    pairs = not any(table.header)
-    head = "" if pairs else f"<thead><tr>{''.join(f'<th scope=col>{escape(cell)}' for cell in table.header)}</thead>"
-    rows = "".join(f"<tr><th scope=row>{escape(first)}{''.join(map(_cell, others))}" for first, *others in table.rows)
-    body = f'<div class="scroll"><table>{head}<tbody>{rows}</tbody></table></div>'
-    return panel(table.title, body, size="half" if pairs else "", note=table.note)
+    """A panel with a table, or with facts where the columns have no names."""
+    if not any(table.header):
+        facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in table.rows)
+        return panel(table.title, f'<dl class="facts">{facts}</dl>', note=table.note)
+    head = "".join(f"<th scope=col>{escape(cell)}" for cell in table.header)
+    rows = "".join(
+        f"<tr><th scope=row>{escape(first)}{''.join(f'<td>{escape(cell)}' for cell in others)}"
+        for first, *others in table.rows
+    )
+    body = f'<div class="scroll"><table><thead><tr>{head}</thead><tbody>{rows}</tbody></table></div>'
+    return panel(table.title, body, note=table.note)
 
 
 def nothing(text: str) -> str:
     """A sentence in place of a chart."""
     return f'<p class="note">{escape(text)}</p>'
-
-
-def _cell(text: str) -> str:
-    style = " class=long" if len(text) > _LONG else ""
-    return f"<td{style}>{escape(text)}"

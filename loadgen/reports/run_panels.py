@@ -13,11 +13,13 @@ from sluice.loadgen.reports.downsampling import envelope, lateness_points, tail_
 from sluice.loadgen.reports.panels import nothing, panel
 from sluice.loadgen.reports.words import milliseconds
 from sluice.loadgen.run.result import RunResult
-from sluice.models.units import NS_PER_MS, NS_PER_S
+from sluice.models.units import NS_PER_MS
 
 Floats = npt.NDArray[np.floating]
 
 _STREAM_COLOURS = 9
+_FEW = 4
+"""Smallest end of a scale of queries, so that its ticks are whole."""
 
 
 def latency_panels(result: RunResult, points: int) -> Iterator[str]:
@@ -29,19 +31,22 @@ def latency_panels(result: RunResult, points: int) -> Iterator[str]:
     yield from _streams(result, points)
 
 
-def pace_panels(result: RunResult, points: int) -> Iterator[str]:
-    """How client and target kept pace in a run with queries: queries outstanding, and the lateness of the client."""
+def pace_panels(result: RunResult, points: int, strip: str) -> Iterator[str]:
+    """How client and target kept pace in a run with queries: queries outstanding, and the lateness of the client.
+
+    `strip` is the size of the second.
+    """
     series = result.figures.series
     size, low, high = envelope(series.outstanding.astype(np.float64), points)
-    y = linear_axis(float(max(high.max(), 1)))
+    y = linear_axis(float(max(high.max(), _FEW)))
     chart = Chart(_seconds(float(len(series))), y, "Queries outstanding at the end of each second", height="low")
     _spread(chart, (np.arange(len(high)) + 1) * float(size), low, high, "good")
     yield panel("Outstanding queries", chart.html(), size="half")
-    yield _lateness(result, points // 2)
+    yield _lateness(result, points // 2, strip)
 
 
 def _tail(result: RunResult, points: int) -> str:
-    record = _measured(result)
+    record = result.record.after(result.config.warmup_s)
     ok = record.status == Status.OK
     x, due = tail_points((record.done_ns - record.due_ns)[ok], points)
     service_x, service = tail_points((record.done_ns - record.sent_ns)[ok], points)
@@ -74,7 +79,7 @@ def _rates(result: RunResult, points: int, x: Axis) -> str:
     # Each group of seconds is drawn over its whole length.
     edges = np.minimum(np.arange(len(offered) + 1) * float(size), x.high)
     steps = np.repeat(edges, 2)[1:-1]
-    chart = Chart(x, linear_axis(float(max(offered.max(), 1))), "Queries a second over the run", "1/s")
+    chart = Chart(x, linear_axis(float(max(offered.max(), _FEW))), "Queries a second over the run", "1/s")
     chart.band(steps, np.zeros(len(steps)), np.repeat(good_low, 2), "good-area")
     _spread(chart, steps, np.repeat(offered_low, 2), np.repeat(offered, 2), "muted thin")
     _spread(chart, steps, np.repeat(good_low, 2), np.repeat(good, 2), "good thin")
@@ -132,7 +137,7 @@ def _seconds(seconds: float) -> Axis:
 def _streams(result: RunResult, points: int) -> Iterator[str]:
     if len(result.streams) < 2:
         return
-    record = _measured(result)
+    record = result.record.after(result.config.warmup_s)
     ok = record.status == Status.OK
     latency_ns = record.done_ns - record.due_ns
     lines = [
@@ -150,11 +155,11 @@ def _streams(result: RunResult, points: int) -> Iterator[str]:
     yield panel("Latency by stream", chart.html(), size="half", key=legend(keys))
 
 
-def _lateness(result: RunResult, points: int) -> str:
+def _lateness(result: RunResult, points: int, size: str) -> str:
     record = result.record
     late_ns, known = lateness(record)
     if not known.any():
-        return panel("Lateness of the client", nothing("No query left the client."), size="half")
+        return panel("Lateness of the client", nothing("No query left the client."), size=size)
     ends_s, largest = lateness_points(record.due_ns[known], late_ns[known], points)
     x = _seconds(float(ends_s[-1]))
     lowest = 0.01
@@ -170,14 +175,10 @@ def _lateness(result: RunResult, points: int) -> str:
     return panel(
         "Lateness of the client",
         chart.html(),
-        size="half",
+        size=size,
         key=f'<div class="legend">{escape(said)}</div>',
         note="The largest of each span: from due until the client sent the query or it waited for a connection.",
     )
-
-
-def _measured(result: RunResult) -> Record:
-    return result.record.select(result.record.due_ns >= round(result.config.warmup_s * NS_PER_S))
 
 
 def _objective_ms(record: Record) -> float | None:

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from sluice.loadgen.reports.text import max_rate_text, probe_text
 
+from sluice.loadgen.reports.text import max_rate_text, probe_text
 from sluice.loadgen.run.find_max import MaxRate, Probe, find_max
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig

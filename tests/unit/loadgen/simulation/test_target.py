@@ -2,7 +2,6 @@ import re
 from pathlib import Path
 
 import pytest
-from sluice.loadgen.reports.text import run_text
 
 from sluice.batcher.estimates.latency import LatencyEstimate
 from sluice.batcher.fleet import fleet
@@ -10,6 +9,7 @@ from sluice.batcher.interface.decisions import ReleaseReason
 from sluice.batcher.policies.base import BatchContext, Choice, QueueView
 from sluice.batcher.queues.queue import Queue
 from sluice.loadgen.records.record import Status
+from sluice.loadgen.reports.text import run_text
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
