@@ -1,7 +1,6 @@
 """The command `loadgen report`: results that were written before, as text, Markdown, JSON or a page of HTML."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,6 @@ def _run(options: argparse.Namespace) -> int:
         options.json.write_bytes(runs_json(results))
     if options.html is not None:
         options.html.write_text(run_page(results))
-    if not _any_file(options):
+    if options.md is options.json is options.html is None:
         print("\n".join(run_text(result) for result in results), end="")
     return MET
-
-
-def _any_file(options: argparse.Namespace) -> bool:
-    files: Sequence[Path | None] = (options.md, options.json, options.html)
-    return any(file is not None for file in files)

@@ -31,9 +31,14 @@ class StageTimes(msgspec.Struct, frozen=True):
     cost: float
 
     @property
+    def times_ms(self) -> tuple[float, float, float, float, float]:
+        """The times in the order in which they follow each other."""
+        return self.queue_ms, self.batch_wait_ms, self.hand_off_ms, self.compute_ms, self.return_ms
+
+    @property
     def total_ms(self) -> float:
         """Mean time in the stage."""
-        return self.queue_ms + self.batch_wait_ms + self.hand_off_ms + self.compute_ms + self.return_ms
+        return sum(self.times_ms)
 
 
 def stage_times(explanations: Iterable[str]) -> tuple[StageTimes, ...]:
@@ -71,7 +76,7 @@ def _figures(part: str) -> tuple[str, str, tuple[float, ...]]:
         unquote(name),
         unquote(figures["partition"]),
         (
-            queue_ms - batch_wait_ms,
+            max(0.0, queue_ms - batch_wait_ms),
             batch_wait_ms,
             float(figures["hand-off"]),
             float(figures["compute"]),

@@ -1,5 +1,6 @@
 """The panels of one run from the server's side: times by stage and sizes of batches."""
 
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -24,14 +25,14 @@ def stage_panel(result: RunResult) -> Iterator[str]:
     if result.figures.stages:
         sampled = len(result.record.stages)
         rows = [
-            (f"{stage.stage} on {stage.partition}", _reached(stage, sampled), _stage_parts(stage), stage.total_ms)
+            (f"{stage.stage} on {stage.partition}", _reached(stage, sampled), stage.times_ms, stage.total_ms)
             for stage in result.figures.stages
         ]
         note = f"Means of the {count(sampled)} answers that told their stages, in milliseconds."
     else:
         models = () if result.server is None else result.server.models
         rows = [
-            (model.model, f"{count(model.requests)} requests", _model_parts(model), sum(_model_parts(model)))
+            (model.model, f"{count(model.requests)} requests", _model_parts(model), math.fsum(_model_parts(model)))
             for model in models
             if not model.is_pipeline
         ]
@@ -48,11 +49,7 @@ def _reached(stage: StageTimes, sampled: int) -> str:
     return f"{share(stage.queries / sampled)} of queries, batches of {stage.batch_rows:.3g}"
 
 
-def _stage_parts(stage: StageTimes) -> tuple[float, ...]:
-    return stage.queue_ms, stage.batch_wait_ms, stage.hand_off_ms, stage.compute_ms, stage.return_ms
-
-
-def _model_parts(model: ModelActivity) -> tuple[float, ...]:
+def _model_parts(model: ModelActivity) -> tuple[float, float, float, float, float]:
     return model.queue_ms, 0.0, model.input_ms, model.compute_ms, model.output_ms
 
 

@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 from sluice.loadgen.records.figures import Cost, CostSource, GroupBy, Intervals
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
-from sluice.loadgen.reports.words import count, milliseconds, rate, share
+from sluice.loadgen.reports.words import NO_INTERVALS, count, milliseconds, rate, share
 from sluice.loadgen.run.result import RunResult
 
-NO_INTERVALS = "none; they need 200 s after the warm-up (20 blocks of 10 s)."
 _COST_SOURCES = {
     CostSource.PRICE: "by the price of an hour",
     CostSource.METRICS: "by the server's metrics",
@@ -61,7 +60,7 @@ def _queries(result: RunResult) -> Table:
         rows.append((f"Accuracy of {count(result.answered_rows)} answered rows", f"{result.accuracy:.4f}"))
     if result.client_cpu_us_per_query is not None:
         rows.append(("CPU of the client a query", f"{result.client_cpu_us_per_query:.1f} µs"))
-    note = "" if result.figures.intervals is not None else f"Confidence intervals: {NO_INTERVALS}"
+    note = "" if result.figures.intervals is not None else f"Confidence intervals: {NO_INTERVALS}."
     return Table("Queries", ("", ""), rows, note)
 
 
@@ -135,17 +134,7 @@ def _stages(result: RunResult) -> Iterator[Table]:
         (
             f"{stage.stage} on {stage.partition}",
             share(stage.queries / sampled),
-            *(
-                f"{value:.3f}"
-                for value in (
-                    stage.queue_ms,
-                    stage.batch_wait_ms,
-                    stage.hand_off_ms,
-                    stage.compute_ms,
-                    stage.return_ms,
-                    stage.total_ms,
-                )
-            ),
+            *(f"{value:.3f}" for value in (*stage.times_ms, stage.total_ms)),
             f"{stage.batch_rows:.2f}",
         )
         for stage in result.figures.stages

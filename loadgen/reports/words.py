@@ -1,7 +1,9 @@
 """The verdict of a run in words, and figures as text."""
 
+from sluice.loadgen.records.bootstrap import MIN_BLOCK_S, MIN_BLOCKS
 from sluice.loadgen.run.result import RunResult, Verdict
 
+NO_INTERVALS = f"none; they take {MIN_BLOCKS * MIN_BLOCK_S:g} s after the warm-up"
 _TITLES = {
     Verdict.MET: "Objective met",
     Verdict.MISSED: "Objective missed",

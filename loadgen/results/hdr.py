@@ -19,6 +19,8 @@ HIGHEST_NS = 3600 * NS_PER_S
 """Largest value of a histogram; longer latencies count as this long."""
 _SUB_BUCKETS = 2048
 """The smallest power of two that tells values apart to three digits."""
+_COUNTS = (HIGHEST_NS.bit_length() - _SUB_BUCKETS.bit_length() + 3) * (_SUB_BUCKETS // 2)
+_CHUNK = 1 << 16
 _COOKIE, _COMPRESSED_COOKIE = 0x1C849313, 0x1C849314
 """V2 encodings with counts as ZigZag LEB128 words, plain and compressed."""
 
@@ -62,7 +64,10 @@ def _line(record: Record, chosen: npt.NDArray[np.bool_], start_s: float) -> str:
 
 def encoded(values_ns: Integers) -> str:
     """A histogram of values in base64, as `HdrHistogram.decode` reads it."""
-    counts = np.bincount(_places(np.clip(values_ns, 0, HIGHEST_NS)))
+    counts = np.zeros(_COUNTS, np.int64)
+    for start in range(0, len(values_ns), _CHUNK):  # which bounds the memory
+        places = _places(np.clip(values_ns[start : start + _CHUNK], 0, HIGHEST_NS))
+        counts += np.bincount(places, minlength=_COUNTS)
     words = b"".join(_words(counts))
     # Payload length, index offset, digits, smallest and largest value, and the ratio of units; all big-endian.
     head = struct.pack(">iiiiqqd", _COOKIE, len(words), 0, SIGNIFICANT_DIGITS, 1, HIGHEST_NS, 1.0)
