@@ -182,8 +182,8 @@ class Simulator:
     def run(self, arrivals: Iterable[tuple[int, AnyEvent]] = (), drain_ns: float = math.inf) -> None:
         """Run until nothing is left to happen, or until `drain_ns` after the last of the `arrivals`.
 
-        Arrivals are (time, event), ascending, drawn as time passes. A planned event comes before an arrival of the same
-        instant.
+        Arrivals are (time, event), ascending, drawn as time passes; an iterator that has none may have further ones
+        after a later turn. A planned event comes before an arrival of the same instant.
         """
         upcoming = iter(arrivals)
         following = next(upcoming, None)
@@ -206,6 +206,8 @@ class Simulator:
                 read += 1
                 following = next(upcoming, None)
             self._turn(read)
+            if following is None:
+                following = next(upcoming, None)
 
     def _due_ns(self, following_ns: int | None) -> int | None:
         """When the loop has something to do; `following_ns` is when the next request comes."""

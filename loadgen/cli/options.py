@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from sluice.loadgen.cli.target_options import add_target_options
-from sluice.loadgen.cli.traffic_options import add_traffic_options, arrivals
+from sluice.loadgen.cli.traffic_options import add_traffic_options, with_traffic
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
@@ -25,7 +25,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add_target_options(parser)
     add_traffic_options(parser)
     add = parser.add_argument
-    add("--warmup", type=quantity("_s"), default=1.0, metavar="S", help="seconds at the start to leave out (default 1)")
+    add(
+        "--warmup",
+        type=quantity("_s"),
+        default=1.0,
+        metavar="S",
+        help="seconds at the start to leave out (default 1, offline 0)",
+    )
     add(
         "--drain-timeout",
         type=quantity("_s"),
@@ -34,7 +40,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for late answers (default 10)",
     )
     add("--slo-ms", type=quantity("_ms"), metavar="MS", help="latency objective; also sent with every query")
-    add("--percentile", type=float, default=99.0, help="%% of the queries that must meet it (default 99)")
+    add(
+        "--percentile",
+        type=float,
+        default=99.0,
+        help="%% of the queries that must meet it (default 99, single-stream 90)",
+    )
     add("--seed", type=int, default=0, help="master seed of arrivals, samples and data (default 0)")
     add("--samples", default="random", metavar="FILE", help="an .npz file, or random (default)")
     add("--input", type=_pair, action="append", default=[], metavar="NAME=KEY", help="array of a model input")
@@ -50,8 +61,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
-    """The run that the options describe, at a rate."""
-    return RunConfig(
+    """The run that the options describe, at a rate, or at 0 for the one that its arrivals have by themselves."""
+    config = RunConfig(
         target=options.target,
         model=options.model,
         rate=rate,
@@ -68,19 +79,27 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         drain_timeout_s=options.drain_timeout,
         connections=options.connections,
         max_outstanding=options.max_outstanding,
+        procs=options.procs,
         metrics_url=options.metrics_url,
         explain_share=options.explain_share / 100,
         price_per_hour=options.price_per_hour,
-        arrivals=arrivals(options),
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )
+    return with_traffic(config, options)
 
 
 def write_report(file: str | None, content: bytes) -> None:
-    """Write a report to the file of `--json`, where that is given."""
-    if file is not None:
-        Path(file).write_bytes(content)
+    """Write a report to the file of `--json`, where that is given; a reader sees the old one or the new one."""
+    if file is None:
+        return
+    path = Path(file)
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_bytes(content)
+        return
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def warn(result: RunResult) -> None:

@@ -8,6 +8,7 @@ incomplete beta function I_p(n - t, t + 1). Tolerance d = 0 and c = 0.99, as in 
 import math
 
 CONFIDENCE = 0.99
+_MOST_QUERIES = 10**9
 
 
 def confirmed(queries: int, misses: int, percentile: float) -> bool:
@@ -25,6 +26,28 @@ def queries_needed(misses: int, percentile: float) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if confirmed(middle, misses, percentile) else (middle, high)
+    return high
+
+
+def misses_allowed(queries: int, percentile: float) -> int:
+    """The most misses with which `queries` are still confirmed; -1 when they are too few even without one."""
+    low, high = -1, math.ceil(queries * (1 - percentile / 100))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if confirmed(queries, middle, percentile) else (low, middle)
+    return low
+
+
+def queries_for_share(share: float, percentile: float) -> int | None:
+    """About the fewest queries that are confirmed when the `share` of them misses; None beyond a billion queries."""
+    low, high = 0, queries_needed(0, percentile)
+    while not confirmed(high, math.ceil(high * share), percentile):
+        low, high = high, 2 * high
+        if high > _MOST_QUERIES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if confirmed(middle, math.ceil(middle * share), percentile) else (middle, high)
     return high
 
 

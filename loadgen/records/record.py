@@ -2,7 +2,9 @@
 
 import enum
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,9 @@ NO_OBJECTIVE = -1
 def objective_ns(slo_ms: float | None) -> int:
     """An objective as a value of `Record.slo_ns`."""
     return NO_OBJECTIVE if slo_ms is None else ms_to_ns(slo_ms)
+
+
+Number = TypeVar("Number", np.int64, np.uint16)
 
 
 @dataclass
@@ -93,6 +98,27 @@ class Record:
         none = np.zeros(0, np.int64)
         return cls(none, none, none.astype(np.uint16), none, none, none, none, none.astype(np.uint8), [], {}, reasons)
 
+    @classmethod
+    def joined(cls, parts: Sequence["Record"], order: npt.NDArray[np.int64]) -> "Record":
+        """The queries of several records, one record after the other, in the given order of their rows."""
+
+        def column(name: str) -> Any:
+            return np.concatenate([getattr(part, name) for part in parts])[order]
+
+        names = ("due_ns", "sample", "stream", "slo_ns", "queued_ns", "sent_ns", "done_ns", "status")
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        first = 0
+        stages: dict[int, str] = {}
+        for part in parts:
+            stages |= {int(places[first + query]): text for query, text in part.stages.items()}
+            first += len(part)
+        record = cls(**{name: column(name) for name in names}, answers=[], stages=stages)
+        for part in parts:
+            for reason, count in part.reasons.items():
+                record.count_reason(reason, count)
+        return record
+
     def __len__(self) -> int:
         return len(self.due_ns)
 
@@ -109,6 +135,28 @@ class Record:
             self.status[:queries],
             self.answers[:queries],
             {query: text for query, text in self.stages.items() if query < queries},
+            self.reasons,
+            self._firsts,
+        )
+
+    def doubled(self) -> "Record":
+        """A record of twice as many queries: the later half goes on with the first one's requests, due at 0."""
+        n = len(self)
+
+        def twice(column: npt.NDArray[Number]) -> npt.NDArray[Number]:
+            return np.concatenate((column, column))
+
+        return Record(
+            np.concatenate((self.due_ns, np.zeros(n, np.int64))),
+            twice(self.sample),
+            twice(self.stream),
+            twice(self.slo_ns),
+            np.concatenate((self.queued_ns, np.full(n, -1, np.int64))),
+            np.concatenate((self.sent_ns, np.full(n, -1, np.int64))),
+            np.concatenate((self.done_ns, np.zeros(n, np.int64))),
+            np.concatenate((self.status, np.zeros(n, np.uint8))),
+            self.answers + [None] * len(self.answers),
+            self.stages,
             self.reasons,
             self._firsts,
         )
@@ -146,10 +194,10 @@ class Record:
         in_time = (self.slo_ns == NO_OBJECTIVE) | (self.done_ns - self.due_ns <= self.slo_ns)
         return np.asarray((self.status == Status.OK) & in_time)
 
-    def count_reason(self, reason: str) -> None:
-        """Count a failure under its reason, or under the first reason that differs only in quantities."""
+    def count_reason(self, reason: str, times: int = 1) -> None:
+        """Count failures under their reason, or under the first reason that differs only in quantities."""
         if reason not in self.reasons:
             alike = _NUMBER.sub("#", reason)
             full = len(self._firsts) >= MAX_REASONS
             reason = self._firsts.get(alike, _OTHERS) if full else self._firsts.setdefault(alike, reason)
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + times

@@ -28,7 +28,8 @@ class QueryStatistics(msgspec.Struct, frozen=True):
     """Statistics of the queries due after the warm-up.
 
     `attainment` is the share of these queries that were answered within their objective (answered at all when they have
-    none); queries that were shed, failed, timed out or dropped missed it, and cancelled ones do not count. `latency_ms`
+    none); queries that were shed, failed, timed out or dropped missed it, and cancelled ones do not count. Queries that
+    are all due at once have no offered rate, and their goodput is that of the answers. `latency_ms`
     counts from a query's due time, which avoids coordinated omission, and `service_ms` from the time it was sent; both
     are None without an answer.
 
@@ -78,7 +79,8 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
     good = int(record.good.sum())
     cancelled = int((status == Status.CANCELLED).sum())
     judged = len(due) - cancelled
-    offered = _rate(due)
+    attainment = good / judged if judged else 0.0
+    offered, completed = _rate(due), _completed_rate(due, done[ok])
     late_ns, known = lateness(record)
     return QueryStatistics(
         queries=len(due),
@@ -90,9 +92,9 @@ def query_statistics(record: Record, percentile: float, warmup_s: float) -> Quer
         cancelled=cancelled,
         good=good,
         offered_per_s=offered,
-        completed_per_s=_completed_rate(due, done[ok]),
-        goodput_per_s=offered * good / max(1, len(due)),
-        attainment=good / judged if judged else 0.0,
+        completed_per_s=completed,
+        goodput_per_s=(offered * good / len(due)) if offered else completed * good / max(1, int(ok.sum())),
+        attainment=attainment,
         confirmed=confirmed(judged, judged - good, percentile),
         queries_to_confirm=queries_needed(judged - good, percentile),
         latency_ms=distribution((done - due)[ok]),

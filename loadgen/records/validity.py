@@ -4,35 +4,92 @@ Queries that waited for a free connection, or were dropped because too many wait
 target kept the connections busy, so the wait is part of the latency and a dropped query is a miss.
 """
 
+import math
+
 from sluice.loadgen.records.early_stopping import queries_needed
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.statistics import QueryStatistics
 
 _LATENESS_FLOOR_MS = 1.0
 _LATENESS_SHARE_OF_SLO = 0.05
+_MOST_CPU_SHARE = 0.8
 
 
-def invalid_reasons(metrics: QueryStatistics, slo_ms: float | None, percentile: float, interrupted: bool) -> list[str]:
-    """The reasons why a run is invalid, one sentence each; empty for a valid run."""
+def invalid_reasons(
+    metrics: QueryStatistics,
+    slo_ms: float | None,
+    percentile: float,
+    interrupted: bool,
+    *,
+    sample: int | None,
+    warmup_s: float = 0.0,
+    decision: Decision | None = None,
+    cpu_share: float | None = None,
+    baseline_lateness_ms: float | None = None,
+    is_paced: bool = True,
+) -> list[str]:
+    """The reasons why a run is invalid, one sentence each; empty for a valid run.
+
+    `sample` and `decision` are those of `too_short`, the others those of `client_limits`.
+    """
     reasons = ["interrupted before its end"] if interrupted else []
-    if too_short(metrics, percentile):
-        needed = queries_needed(0, percentile)
-        reasons.append(
-            f"too short: {metrics.judged} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
-        )
-    return reasons + client_limits(metrics, slo_ms)
+    if too_short(sample, percentile, decision):
+        reasons.append(_shortness(sample or 0, metrics, percentile, warmup_s))
+    return reasons + client_limits(metrics, slo_ms, cpu_share, baseline_lateness_ms, is_paced=is_paced)
 
 
-def too_short(metrics: QueryStatistics, percentile: float) -> bool:
-    """True for a run with too few queries to confirm the percentile, even without a miss."""
-    return metrics.judged < queries_needed(0, percentile)
+def too_short(sample: int | None, percentile: float, decision: Decision | None = None) -> bool:
+    """True for a sample of too few queries to confirm the percentile, even without a miss.
+
+    None stands for queries that are no sample of others. A run that its misses have ended (`decision`) is as long as
+    its verdict needs.
+    """
+    if sample is None or decision is Decision.EXCLUDED:
+        return False
+    return sample < queries_needed(0, percentile)
 
 
-def client_limits(metrics: QueryStatistics, slo_ms: float | None) -> list[str]:
-    """The ways in which the client fell short of the schedule, one sentence each."""
+def client_limits(
+    metrics: QueryStatistics,
+    slo_ms: float | None,
+    cpu_share: float | None = None,
+    baseline_lateness_ms: float | None = None,
+    *,
+    is_paced: bool = True,
+) -> list[str]:
+    """The ways in which the client fell short of the schedule, one sentence each.
+
+    `cpu_share` is the client's CPU time in shares of a core (of its busiest process), and `baseline_lateness_ms` the
+    99th percentile of its lateness without load; None where they were not measured. Lateness counts only where queries
+    are due one by one (`is_paced`).
+    """
+    reasons = []
     limit_ms = max(_LATENESS_FLOOR_MS, _LATENESS_SHARE_OF_SLO * (slo_ms or 0.0))
-    if metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
-        return [
-            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the queries, "
-            f"{limit_ms:g} ms is allowed; try a lower --rate or a core of its own for the client"
-        ]
-    return []
+    if is_paced and metrics.lateness_ms is not None and metrics.lateness_ms.p99 > limit_ms:
+        idle = "" if baseline_lateness_ms is None else f" ({baseline_lateness_ms:.2f} ms without load)"
+        if baseline_lateness_ms is not None and baseline_lateness_ms > limit_ms:
+            remedy = "the machine is too busy for any rate: give the client a core of its own"
+        else:
+            remedy = "try a lower --rate, a core of its own for the client, or more --procs"
+        reasons.append(
+            f"limited by the client: it was {metrics.lateness_ms.p99:.2f} ms late or more with 1 % of the "
+            f"queries{idle}, {limit_ms:g} ms is allowed; {remedy}"
+        )
+    if cpu_share is not None and cpu_share > _MOST_CPU_SHARE:
+        reasons.append(
+            f"limited by the client: it used {cpu_share * 100:.0f} % of a core, {_MOST_CPU_SHARE * 100:.0f} % is "
+            "allowed; try a lower --rate or more --procs"
+        )
+    return reasons
+
+
+def seconds_for(queries: int, offered_per_s: float, warmup_s: float) -> int | None:
+    """Whole seconds of a run in which `queries` are due after the warm-up; None when the rate is not known."""
+    return math.ceil(warmup_s + queries / offered_per_s) if offered_per_s > 0 else None
+
+
+def _shortness(sample: int, metrics: QueryStatistics, percentile: float, warmup_s: float) -> str:
+    needed = queries_needed(0, percentile)
+    text = f"too short: {sample} queries after the warm-up; a claim about {percentile:g} % needs {needed}"
+    seconds = seconds_for(needed, metrics.offered_per_s, warmup_s)
+    return f"{text}; try --duration {seconds} or more" if seconds is not None else f"{text}; try a longer --duration"

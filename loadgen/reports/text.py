@@ -1,13 +1,16 @@
-"""Reports of runs and searches as text."""
+"""Reports of runs as text."""
 
 from collections.abc import Iterator
 
+from sluice.loadgen.records.early_stopping import confirmed, queries_for_share, queries_needed
 from sluice.loadgen.records.server_metrics import ServerReport
-from sluice.loadgen.records.statistics import Distribution, QueryStatistics
+from sluice.loadgen.records.statistics import Distribution
+from sluice.loadgen.records.validity import seconds_for
 from sluice.loadgen.reports.words import NO_INTERVALS
-from sluice.loadgen.run.find_max import MaxRate, Probe
 from sluice.loadgen.run.result import RunResult, Verdict
-from sluice.loadgen.traffic.arrivals import ArrivalProcess
+from sluice.loadgen.scenarios.base import Figure, Score
+from sluice.loadgen.scenarios.table import SCENARIOS
+from sluice.loadgen.traffic.arrivals import Arrivals
 from sluice.models.text_table import table_lines
 
 _QUANTILES = ("ms", "mean", "p50", "p90", "p95", "p97", "p99", "p99.9", "max")
@@ -18,54 +21,13 @@ def run_text(result: RunResult) -> str:
     return "\n".join(_run_lines(result)) + "\n"
 
 
-def probe_text(probe: Probe) -> str:
-    """The line of one probe of `find-max`."""
-    latency = probe.result.metrics.latency_ms
-    p99 = "no answers" if latency is None else f"p99 {latency.p99:.3f} ms"
-    match probe.result.verdict:
-        case Verdict.MET:
-            verdict = "pass"
-        case Verdict.NOT_CONFIRMED:
-            verdict = f"not confirmed by early stopping: needs {probe.result.metrics.queries_to_confirm} queries"
-        case Verdict.MISSED:
-            waited = probe.result.metrics.waited
-            verdict = f"missed; {waited} queries waited for a connection" if waited else "missed"
-        case Verdict.INVALID:
-            verdict = "; ".join(probe.result.invalid)
-    attainment = probe.result.metrics.attainment * 100
-    return f"{probe.rate:12.1f}/s  met by {attainment:7.3f} %  {p99:>18}  seed {probe.result.config.seed}  {verdict}\n"
-
-
-def max_rate_text(found: MaxRate) -> str:
-    """The end of the report of `find-max`: notes on the figures, and the result."""
-    notes = "".join(f"Note: {note}\n" for note in (found.probes[0].result.notes if found.probes else ()))
-    return f"{notes}Result: {_max_rate(found)}\n"
-
-
-def _max_rate(found: MaxRate) -> str:
-    if found.rate is None:
-        text = f"no rate met the objective in {len(found.probes)} probes"
-        if not found.too_short:
-            return text
-        last = found.probes[-1]
-        return (
-            f"{text}; at {last.rate:.1f}/s and below runs have too few queries to confirm it; "
-            "try a longer --duration or a higher --start"
-        )
-    if found.failed_rate is None:
-        limit = ", no rate failed: the real maximum is higher"
-    elif found.client_limited:
-        limit = f"; {found.failed_rate:.1f}/s exceeded the client's capacity, the real maximum may be higher"
-    else:
-        limit = f"; {found.failed_rate:.1f}/s failed"
-    return f"{found.rate:.1f}/s within the objective{limit} ({len(found.probes)} probes)"
-
-
 def _run_lines(result: RunResult) -> Iterator[str]:
-    config, metrics = result.config, result.metrics
-    yield f"Server scenario: {config.model} at {config.target}" + (" (SIMULATED)" if result.simulated else "")
+    config, metrics, score = result.config, result.metrics, result.score
+    yield f"{config.scenario.capitalize()} scenario: {config.model} at {config.target}" + (
+        " (SIMULATED)" if result.simulated else ""
+    )
     yield f"  seed {config.seed}, schedule {result.schedule_digest[:16]}, {config.warmup_s:g} s of warm-up excluded"
-    if config.arrivals.process is not ArrivalProcess.POISSON:
+    if config.arrivals != Arrivals():
         yield f"  arrivals   {config.arrivals.describe()}"
     yield (
         f"  queries    {metrics.queries}: {metrics.ok} ok, {metrics.shed} shed, {metrics.error} error, "
@@ -76,22 +38,19 @@ def _run_lines(result: RunResult) -> Iterator[str]:
         f"  rate       {metrics.offered_per_s:.1f}/s offered, {metrics.completed_per_s:.1f}/s completed, "
         f"{metrics.goodput_per_s:.1f}/s good"
     )
-    yield _objective_line(metrics, config.slo_ms, config.percentile)
+    yield f"  score      {', '.join(map(_figure, score.figures))}"
+    yield _objective_line(score, config.slo_ms, config.percentile)
     distributions = [
         _distribution("from due", metrics.latency_ms),
         _distribution("from sent", metrics.service_ms),
         _distribution("waited", metrics.waiting_ms),
-        _distribution("client lag", metrics.lateness_ms),
     ]
+    if SCENARIOS[config.scenario].is_paced:
+        distributions.append(_distribution("client lag", metrics.lateness_ms))
     yield from (f"  {line}" for line in table_lines([_QUANTILES, *distributions], left=1))
     if len(result.record):
         yield _interval_line(result)
-    if metrics.waited:
-        yield f"  waited     {metrics.waited} queries for one of {config.connections} connections, part of 'from due'"
-    if result.client_cpu_us_per_query is not None:
-        yield f"  client     {result.client_cpu_us_per_query:.1f} us of CPU a query"
-    if result.accuracy is not None:
-        yield f"  accuracy   {result.accuracy:.4f} of {result.answered_rows} answered rows"
+    yield from _client_lines(result)
     yield from _server_lines(result.server)
     yield from _stage_lines(result)
     if (cost := result.figures.cost) is not None:
@@ -109,16 +68,58 @@ def _run_lines(result: RunResult) -> Iterator[str]:
             yield "Result: VALID, objective MISSED"
         case Verdict.NOT_CONFIRMED:
             yield (
-                f"Result: VALID, objective NOT CONFIRMED: {metrics.misses} misses among {metrics.judged} queries; "
-                f"early stopping needs {metrics.queries_to_confirm} for that number of misses"
+                f"Result: VALID, objective NOT CONFIRMED: {score.misses} misses among {score.queries} queries; "
+                f"early stopping needs {queries_needed(score.misses, config.percentile)} for that number of misses"
+                f"{_longer(result)}"
             )
 
 
-def _objective_line(metrics: QueryStatistics, slo_ms: float | None, percentile: float) -> str:
+def _client_lines(result: RunResult) -> Iterator[str]:
+    waited = result.metrics.waited
+    if waited:
+        connections = result.config.connections
+        yield f"  waited     {waited} queries for one of {connections} connections, part of 'from due'"
+    if result.client_cpu_us_per_query is not None:
+        yield f"  client     {_client(result)}"
+    if result.accuracy is not None:
+        yield f"  accuracy   {result.accuracy:.4f} of {result.answered_rows} answered rows"
+
+
+def _client(result: RunResult) -> str:
+    """The load of the client, and how late it was without load."""
+    text = f"{result.client_cpu_us_per_query:.1f} us of CPU a query"
+    if result.client_cpu_share is not None:
+        text += f", {result.client_cpu_share * 100:.0f} % of a core"
+    if result.baseline_lateness_ms is not None:
+        text += f"; {result.baseline_lateness_ms:.3f} ms late without load (p99)"
+    return text
+
+
+def _longer(result: RunResult) -> str:
+    """The duration that would confirm the objective if as large a share of the queries missed it."""
+    metrics, config = result.metrics, result.config
+    queries = queries_for_share(1 - result.score.attainment, config.percentile)
+    seconds = None if queries is None else seconds_for(queries, metrics.offered_per_s, config.warmup_s)
+    if seconds is None:
+        return ""
+    return f"; with this share of misses it takes about {queries}: try --duration {seconds}"
+
+
+def _figure(figure: Figure) -> str:
+    if figure.value is None:
+        return f"{figure.name} unknown"
+    return f"{figure.name} {figure.value:.3f}{figure.unit if figure.unit.startswith('/') else f' {figure.unit}'}"
+
+
+def _objective_line(score: Score, slo_ms: float | None, percentile: float) -> str:
     objective = "an answer" if slo_ms is None else f"{slo_ms:g} ms"
-    confirmation = "confirmed" if metrics.confirmed else f"not confirmed (needs {metrics.queries_to_confirm} queries)"
-    met = metrics.attainment * 100
-    return f"  objective  {objective} for {percentile:g} %: met by {met:.3f} %, {confirmation} by early stopping"
+    text = f"  objective  {objective} for {percentile:g} %: met by {score.attainment * 100:.3f} %"
+    if not score.is_sample:
+        return text
+    if confirmed(score.queries, score.misses, percentile):
+        return f"{text}, confirmed by early stopping"
+    needed = queries_needed(score.misses, percentile)
+    return f"{text}, not confirmed (needs {needed} queries) by early stopping"
 
 
 def _distribution(title: str, d: Distribution | None) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """The verdict of a run in words, and figures as text."""
 
 from sluice.loadgen.records.bootstrap import MIN_BLOCK_S, MIN_BLOCKS
+from sluice.loadgen.records.early_stopping import queries_needed
+from sluice.loadgen.records.record import NO_OBJECTIVE
 from sluice.loadgen.run.result import RunResult, Verdict
 
 NO_INTERVALS = f"none; they take {MIN_BLOCKS * MIN_BLOCK_S:g} s after the warm-up"
@@ -21,16 +23,14 @@ def explanation(result: RunResult) -> str:
     """What the verdict means for this run, in a sentence or two."""
     if result.verdict is Verdict.INVALID:
         return f"The figures say nothing about the target: {'; '.join(result.invalid)}."
-    metrics = result.metrics
+    score = result.score
     wanted = f"{result.config.percentile:g} % had to be"
-    reached = (
-        f"{share(metrics.attainment)} of {count(metrics.judged)} queries were answered{_within(result)}; {wanted}."
-    )
+    reached = f"{share(score.attainment)} of {count(score.queries)} queries were answered{_within(result)}; {wanted}."
     if result.verdict is not Verdict.NOT_CONFIRMED:
         return reached
     return (
-        f"{reached} With {count(metrics.misses)} misses, MLPerf's early-stopping test needs "
-        f"{count(metrics.queries_to_confirm)} queries."
+        f"{reached} With {count(score.misses)} misses, MLPerf's early-stopping test needs "
+        f"{count(queries_needed(score.misses, result.config.percentile))} queries."
     )
 
 
@@ -38,7 +38,7 @@ def _within(result: RunResult) -> str:
     slo_ms = result.config.slo_ms
     if slo_ms is not None:
         return f" within {milliseconds(slo_ms)}"
-    return " within their objectives" if len(set(result.record.slo_ns.tolist()[:1000])) > 1 else ""
+    return " within their objectives" if (result.record.slo_ns != NO_OBJECTIVE).any() else ""
 
 
 def share(value: float) -> str:

@@ -7,12 +7,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from sluice.loadgen.records.early_stopping import confirmed
 from sluice.loadgen.records.figures import Figures, StreamLabel, figures
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.records.validity import client_limits, too_short
+from sluice.loadgen.scenarios.base import Score
 from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 
 Predictions = npt.NDArray[np.int64]
 
@@ -35,19 +39,25 @@ class RunResult:
 
     `record` holds one row a query, warm-up included. `predictions` and `expected` have shape (queries, rows), with -1
     for a missing one; they are None without labels and in a simulation. `start_ns` is the start of a live run on the
-    monotonic clock. `invalid` lists the reasons why the run is invalid, and `notes` what a reader of the figures has to
-    know about a simulation.
+    monotonic clock. `client_cpu_share` is the share of a core that the client used while it sent queries, None for a
+    run of less than 0.1 s, and `baseline_lateness_ms` the 99th percentile of its lateness without load; both are None
+    in a simulation. `decision` is what ended the run before its schedule, if anything did. `invalid` lists the reasons
+    why the run is invalid, and `notes` what a reader of the figures has to know about a simulation.
     """
 
     config: RunConfig
     schedule_digest: str
     record: Record
     metrics: QueryStatistics
+    score: Score
     invalid: list[str]
     interrupted: bool = False
     simulated: bool = False
     start_ns: int = 0
     client_cpu_us_per_query: float | None = None
+    client_cpu_share: float | None = None
+    baseline_lateness_ms: float | None = None
+    decision: Decision | None = None
     server: ServerReport | None = None
     predictions: Predictions | None = None
     expected: Predictions | None = None
@@ -70,12 +80,20 @@ class RunResult:
     @property
     def streams(self) -> tuple[StreamLabel, ...]:
         """The streams of the mix, in the order of their numbers in the record; empty without a mix."""
-        return ()
+        if self.config.mix is None:
+            return ()
+        return tuple(StreamLabel(stream.name, stream.model) for stream in self.config.mix.streams)
 
     @property
     def client_limits(self) -> list[str]:
         """The reasons of `invalid` that a longer run would not cure: the client fell short of the schedule."""
-        return client_limits(self.metrics, self.config.slo_ms)
+        return client_limits(
+            self.metrics,
+            self.config.slo_ms,
+            self.client_cpu_share,
+            self.baseline_lateness_ms,
+            is_paced=SCENARIOS[self.config.scenario].is_paced,
+        )
 
     def without_rows(self) -> "RunResult":
         """The same result without its per-query data, which may be large."""
@@ -84,16 +102,17 @@ class RunResult:
     @property
     def too_short(self) -> bool:
         """True when the run has too few queries to confirm the percentile, even without a miss."""
-        return too_short(self.metrics, self.config.percentile)
+        return too_short(self.score.sample, self.config.percentile, self.decision)
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the objective."""
         if self.invalid:
             return Verdict.INVALID
-        if self.metrics.confirmed:
+        score, percentile = self.score, self.config.percentile
+        attained = score.attainment * 100 >= percentile
+        if confirmed(score.queries, score.misses, percentile) if score.is_sample else attained:
             return Verdict.MET
-        attained = self.metrics.attainment * 100 >= self.config.percentile
         return Verdict.NOT_CONFIRMED if attained else Verdict.MISSED
 
     @property

@@ -8,17 +8,20 @@ import sys
 import numpy as np
 import uvloop
 
+from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
-from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live
-from sluice.loadgen.run.plan import Plan, make_plan, nothing_measured
+from sluice.loadgen.run.live import drive, open_live, read_metadata
+from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.run.server_side import read_server, report_since
 from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
@@ -35,6 +38,15 @@ def run(config: RunConfig) -> RunResult:
         return runner.run(_live(config))
 
 
+def plan_run(config: RunConfig) -> Plan:
+    """The plan of a run, of which nothing is sent; raises as `run` does."""
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulated_plan(config, SimulatedTarget(config.target))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live_plan(config))
+
+
 def _check(config: RunConfig) -> None:
     if not 0 < config.percentile < 100:
         raise ConfigError(f"--percentile: expected a number between 0 and 100, got {config.percentile:g}")
@@ -49,34 +61,65 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--explain-share: expected 0 to 100 %, got {config.explain_share * 100:g} %")
     if config.price_per_hour is not None and not 0 <= config.price_per_hour < float("inf"):
         raise ConfigError(f"--price-per-hour: expected at least 0, got {config.price_per_hour:g}")
+    if config.procs > 1 and config.target.startswith(SIMULATED):
+        raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, target.metadata(config.model))
-    record, server = target.replay(plan.schedule, plan.requests, config.seed, config.drain_timeout_s)
-    return _result(config, plan, record, simulated=True, server=server, notes=target.notes)
+    plan = _simulated_plan(config, target)
+    interim = interim_test(config, plan.schedule)
+    record, server = target.replay(
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
+    )
+    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+
+
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+    return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+
+
+async def _live_plan(config: RunConfig) -> Plan:
+    target = open_live(config)
+    try:
+        return make_plan(config, await read_metadata(config, target))
+    finally:
+        await target.close()
 
 
 async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
-    metadata = await target.metadata(config.model)
-    plan = make_plan(config, metadata)
-    before = await read_server(config, target)
-    output = config.output or metadata.outputs[0].name
-    driven = await drive(config, target, plan, output)
+    try:
+        plan = make_plan(config, await read_metadata(config, target))
+        before = await read_server(config, target)
+    except BaseException:
+        await target.close()
+        raise
+    # Each of several processes knows its own queries only, so they do not end a run early.
+    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
+    if config.procs > 1:
+        await target.close()
+        driven = await drive_in_processes(config, plan)
+    else:
+        driven = await drive(config, target, plan, interim=interim)
     return _result(
         config,
         plan,
         driven.record,
+        lost=driven.lost,
+        interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
         client_cpu_us_per_query=driven.cpu_ns / 1e3 / max(1, len(driven.record)),
+        client_cpu_share=driven.cpu_share,
+        baseline_lateness_ms=driven.baseline_lateness_ms,
         server=await report_since(before, config, target, driven.record),
         predictions=driven.predictions,
-        expected=_expected(driven.record, plan.samples),
+        expected=plan.table.expected(driven.record.sample),
     )
 
 
@@ -85,41 +128,58 @@ def _result(
     plan: Plan,
     record: Record,
     *,
+    lost: tuple[str, ...] = (),
+    interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
     start_ns: int = 0,
     client_cpu_us_per_query: float | None = None,
+    client_cpu_share: float | None = None,
+    baseline_lateness_ms: float | None = None,
     server: ServerReport | None = None,
     predictions: Predictions | None = None,
     expected: Predictions | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunResult:
+    decision = None
+    if interim is not None and interim.decided is not None:
+        decision, queries = interim.decided
+        record = record.head(queries)
+    scenario = SCENARIOS[config.scenario]
     metrics = query_statistics(record, config.percentile, config.warmup_s)
+    score = scenario.score(record, config)
+    reasons = invalid_reasons(
+        metrics,
+        config.slo_ms,
+        config.percentile,
+        interrupted,
+        sample=score.sample,
+        warmup_s=config.warmup_s,
+        decision=decision,
+        cpu_share=client_cpu_share,
+        baseline_lateness_ms=baseline_lateness_ms,
+        is_paced=scenario.is_paced,
+    )
     return RunResult(
         config=config,
         schedule_digest=plan.schedule.digest,
         record=record,
         metrics=metrics,
-        invalid=invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted),
+        score=score,
+        invalid=[*lost, *reasons, *score.unmet],
+        decision=decision,
         interrupted=interrupted,
         simulated=simulated,
         start_ns=start_ns,
         client_cpu_us_per_query=client_cpu_us_per_query,
+        client_cpu_share=client_cpu_share,
+        baseline_lateness_ms=baseline_lateness_ms,
         server=server,
         predictions=predictions,
         expected=expected,
         environment=_environment(),
         notes=notes,
     )
-
-
-def _expected(record: Record, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    size = samples.rows_per_query
-    padded = np.full(len(samples) * size, -1, np.int64)
-    padded[: len(samples.labels)] = samples.labels
-    return padded.reshape(-1, size)[record.sample]
 
 
 def _environment() -> dict[str, str]:

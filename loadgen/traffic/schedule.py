@@ -1,14 +1,10 @@
 """Schedules: the due time and the request of each query, fixed before the run starts."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-
-from sluice.loadgen.traffic.arrivals import Arrivals
-from sluice.loadgen.traffic.seeds import generator
-from sluice.models.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,14 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.due_ns)
 
+    def part(self, index: int, count: int) -> "Schedule":
+        """Every `count`-th query from number `index` on; groups stay together."""
+        rows = np.arange(len(self)) // self.group % count == index
+        cancel_ns = None if self.cancel_ns is None else self.cancel_ns[rows]
+        return replace(
+            self, due_ns=self.due_ns[rows], sample=self.sample[rows], stream=self.stream[rows], cancel_ns=cancel_ns
+        )
+
     @property
     def digest(self) -> str:
         """SHA-256 of the little-endian columns; equal digests mean the same requests at the same times.
@@ -50,32 +54,3 @@ class Schedule:
         if self.group > 1:
             content.update(b"group" + self.group.to_bytes(8, "little"))
         return content.hexdigest()
-
-
-POISSON = Arrivals()
-
-
-def server_schedule(
-    rate: float,
-    duration_s: float | None,
-    queries: int | None,
-    samples: int,
-    *,
-    each_once: bool,
-    seed: int,
-    arrivals: Arrivals = POISSON,
-) -> Schedule:
-    """Build the schedule of the Server scenario: samples drawn uniformly with replacement from `samples`.
-
-    With `each_once` every sample is sent at most once, in random order, and their number bounds the run as `queries`
-    does. Raises `ConfigError` as the arrivals do, and when no query falls into the duration.
-    """
-    if each_once:
-        queries = min(samples, queries or samples)
-    due_ns = arrivals.draw(rate, duration_s, queries, generator(seed, "arrivals"))
-    if not len(due_ns):
-        raise ConfigError(f"schedule: no query falls into {duration_s} s at {rate}/s; expected a longer --duration")
-    rng = generator(seed, "samples")
-    if each_once:
-        return Schedule(due_ns, rng.permutation(samples)[: len(due_ns)].astype(np.int64))
-    return Schedule(due_ns, rng.integers(samples, size=len(due_ns), dtype=np.int64))

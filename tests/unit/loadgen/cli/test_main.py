@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,10 @@ def test_find_max_without_enough_queries_for_a_verdict_exits_with_4(
 ) -> None:
     report = tmp_path / "peak.json"
     arguments = ["--target", write_simulation(tmp_path), "--model", "small", "--slo-ms", "1000", "--start", "5"]
+    arguments += ["--duration", "60"]
     assert main(["find-max", *arguments, "--json", str(report)]) == 4
-    assert "try a longer --duration" in capsys.readouterr().out.splitlines()[-1]
+    # 459 queries at 5/s take 92 s, and a second of warm-up.
+    assert re.search(r"needs 459; try --duration 9\d or more", capsys.readouterr().out.splitlines()[-1])
     content = json.loads(report.read_text())
     assert (content["rate"], content["too_short"]) == (None, True)
 
@@ -78,7 +81,17 @@ def test_a_warmup_that_leaves_nothing_to_measure_is_refused(
 
 
 def test_find_max_refuses_a_warmup_of_the_whole_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["find-max", "--target", write_simulation(tmp_path), "--model", "small", "--warmup", "10"]
+    arguments = [
+        "find-max",
+        "--target",
+        write_simulation(tmp_path),
+        "--model",
+        "small",
+        "--warmup",
+        "10",
+        "--duration",
+        "10",
+    ]
     assert main(arguments) == 1
     assert "--warmup: leaves no query to measure" in capsys.readouterr().err
 
@@ -119,13 +132,16 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
     [
         (
             ["run", "--target", "ftp://x", *FAST, "--rate", "1"],
-            "expected http://host:port, https://…, grpc://…, grpcs://… or",
+            "expected http://host:port, https://…, grpc://…, grpcs://…, unix:///path (HTTP), ",
         ),
         (["run", "--target", "http://x:1/y", *FAST, "--rate", "1"], "expected http://host:port"),
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "100"], "--percentile"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--cv", "2"], "--cv: requires --arrivals gamma"),
-        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--trace", "x"], "--trace: requires --arrivals trace"),
+        (
+            ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "poisson", "--trace", "x"],
+            "--trace: requires --arrivals trace",
+        ),
         (
             ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "trace"],
             "--arrivals trace: requires --trace FILE",
@@ -157,5 +173,7 @@ def test_find_max_lands_on_the_capacity_of_a_simulated_server(
     peak = json.loads(report.read_text())
     # Policy `none` runs rows one by one for 10 ms each: 100 a second and not one more.
     assert 85 < peak["rate"] < 101
-    assert peak["rate"] < peak["failed_rate"] < 1.05 * peak["rate"]
+    assert peak["rate"] < peak["failed_rate"] <= 1.0501 * peak["rate"]
+    assert peak["confirmed"] is True
+    assert [probe["confirms"] for probe in peak["probes"]][-2:] == [True, True]
     assert len(capsys.readouterr().out.splitlines()) == len(peak["probes"]) + 2

@@ -1,8 +1,9 @@
 import msgspec
 import pytest
 
+from sluice.loadgen.records.interim import Decision
 from sluice.loadgen.records.statistics import Distribution, QueryStatistics
-from sluice.loadgen.records.validity import invalid_reasons
+from sluice.loadgen.records.validity import client_limits, invalid_reasons
 
 METRICS = QueryStatistics(
     queries=1000,
@@ -32,7 +33,7 @@ def late(p99: float) -> QueryStatistics:
 
 
 def test_a_good_run_is_valid() -> None:
-    assert invalid_reasons(late(0.5), 10, 99, interrupted=False) == []
+    assert invalid_reasons(late(0.5), 10, 99, interrupted=False, sample=1000) == []
 
 
 @pytest.mark.parametrize(
@@ -42,23 +43,63 @@ def test_a_good_run_is_valid() -> None:
 def test_lateness_may_be_a_millisecond_or_a_twentieth_of_the_objective(
     p99_ms: float, slo_ms: float | None, valid: bool
 ) -> None:
-    reasons = invalid_reasons(late(p99_ms), slo_ms, 99, interrupted=False)
+    reasons = invalid_reasons(late(p99_ms), slo_ms, 99, interrupted=False, sample=1000)
     assert [reason[:21] for reason in reasons] == ([] if valid else ["limited by the client"])
 
 
 def test_too_few_queries_prove_nothing_even_without_a_miss() -> None:
-    few = msgspec.structs.replace(METRICS, queries=458)
-    assert invalid_reasons(few, 10, 99, interrupted=False) == [
-        "too short: 458 queries after the warm-up; a claim about 99 % needs 459"
+    reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=458)
+    assert reasons == [
+        "too short: 458 queries after the warm-up; a claim about 99 % needs 459; try --duration 5 or more"
     ]
-    assert invalid_reasons(few, 10, 90, interrupted=False) == []
+    later = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=458, warmup_s=2.5)
+    assert [reason.partition("; try ")[2] for reason in later] == ["--duration 8 or more"]
+    assert invalid_reasons(METRICS, 10, 90, interrupted=False, sample=458) == []
+
+
+def test_queries_that_are_no_sample_need_no_number() -> None:
+    assert invalid_reasons(METRICS, 10, 99, interrupted=False, sample=None) == []
+
+
+def test_lateness_counts_only_where_queries_are_due_one_by_one() -> None:
+    assert invalid_reasons(late(50), 10, 99, interrupted=False, sample=1000, is_paced=False) == []
+
+
+def test_a_run_that_its_misses_have_ended_is_not_too_short() -> None:
+    assert invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=Decision.EXCLUDED) == []
+    assert len(invalid_reasons(METRICS, 10, 99, interrupted=False, sample=40, decision=Decision.CONFIRMED)) == 1
+
+
+@pytest.mark.parametrize(("share", "valid"), [(None, True), (0.8, True), (0.81, False), (1.0, False)])
+def test_a_client_that_uses_more_than_80_percent_of_a_core_measures_itself(share: float | None, valid: bool) -> None:
+    reasons = invalid_reasons(METRICS, 10, 99, interrupted=False, sample=1000, cpu_share=share)
+    assert reasons == (
+        []
+        if valid or share is None
+        else [
+            f"limited by the client: it used {share * 100:.0f} % of a core, 80 % is allowed; "
+            "try a lower --rate or more --procs"
+        ]
+    )
+
+
+def test_the_lateness_without_load_tells_a_busy_machine_from_a_high_rate() -> None:
+    quick, busy = (client_limits(late(5.0), 10, baseline_lateness_ms=idle) for idle in (0.08, 3.0))
+    assert quick == [
+        "limited by the client: it was 5.00 ms late or more with 1 % of the queries (0.08 ms without load), "
+        "1 ms is allowed; try a lower --rate, a core of its own for the client, or more --procs"
+    ]
+    assert busy == [
+        "limited by the client: it was 5.00 ms late or more with 1 % of the queries (3.00 ms without load), "
+        "1 ms is allowed; the machine is too busy for any rate: give the client a core of its own"
+    ]
 
 
 def test_an_interrupted_run_is_invalid() -> None:
-    assert invalid_reasons(METRICS, 10, 99, interrupted=True) == ["interrupted before its end"]
+    assert invalid_reasons(METRICS, 10, 99, interrupted=True, sample=1000) == ["interrupted before its end"]
 
 
 def test_waits_for_the_target_are_not_the_fault_of_the_client() -> None:
     waits = Distribution(500, 500, 500, 500, 500, 500, 500, 500)
     overloaded = msgspec.structs.replace(late(0.5), dropped=3, waited=900, waiting_ms=waits)
-    assert invalid_reasons(overloaded, 10, 99, interrupted=False) == []
+    assert invalid_reasons(overloaded, 10, 99, interrupted=False, sample=1000) == []

@@ -33,6 +33,7 @@ def test_the_whole_text_of_a_run() -> None:
         "  seed 3, schedule 0123456789abcdef, 0 s of warm-up excluded\n"
         "  queries    1001: 1001 ok, 0 shed, 0 error, 0 timeout, 0 dropped\n"
         "  rate       1000.0/s offered, 990.1/s completed, 1000.0/s good\n"
+        "  score      completed queries 990.099/s, latency p99 10.000 ms\n"
         "  objective  10 ms for 99 %: met by 100.000 %, confirmed by early stopping\n"
         "  ms            mean     p50     p90     p95     p97     p99   p99.9     max\n"
         "  from due    10.000  10.000  10.000  10.000  10.000  10.000  10.000  10.000\n"
@@ -57,7 +58,8 @@ def test_the_verdicts() -> None:
     simulated = dataclasses.replace(missed, simulated=True)
     assert run_text(missed).endswith("Result: VALID, objective MISSED\n")
     assert run_text(invalid).endswith(
-        "Result: INVALID: too short: 10 queries after the warm-up; a claim about 99 % needs 459; interrupted\n"
+        "Result: INVALID: too short: 10 queries after the warm-up; a claim about 99 % needs 459; "
+        "try --duration 1 or more; interrupted\n"
     )
     assert run_text(simulated).startswith("Server scenario: m at http://host:1 (SIMULATED)\n")
     assert (missed.slo_met, invalid.slo_met) == (False, False)
@@ -71,7 +73,8 @@ def test_an_objective_is_met_only_if_early_stopping_confirms_it() -> None:
     assert (not_confirmed.verdict, not_confirmed.slo_met) == (Verdict.NOT_CONFIRMED, False)
     assert run_text(not_confirmed).endswith(
         "Result: VALID, objective NOT CONFIRMED: 10 misses among 2009 queries; "
-        "early stopping needs 2010 for that number of misses\n"
+        "early stopping needs 2010 for that number of misses; "
+        "with this share of misses it takes about 2144: try --duration 3\n"
     )
     report = json.loads(run_json(not_confirmed))
     assert (report["slo_met"], report["verdict"]) == (False, "not confirmed")
@@ -100,7 +103,8 @@ def test_the_json_of_a_run() -> None:
     assert report["schema_version"] == 1
     assert report["kind"] == "run"
     assert report["config"]["rate"] == 1000
-    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace"}
+    streams = {"arrivals", "samples", "data", "verdicts", "service", "ways", "strays", "pace", "trace"}
+    streams |= {"mix", "mix samples", "cancellations", "deadlines"}
     assert report["seeds"].keys() == {"master"} | streams
     assert report["metrics"]["latency_ms"]["p99"] == 10
     assert report["validity"] == {"valid": True, "reasons": []}

@@ -7,6 +7,7 @@ from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
+from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.traffic.schedule import Schedule
 
 MS = 1_000_000
@@ -31,5 +32,6 @@ def result_of(
     record.status[:] = Status.OK
     record.status[:errors] = Status.ERROR
     metrics = query_statistics(record, config.percentile, config.warmup_s)
-    reasons = invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted=False)
-    return RunResult(config, schedule.digest, record, metrics, [*reasons, *invalid])
+    score = SCENARIOS[config.scenario].score(record, config)
+    reasons = invalid_reasons(metrics, config.slo_ms, config.percentile, interrupted=False, sample=score.sample)
+    return RunResult(config, schedule.digest, record, metrics, score, [*reasons, *invalid])

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,10 +9,9 @@ import pytest
 
 from sluice.loadgen.records.model_statistics import ModelActivity
 from sluice.loadgen.records.server_metrics import BatchStatistics, ServerReport
-from sluice.loadgen.reports.document import max_rate_json
+from sluice.loadgen.reports.document import run_json, runs_json
 from sluice.loadgen.results.folder import check_folder, read_result, write_result
 from sluice.loadgen.results.read import read_results
-from sluice.loadgen.run.find_max import MaxRate, Probe
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
@@ -40,14 +40,11 @@ def result() -> RunResult:
         models=(ModelActivity("m:1", 1500, 2, 1500, 700, 1.0, 0.5, 4.0, 0.25, ((1, 200), (4, 325))),),
         cost=0.5,
     )
-    return RunResult(
-        found.config,
-        found.schedule_digest,
-        found.record,
-        found.metrics,
-        found.invalid,
+    return dataclasses.replace(
+        found,
         server=server,
         client_cpu_us_per_query=12.5,
+        client_cpu_share=0.25,
         predictions=np.array([[1], [2]]),
         expected=np.array([[1], [-1]]),
         environment={"python": "3.11"},
@@ -62,6 +59,7 @@ def test_a_result_that_was_written_is_read_again(tmp_path: Path) -> None:
     assert read.config == msgspec.structs.replace(CONFIG, headers=(("authorization", "********"),))
     assert (read.metrics, read.invalid, read.server) == (written.metrics, written.invalid, written.server)
     assert (read.verdict, read.environment, read.notes) == (written.verdict, written.environment, written.notes)
+    assert (read.score, read.client_cpu_share) == (written.score, 0.25)
     assert (read.schedule_digest, read.client_cpu_us_per_query) == (written.schedule_digest, 12.5)
     assert read.record.reasons == {"HTTP 500: broken": 1}
     assert read.record.stages == {0: STAGE, 1200: STAGE}
@@ -160,13 +158,27 @@ def test_columns_of_different_lengths_are_refused(tmp_path: Path) -> None:
         read_result(tmp_path / "out")
 
 
-def test_the_probes_of_a_search_are_results_without_queries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["probes", "runs"])
+def test_the_runs_of_a_search_are_results_without_queries(tmp_path: Path, key: str) -> None:
     file = tmp_path / "found.json"
     one = result().without_rows()
-    file.write_bytes(max_rate_json(MaxRate(10.0, None, (Probe(10.0, one), Probe(20.0, one)))))
+    report = json.loads(run_json(one))
+    file.write_text(json.dumps({"kind": "search", key: [report, report]}))
     found = read_results(file)
     assert [len(each.record) for each in found] == [0, 0]
     assert found[0].metrics == one.metrics
+    report["metrics"]["queries"] = "many"
+    file.write_text(json.dumps({"kind": "search", key: [report]}))
+    with pytest.raises(
+        ConfigError, match=rf"found.json: {key}\[0\]: not the report of a run: Expected `int`, got `str`"
+    ):
+        read_results(file)
+
+
+def test_several_results_in_one_report_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "runs.json"
+    file.write_bytes(runs_json([result(), result()]))
+    assert [each.metrics for each in read_results(file)] == [result().metrics] * 2
 
 
 def test_paths_without_results_are_refused(tmp_path: Path) -> None:

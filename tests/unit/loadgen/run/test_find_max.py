@@ -1,171 +1,197 @@
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from sluice.loadgen.reports.text import max_rate_text, probe_text
-from sluice.loadgen.run.find_max import MaxRate, Probe, find_max
+from sluice.loadgen.run.find_max import MaxRate, Plan, Probe, SearchSettings, find_max, shortest_probe_s
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
 from tests.unit.loadgen.results import result_of
 
+Run = Callable[[Plan], RunResult]
 
-def target(
-    capacity: float, client_limit: float = 1e9, queries: int = 500, errors: int = 0
-) -> tuple[list[float], list[int], Callable[[float, int], RunResult]]:
+
+def target(capacity: float, client_limit: float = 1e9, queries: int = 500, errors: int = 0) -> Run:
     """A target that meets 10 ms up to `capacity` and whose client keeps up to `client_limit`."""
-    rates: list[float] = []
-    numbers: list[int] = []
 
-    def run(rate: float, number: int) -> RunResult:
-        rates.append(rate)
-        numbers.append(number)
-        config = RunConfig(target="http://t", model="m", rate=rate, slo_ms=10, warmup_s=0, seed=number)
-        late_ms = 5 if rate > client_limit else 0
-        return result_of(config, 10 if rate <= capacity else 11, queries, late_ms=late_ms, errors=errors)
+    def run(plan: Plan) -> RunResult:
+        config = RunConfig(target="http://t", model="m", rate=plan.rate, slo_ms=10, warmup_s=0, seed=plan.number)
+        late_ms = 5 if plan.rate > client_limit else 0
+        return result_of(config, 10 if plan.rate <= capacity else 11, queries, late_ms=late_ms, errors=errors)
 
-    return rates, numbers, run
+    return run
 
 
-def test_doubles_then_bisects_on_the_logarithm_to_the_precision() -> None:
-    rates, numbers, run = target(capacity=1000)
-    peak = find_max(run, start=100, precision=0.02)
-    assert rates[:5] == [100, 200, 400, 800, 1600]
-    assert rates[5] == pytest.approx(1131.371, abs=0.001)
-    assert numbers == list(range(len(rates)))
-    assert peak.rate is not None
-    assert peak.failed_rate is not None
-    assert peak.rate <= 1000 < peak.failed_rate <= 1.02 * peak.rate
-    assert len(rates) == 11
-    assert not peak.client_limited
+def search(run: Run, **settings: float) -> tuple[MaxRate, list[Plan]]:
+    plans: list[Plan] = []
+
+    def probe(plan: Plan) -> Probe:
+        plans.append(plan)
+        return Probe.of(run(plan), plan.confirms)
+
+    found = find_max(probe, msgspec.convert({"start": 100.0} | settings, SearchSettings))
+    return found, plans
+
+
+def rates(plans: list[Plan]) -> list[float]:
+    return [plan.rate for plan in plans]
+
+
+def test_doubles_then_bisects_on_the_logarithm_to_the_precision_and_confirms() -> None:
+    found, plans = search(target(capacity=1000), precision=0.02)
+    assert rates(plans)[:5] == [100, 200, 400, 800, 1600]
+    assert plans[5].rate == pytest.approx(1131.371, abs=0.001)
+    assert [plan.number for plan in plans] == list(range(13))
+    assert found.rate is not None
+    assert found.failed_rate is not None
+    assert found.rate <= 1000 < found.failed_rate <= 1.02 * found.rate
+    assert [(plan.rate, plan.confirms) for plan in plans[-3:]] == [
+        (pytest.approx(found.failed_rate), False) if plans[-3].rate > 1000 else (found.rate, False),
+        (found.rate, True),
+        (found.rate, True),
+    ]
+    assert (found.confirmed, found.client_limited) == (True, False)
 
 
 def test_halves_when_the_first_rate_is_too_high() -> None:
-    rates, _, run = target(capacity=30)
-    peak = find_max(run, start=100, precision=0.1)
-    assert rates[:3] == [100, 50, 25]
-    assert peak.rate is not None
-    assert 30 / 1.1 <= peak.rate <= 30
+    found, plans = search(target(capacity=30), precision=0.1)
+    assert rates(plans)[:3] == [100, 50, 25]
+    assert found.rate is not None
+    assert 30 / 1.1 <= found.rate <= 30
+
+
+def test_a_rate_that_fails_on_a_fresh_seed_is_stepped_down_by_the_precision_until_two_seeds_pass() -> None:
+    # Short runs pass up to 1000/s, and long ones only up to 960/s.
+    def run(plan: Plan) -> RunResult:
+        return target(960 if plan.confirms else 1000)(plan)
+
+    found, plans = search(run, precision=0.01)
+    confirming = [plan.rate for plan in plans if plan.confirms]
+    assert found.rate == confirming[-1] == confirming[-2] <= 960
+    assert found.failed_rate == confirming[-3] == pytest.approx(found.rate * 1.01)
+    steps = confirming[:-1]
+    assert [high / low for high, low in itertools.pairwise(steps)] == pytest.approx([1.01] * (len(steps) - 1))
+    assert found.confirmed
+
+
+def test_one_of_two_confirmations_is_not_enough() -> None:
+    failures = iter([False, True])  # the second confirmation fails once
+
+    def run(plan: Plan) -> RunResult:
+        return target(1 if plan.confirms and next(failures, False) else 200)(plan)
+
+    found, plans = search(run, precision=0.5)
+    assert [round(plan.rate, 1) for plan in plans if plan.confirms] == [200, 200, 133.3, 133.3]
+    assert (round(found.rate or 0, 1), found.failed_rate, found.confirmed) == (133.3, 200, True)
+
+
+def test_a_search_without_probes_left_says_that_the_rate_is_not_confirmed() -> None:
+    def run(plan: Plan) -> RunResult:
+        return target(1 if plan.confirms else 1000)(plan)
+
+    found, plans = search(run, max_probes=14)
+    assert len(plans) == 14
+    assert not found.confirmed
+    assert found.rate is not None
+    assert found.failed_rate is not None
+    assert found.rate < found.failed_rate
 
 
 def test_the_number_of_probes_is_bounded_when_nothing_passes() -> None:
-    rates, _, run = target(capacity=0)
-    peak = find_max(run, start=100, max_probes=5)
-    assert rates == [100, 50, 25, 12.5, 6.25]
-    assert peak.rate is None
-    assert max_rate_text(peak) == "Result: no rate met the objective in 5 probes\n"
+    found, plans = search(target(capacity=0), max_probes=5)
+    assert rates(plans) == [100, 50, 25]
+    assert (found.rate, found.confirmed) == (None, False)
 
 
-def test_the_number_of_probes_is_bounded_when_everything_passes() -> None:
-    rates, _, run = target(capacity=1e9)
-    peak = find_max(run, start=100, max_probes=4)
-    assert rates == [100, 200, 400, 800]
-    assert max_rate_text(peak) == (
-        "Result: 800.0/s within the objective, no rate failed: the real maximum is higher (4 probes)\n"
-    )
+def test_two_probes_are_kept_for_the_confirmation_when_everything_passes() -> None:
+    found, plans = search(target(capacity=1e9), max_probes=4)
+    assert rates(plans) == [100, 200, 200, 200]
+    assert (found.rate, found.failed_rate, found.confirmed) == (200, None, True)
 
 
-def test_a_limit_of_the_client_is_not_taken_for_the_targets() -> None:
-    _, _, run = target(capacity=1000, client_limit=300)
-    peak = find_max(run, start=100, precision=0.5)
-    assert peak.client_limited
-    assert max_rate_text(peak) == (
-        "Result: 282.8/s within the objective; 400.0/s exceeded the client's capacity, "
-        "the real maximum may be higher (4 probes)\n"
-    )
+def test_a_run_that_its_client_limited_is_repeated_once_and_then_not_taken_for_the_targets_limit() -> None:
+    found, plans = search(target(capacity=1000, client_limit=300), precision=0.5)
+    assert rates(plans) == [100, 200, 400, 400, pytest.approx(282.84, abs=0.01)] + [pytest.approx(282.84, abs=0.01)] * 2
+    assert len({plan.number for plan in plans}) == len(plans)
+    assert (found.failed_rate, found.client_limited, found.confirmed) == (400, True, True)
+
+
+def test_a_client_that_was_late_once_does_not_end_the_search() -> None:
+    def run(plan: Plan) -> RunResult:
+        return target(1000, client_limit=1 if plan.number == 1 else 1e9)(plan)
+
+    found, plans = search(run, precision=0.5)
+    assert rates(plans)[:4] == [100, 200, 200, 400]
+    assert found.rate is not None
+    assert found.rate > 600
+    assert not found.client_limited
 
 
 def test_an_interrupted_probe_ends_the_search_and_counts_for_nothing() -> None:
-    rates, _, run = target(capacity=1000)
-    peak = find_max(lambda rate, number: replace(run(rate, number), interrupted=rate > 150), start=100)
-    assert rates == [100, 200]
-    assert (peak.rate, peak.failed_rate) == (100, None)
+    found, plans = search(lambda plan: replace(target(1000)(plan), interrupted=plan.rate > 150))
+    assert rates(plans) == [100, 200]
+    assert (found.rate, found.failed_rate, found.confirmed) == (100, None, False)
 
 
-def test_probes_do_not_keep_their_rows() -> None:
-    _, _, run = target(capacity=1000)
-    peak = find_max(run, start=100, max_probes=1)
-    assert len(peak.probes[0].result.record) == 0
-    assert peak.probes[0].result.metrics.queries == 500
+def test_an_interrupted_confirmation_leaves_the_rate_unconfirmed() -> None:
+    found, plans = search(lambda plan: replace(target(150)(plan), interrupted=plan.confirms), precision=0.5)
+    assert [plan.confirms for plan in plans].count(True) == 1
+    assert found.rate == pytest.approx(141.4, abs=0.1)
+    assert not found.confirmed
 
 
-def test_the_line_of_a_probe() -> None:
-    _, _, run = target(capacity=150, client_limit=300)
-    limit = "limited by the client: it was 5.00 ms late or more with 1 % of the queries, 1 ms is allowed; "
-    assert [probe_text(Probe(rate, run(rate, 7))) for rate in (100.0, 200.0, 400.0)] == [
-        "       100.0/s  met by 100.000 %       p99 10.000 ms  seed 7  pass\n",
-        "       200.0/s  met by   0.000 %       p99 11.000 ms  seed 7  missed\n",
-        "       400.0/s  met by   0.000 %       p99 11.000 ms  seed 7  "
-        f"{limit}try a lower --rate or a core of its own for the client\n",
-    ]
-
-
-def test_the_line_of_a_missed_probe_says_how_many_queries_waited() -> None:
-    _, _, run = target(capacity=10)
-    result = run(100.0, 0)
-    waiting = replace(result, metrics=msgspec.structs.replace(result.metrics, waited=70))
-    assert probe_text(Probe(100.0, waiting)).endswith("missed; 70 queries waited for a connection\n")
-
-
-def test_a_rate_that_is_not_confirmed_does_not_pass() -> None:
-    _, _, run = target(capacity=1000, errors=4)
-    probe = Probe(100.0, run(100.0, 0))
-    assert probe.result.metrics.attainment == 0.992
+def test_a_rate_that_is_not_confirmed_by_early_stopping_does_not_pass() -> None:
+    run = target(capacity=1000, errors=4)
+    probe = Probe.of(run(Plan(0, 100.0, False)), confirms=False)
+    assert probe.metrics.attainment == 0.992
     assert not probe.passed
-    assert probe_text(probe).endswith("not confirmed by early stopping: needs 1157 queries\n")
-    peak = find_max(run, start=100, max_probes=3)
-    assert (peak.rate, peak.failed_rate) == (None, 25)
+    found, _ = search(run, max_probes=5)
+    assert (found.rate, found.failed_rate) == (None, 25)
 
 
 def test_a_search_ends_where_runs_are_too_short_to_confirm_a_rate() -> None:
-    rates, _, run = target(capacity=1000, queries=458)
-    peak = find_max(run, start=100)
-    assert rates == [100]
-    assert (peak.rate, peak.too_short) == (None, True)
-    too_short = "too short: 458 queries after the warm-up; a claim about 99 % needs 459\n"
-    assert probe_text(peak.probes[0]).endswith(too_short)
-    assert max_rate_text(peak) == (
-        "Result: no rate met the objective in 1 probes; at 100.0/s and below runs have too few queries to confirm it; "
-        "try a longer --duration or a higher --start\n"
-    )
+    found, plans = search(target(capacity=1000, queries=458))
+    assert rates(plans) == [100]
+    assert (found.rate, found.too_short) == (None, True)
 
 
 def test_a_short_probe_above_a_rate_that_passed_does_not_end_the_search() -> None:
-    _, _, long = target(capacity=1e9)
-    _, _, short = target(capacity=1e9, queries=458)
-    peak = find_max(lambda rate, number: (short if rate > 150 else long)(rate, number), start=100, max_probes=4)
-    assert len(peak.probes) == 4
-    assert not peak.too_short
-    assert peak.rate is not None
+    def run(plan: Plan) -> RunResult:
+        return target(1e9, queries=458 if plan.rate > 150 else 500)(plan)
 
-
-def test_notes_stand_before_the_highest_rate() -> None:
-    _, _, run = target(capacity=1e9)
-    peak = find_max(lambda rate, number: replace(run(rate, number), notes=("no host",)), start=100, max_probes=2)
-    assert max_rate_text(peak).startswith("Note: no host\nResult: 200.0/s within the objective")
-
-
-def test_a_bracket_that_failed() -> None:
-    assert max_rate_text(MaxRate(10.0, 11.0, ())) == "Result: 10.0/s within the objective; 11.0/s failed (0 probes)\n"
-
-
-@pytest.mark.parametrize("precision", [0, 1, float("nan")])
-def test_a_precision_that_cannot_be_reached_is_refused(precision: float) -> None:
-    with pytest.raises(ConfigError, match="--precision: expected a number between 0 and 100 %"):
-        find_max(target(1)[2], 100, precision)
-
-
-def test_a_search_needs_a_probe() -> None:
-    with pytest.raises(ConfigError, match="--max-probes: expected at least 1, got 0"):
-        find_max(target(1)[2], 100, max_probes=0)
+    found, plans = search(run, max_probes=6)
+    assert len(plans) == 6
+    assert not found.too_short
+    assert found.rate is not None
 
 
 def test_a_target_without_limit_is_tried_up_to_the_highest_rate_only() -> None:
-    rates, _, run = target(capacity=1e9)
-    peak = find_max(run, start=100, max_rate=500)
-    assert rates == [100, 200, 400, 500]
-    assert (peak.rate, peak.failed_rate) == (500, None)
-    with pytest.raises(ConfigError, match="--start: expected at most --max-rate"):
-        find_max(run, start=600, max_rate=500)
+    found, plans = search(target(capacity=1e9), max_rate=500.0)
+    assert rates(plans) == [100, 200, 400, 500, 500, 500]
+    assert (found.rate, found.failed_rate, found.confirmed) == (500, None, True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": 0.0}, "--precision: expected a number between 0 and 100 %"),
+        ({"precision": 1.0}, "--precision: expected a number between 0 and 100 %"),
+        ({"precision": float("nan")}, "--precision: expected a number between 0 and 100 %"),
+        ({"max_probes": 0}, "--max-probes: expected at least 1, got 0"),
+        ({"start": 600.0, "max_rate": 500.0}, "--start: expected at most --max-rate"),
+        ({"start": 0.0}, "--start: expected above 0"),
+        ({"min_duration_s": 31.0}, r"--min-duration: expected at most --duration \(30 s\), got 31 s"),
+    ],
+)
+def test_a_search_that_cannot_end_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        search(target(1), **settings)
+
+
+def test_the_shortest_probe_is_as_long_as_an_overload_by_the_precision_takes_to_show() -> None:
+    # 2 % too much work makes a queue of 0.1 s in 5 s.
+    assert shortest_probe_s(warmup_s=1.0, slo_ms=100, precision=0.02) == pytest.approx(6.0)
+    assert shortest_probe_s(warmup_s=1.0, slo_ms=None, precision=0.02) == 1.0

@@ -48,7 +48,7 @@ def test_a_query_that_cannot_be_sent_fails_and_the_others_leave(unsendable: set[
     schedule = Schedule(np.arange(5, dtype=np.int64) * 1_000_000, np.arange(5, dtype=np.int64))
 
     async def run() -> Record:
-        target, issuer = Brittle(unsendable), Issuer(schedule, Record.of(schedule))
+        target, issuer = Brittle(unsendable), Issuer(Record.of(schedule))
         await target.prepare({}, issuer, keep_answers=False)
         return await asyncio.wait_for(issuer.run(target, drain_timeout_s=60), 120)
 

@@ -16,7 +16,7 @@ def run(latency_ms: int, mean_rows: float, seed: int = 0, late_ms: int = 0) -> R
     config = RunConfig(target="http://x", model="m", rate=1000, seed=seed, slo_ms=50, warmup_s=0)
     server = ServerReport((BatchStatistics("m:1", "cpu0", 10, mean_rows),))
     result = result_of(config, latency_ms, 1000, late_ms=late_ms)
-    return RunResult(config, result.schedule_digest, result.record, result.metrics, [], server=server)
+    return RunResult(config, result.schedule_digest, result.record, result.metrics, result.score, [], server=server)
 
 
 def test_a_figure_is_the_median_over_the_seeds_of_pairs() -> None:

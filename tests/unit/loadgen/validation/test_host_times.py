@@ -20,6 +20,7 @@ from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.run.result import RunResult
+from sluice.loadgen.scenarios.base import Score
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.simulation.simulation_file import HostSettings
 from sluice.loadgen.traffic.schedule import Schedule
@@ -81,7 +82,7 @@ class Machine:
             for request, time_ns in enumerate(due_ns)
         )
         config = RunConfig(target="http://machine", model="wide", rate=rate)
-        self.result = RunResult(config, "", record, query_statistics(record, 99, 0), [])
+        self.result = RunResult(config, "", record, query_statistics(record, 99, 0), Score((), 0, 0), [])
 
     def _observe(self, now_ns: int, event: AnyEvent | None, decisions: list[AnyDecision]) -> None:
         self.steps.append(JournalStep(now_ns, event, tuple(decisions)))
@@ -128,7 +129,7 @@ def test_ways_stray_as_far_as_latencies_beyond_the_time_inside(loads: list[LoadT
     record, activity = loads[0].result.record, loads[0].activity
     late = deepcopy(record)
     late.done_ns[::4] += 200_000
-    result = RunResult(loads[0].result.config, "", late, loads[0].result.metrics, [])
+    result = RunResult(loads[0].result.config, "", late, loads[0].result.metrics, Score((), 0, 0), [])
     assert transit_jitter_us([LoadTimings(result, activity, 1)])[76:90] == (200.0,) * 14
 
 

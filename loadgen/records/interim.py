@@ -1,0 +1,94 @@
+"""The early-stopping test while a run goes on, at a few looks that are planned before it.
+
+A search needs the verdict of a run and no more: misses that no later answer can make good end it early, and so does a
+confirmation. Each look is one more chance of a wrong confirmation, so looks are few, and far apart later on.
+"""
+
+import enum
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.loadgen.records.early_stopping import confirmed, misses_allowed, queries_needed
+from sluice.loadgen.records.record import NO_OBJECTIVE, Record, Status
+from sluice.models.units import NS_PER_MS, NS_PER_S
+
+_FEWEST = 32
+_GROWTH = 1.25
+_SLACK_NS = 2 * NS_PER_MS
+"""Timers of an event loop may fire a millisecond early."""
+
+
+class Decision(enum.StrEnum):
+    """Decision that ends a run before its schedule does."""
+
+    CONFIRMED = "confirmed"
+    EXCLUDED = "excluded"
+    """The run has more misses than its whole schedule may have."""
+
+
+class InterimTest:
+    """The test of one run: it excludes at every look, and confirms from `decide_from_s` on.
+
+    `decided` is the decision, with the number of queries from the first on that it rests on: those due so long ago
+    that an answer from now on misses the objective.
+    """
+
+    def __init__(
+        self,
+        due_ns: npt.NDArray[np.int64],
+        objective_ns: int,
+        *,
+        percentile: float,
+        warmup_s: float,
+        decide_from_s: float,
+    ) -> None:
+        """Plan the looks at queries due at `due_ns` (queries,), ascending; `objective_ns` is the longest objective."""
+        last_ns = int(due_ns[-1]) if len(due_ns) else 0
+        self.decided: tuple[Decision, int] | None = None
+        self._percentile = percentile
+        self._first = int(np.searchsorted(due_ns, round(warmup_s * NS_PER_S)))
+        measured = len(due_ns) - self._first
+        self._misses_allowed = misses_allowed(measured, percentile)
+        self._objective_ns = max(objective_ns, 0)
+        self._decide_from_ns = round(min(decide_from_s * NS_PER_S, last_ns + 1))
+        ends = {int(due_ns[self._first + queries - 1]) for queries in _sizes(measured, percentile)}
+        if self._decide_from_ns < last_ns:
+            ends.add(self._decide_from_ns)
+        self._looks_ns = sorted((end + self._objective_ns + _SLACK_NS for end in ends), reverse=True)
+
+    @property
+    def next_look_ns(self) -> float:
+        """When to look next, from the start of the run; infinite after the last look."""
+        return self._looks_ns[-1] if self._looks_ns and self.decided is None else math.inf
+
+    def look(self, record: Record, now_ns: int) -> None:
+        """Look at the record as it stands `now_ns` after the start of the run; O(queries due by then)."""
+        while self._looks_ns and self._looks_ns[-1] <= now_ns:
+            self._looks_ns.pop()
+        end = int(np.searchsorted(record.due_ns, now_ns - self._objective_ns, side="right"))
+        good, judged, misses = _count(record, slice(self._first, end), now_ns)
+        if 0 <= self._misses_allowed < misses:
+            self.decided = Decision.EXCLUDED, end
+        elif now_ns - self._objective_ns >= self._decide_from_ns and confirmed(judged, judged - good, self._percentile):
+            self.decided = Decision.CONFIRMED, end
+
+
+def _count(record: Record, counted: slice, now_ns: int) -> tuple[int, int, int]:
+    """The good queries, all that count, and those that have missed for sure."""
+    status, done = record.status[counted], record.done_ns[counted]
+    ended = (status != Status.PENDING) & (done > 0) & (done <= now_ns)
+    good = record.good[counted] & ended
+    judged = status != Status.CANCELLED
+    missed = judged & ~good & (ended | (record.slo_ns[counted] != NO_OBJECTIVE))
+    return int(good.sum()), int(judged.sum()), int(missed.sum())
+
+
+def _sizes(measured: int, percentile: float) -> list[int]:
+    """Numbers of queries to look at: that which is confirmed without a miss, and others at equal ratios."""
+    needed = queries_needed(0, percentile)
+    least = math.ceil(math.log(min(_FEWEST, needed) / needed, _GROWTH))
+    most = math.floor(math.log(max(measured, 1) / needed, _GROWTH))
+    sizes: npt.NDArray[np.int64] = np.rint(needed * _GROWTH ** np.arange(least, most + 1)).astype(np.int64)
+    return [size for size in sizes.tolist() if 0 < size <= measured]

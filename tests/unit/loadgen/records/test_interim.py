@@ -1,0 +1,155 @@
+import math
+
+import numpy as np
+import pytest
+
+from sluice.loadgen.records.interim import Decision, InterimTest
+from sluice.loadgen.records.record import Record, Status
+from sluice.loadgen.traffic.schedule import Schedule
+
+MS = 1_000_000
+OBJECTIVE_NS = 10 * MS
+
+
+def record_of(queries: int, slo_ns: int = OBJECTIVE_NS) -> Record:
+    """Queries a millisecond apart, none of which is answered yet."""
+    return Record.of(Schedule(np.arange(queries, dtype=np.int64) * MS, np.zeros(queries, np.int64)), slo_ns)
+
+
+def answer(record: Record, latency_ns: int, queries: slice = slice(None)) -> None:
+    record.status[queries] = Status.OK
+    record.done_ns[queries] = record.due_ns[queries] + latency_ns
+
+
+def planned(record: Record, decide_from_s: float = 0.0, warmup_s: float = 0.0) -> InterimTest:
+    slo_ns = int(record.slo_ns[0])
+    return InterimTest(record.due_ns, slo_ns, percentile=99, warmup_s=warmup_s, decide_from_s=decide_from_s)
+
+
+def run(record: Record, interim: InterimTest) -> float:
+    """Take all looks at a record until one decides; returns when that was."""
+    now_ns = 0.0
+    while interim.next_look_ns < math.inf:
+        now_ns = interim.next_look_ns
+        interim.look(record, int(now_ns))
+    return now_ns
+
+
+def test_a_run_without_a_miss_ends_with_the_queries_that_a_confirmation_needs() -> None:
+    record = record_of(10_000)
+    answer(record, OBJECTIVE_NS)
+    interim = planned(record)
+    # Query 458 is due after 458 ms, and its fate is known 10 ms later; timers may be 2 ms early.
+    assert run(record, interim) == 470 * MS
+    assert interim.decided == (Decision.CONFIRMED, 461)
+
+
+def test_queries_due_within_the_last_objective_do_not_count() -> None:
+    record = record_of(10_000)
+    answer(record, MS, slice(0, 461))
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided == (Decision.CONFIRMED, 461)
+
+
+def test_a_run_with_some_misses_goes_on_until_it_has_queries_enough_for_them() -> None:
+    record = record_of(10_000)
+    answer(record, MS)
+    record.status[5:8] = Status.ERROR
+    interim = planned(record)
+    run(record, interim)
+    # Three misses take 1001 queries; the looks are a quarter apart.
+    assert interim.decided is not None
+    decision, queries = interim.decided
+    assert decision is Decision.CONFIRMED
+    assert 1001 <= queries <= 1.25 * 1001
+
+
+def test_more_misses_than_the_whole_run_may_have_end_it() -> None:
+    record = record_of(2010)
+    answer(record, OBJECTIVE_NS + 1)
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided is not None
+    decision, queries = interim.decided
+    assert decision is Decision.EXCLUDED
+    # The whole run may have 10 misses.
+    assert 11 <= queries <= 48
+
+
+def test_queries_without_an_answer_have_missed_once_the_objective_has_passed() -> None:
+    record = record_of(2010)
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided is not None
+    assert interim.decided[0] is Decision.EXCLUDED
+
+
+def test_a_run_may_be_confirmed_from_a_given_time_on_only() -> None:
+    record = record_of(10_000)
+    answer(record, MS)
+    interim = planned(record, decide_from_s=3.0)
+    assert 3012 * MS <= run(record, interim) < 3800 * MS
+    late = planned(record, decide_from_s=math.inf)
+    run(record, late)
+    assert late.decided is None
+
+
+def test_misses_end_a_run_before_the_time_of_confirmations() -> None:
+    record = record_of(10_000)
+    interim = planned(record, decide_from_s=math.inf)
+    assert run(record, interim) < 1000 * MS
+    assert interim.decided is not None
+
+
+def test_the_warm_up_does_not_count() -> None:
+    record = record_of(10_000)
+    answer(record, MS)
+    record.status[:1000] = Status.ERROR
+    interim = planned(record, warmup_s=1.0)
+    run(record, interim)
+    assert interim.decided == (Decision.CONFIRMED, 1461)
+
+
+def test_without_an_objective_an_open_query_is_neither_good_nor_a_miss() -> None:
+    record = record_of(1000, slo_ns=-1)
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided is None
+    answer(record, 0)
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided is not None
+    assert interim.decided[0] is Decision.CONFIRMED
+
+
+def test_cancelled_queries_do_not_count() -> None:
+    record = record_of(2000)
+    answer(record, MS)
+    record.status[::2] = Status.CANCELLED
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided is not None
+    decision, queries = interim.decided
+    assert decision is Decision.CONFIRMED
+    assert queries >= 2 * 459
+
+
+@pytest.mark.parametrize("queries", [1, 100, 458])
+def test_a_run_too_short_for_any_confirmation_is_never_confirmed(queries: int) -> None:
+    record = record_of(queries)
+    answer(record, MS)
+    interim = planned(record)
+    run(record, interim)
+    assert interim.decided is None
+
+
+def test_looks_are_few() -> None:
+    record = record_of(1_000_000)
+    answer(record, MS)
+    interim = planned(record, decide_from_s=math.inf)
+    looks = 0
+    while interim.next_look_ns < math.inf:
+        interim.look(record, int(interim.next_look_ns))
+        looks += 1
+    assert looks < 60
