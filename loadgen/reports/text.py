@@ -168,4 +168,4 @@ def _interval_line(result: RunResult) -> str:
     for name, interval in (("p50", intervals.p50_ms), ("p99", intervals.p99_ms)):
         if interval is not None:
             said.append(f"{name} {interval.low:.3f} to {interval.high:.3f} ms")
-    return f"  95 %       {', '.join(said)}"
+    return f"  intervals  95 %: {', '.join(said)}"
