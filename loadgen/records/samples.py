@@ -30,6 +30,7 @@ class TargetModel(msgspec.Struct, frozen=True):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    platform: str = ""
     versions: tuple[str, ...] = ()
 
 
