@@ -58,9 +58,8 @@ def test_a_query_that_cannot_be_sent_fails_and_the_others_leave(unsendable: set[
     assert record.reasons == {first: len(unsendable)}
 
 
-<<<<<<< HEAD
 class Silent(Brittle):
-    """Answers queries of sample 0 at once, and others never; notes which are given up, and when."""
+    """Answers queries of sample 0 at once, and others never; notes which are given up."""
 
     def __init__(self) -> None:
         super().__init__(set())
@@ -81,7 +80,29 @@ def issue_to_silence(record: Record, pacing: Pacing, cancel_ns: list[int]) -> tu
         target, issuer = Silent(), Issuer(record, pacing, np.array(cancel_ns))
         await target.prepare({}, issuer, keep_answers=False)
         return await asyncio.wait_for(issuer.run(target, drain_timeout_s=60), 120), target.given_up
-=======
+
+    return asyncio.run(run())
+
+
+def test_open_queries_are_given_up_in_the_order_of_their_times() -> None:
+    schedule = Schedule(np.zeros(4, np.int64), np.array([1, 0, 1, 1]))
+    record, given_up = issue_to_silence(Record.of(schedule), OPEN_LOOP, [3_000_000, 0, 2_000_000, 0])
+    assert given_up == [3, 2, 0]
+    assert record.status.tolist() == [Status.CANCELLED, Status.OK, Status.CANCELLED, Status.CANCELLED]
+    assert record.done_ns[0] >= 3_000_000
+    assert record.done_ns[2] >= 2_000_000
+
+
+def test_a_query_that_is_given_up_lets_the_next_one_of_a_closed_loop_leave() -> None:
+    schedule = Schedule(np.zeros(2, np.int64), np.ones(2, np.int64))
+    pacing = Pacing(outstanding=1, from_issue=True, repeats=True, min_queries=5, min_ns=0)
+    record, given_up = issue_to_silence(Record.of(schedule), pacing, [1_000_000, 2_000_000])
+    assert given_up == [0, 1, 2, 3, 4]
+    assert (record.status == Status.CANCELLED).all()
+    assert (record.done_ns - record.due_ns >= [1_000_000, 2_000_000, 1_000_000, 2_000_000, 1_000_000]).all()
+    assert (record.due_ns[1:] >= record.done_ns[:-1]).all()
+
+
 class Scripted(Brittle):
     """Answers each query in the next turn of the loop, unless it is one of the `lost`.
 
@@ -123,30 +144,10 @@ def issue_all(target: Brittle, pacing: Pacing, queries: int, drain_timeout_s: fl
         issuer = Issuer(Record.of(schedule), pacing)
         await target.prepare({}, issuer, keep_answers=False)
         return await asyncio.wait_for(issuer.run(target, drain_timeout_s), 120), issuer
->>>>>>> 3b5b21ba5fc2c20ba1ab3de3c6213a8b8e974347
 
     return asyncio.run(run())
 
 
-<<<<<<< HEAD
-def test_open_queries_are_given_up_in_the_order_of_their_times() -> None:
-    schedule = Schedule(np.zeros(4, np.int64), np.array([1, 0, 1, 1]))
-    record, given_up = issue_to_silence(Record.of(schedule), OPEN_LOOP, [3_000_000, 0, 2_000_000, 0])
-    assert given_up == [3, 2, 0]
-    assert record.status.tolist() == [Status.CANCELLED, Status.OK, Status.CANCELLED, Status.CANCELLED]
-    assert record.done_ns[0] >= 3_000_000
-    assert record.done_ns[2] >= 2_000_000
-
-
-def test_a_query_that_is_given_up_lets_the_next_one_of_a_closed_loop_leave() -> None:
-    schedule = Schedule(np.zeros(2, np.int64), np.ones(2, np.int64))
-    pacing = Pacing(outstanding=1, from_issue=True, repeats=True, min_queries=5, min_ns=0)
-    record, given_up = issue_to_silence(Record.of(schedule), pacing, [1_000_000, 2_000_000])
-    assert given_up == [0, 1, 2, 3, 4]
-    assert (record.status == Status.CANCELLED).all()
-    assert (record.done_ns - record.due_ns >= [1_000_000, 2_000_000, 1_000_000, 2_000_000, 1_000_000]).all()
-    assert (record.due_ns[1:] >= record.done_ns[:-1]).all()
-=======
 @pytest.mark.parametrize("outstanding", [1, 3, 60])
 def test_a_closed_loop_keeps_its_number_of_queries_open(outstanding: int) -> None:
     target = Scripted()
@@ -231,4 +232,3 @@ def test_the_client_is_measured_without_load() -> None:
     # Too short to tell a share of a core.
     assert issuer.cpu_share is None or issuer.cpu_share > 0
     assert issuer.cpu_ns > 0
->>>>>>> 3b5b21ba5fc2c20ba1ab3de3c6213a8b8e974347
