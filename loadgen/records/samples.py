@@ -27,6 +27,7 @@ class TargetModel(msgspec.Struct, frozen=True):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    platform: str = ""
 
 
 @dataclass(frozen=True)

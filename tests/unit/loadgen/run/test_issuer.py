@@ -24,6 +24,9 @@ class Brittle:
     async def metadata(self, model: str) -> TargetModel:
         return TargetModel((), ())
 
+    async def statistics(self) -> None:
+        return None
+
     async def prepare(self, requests: Mapping[int, Request], listener: QueryListener, keep_answers: bool) -> None:
         self._listener = listener
 

@@ -157,7 +157,7 @@ def test_a_simulation_reports_the_lines_of_a_live_run(tmp_path: Path) -> None:
     lines = run_text(run(config(target, "cascade", rate=1, slo_ms=100))).splitlines()
     assert [line[2:13].strip() for line in lines[2:-1]] == [
         *("queries", "rate", "score", "objective", "ms", "from due", "from sent", "waited", "client lag"),
-        *("batches", "batches", "batches", "stage", "stage"),
+        *("intervals", "batches", "batches", "batches", "stage", "stage"),
     ]
     assert lines[-6:-1] == [
         "  batches    1000, mean 1.00 rows",
