@@ -17,7 +17,7 @@ from sluice.loadgen.mlperf.compliance import (
     check_performance,
 )
 from sluice.loadgen.mlperf.logs import write_mlperf_logs
-from sluice.loadgen.mlperf.run_as_logged import check_loggable, logged_config
+from sluice.loadgen.mlperf.run_as_logged import check_loggable, keeping_outputs
 from sluice.loadgen.mlperf.scored_log import ScoredLog, read_scored_log
 from sluice.loadgen.reports.document import document
 from sluice.loadgen.run.runner import run
@@ -117,7 +117,7 @@ def _usual_config(test: ComplianceTest, options: argparse.Namespace) -> RunConfi
 
 def _make(config: RunConfig, folder: Path) -> None:
     print(f"running {folder.name} …", flush=True)
-    result = run(logged_config(config))
+    result = run(keeping_outputs(config))
     if result.interrupted:
         raise KeyboardInterrupt
     write_mlperf_logs(result, folder)

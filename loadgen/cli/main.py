@@ -10,6 +10,7 @@ from sluice.loadgen.cli import (
     compliance,
     find_max,
     paper,
+    report,
     run,
     schedule,
     selfcheck,
@@ -21,7 +22,7 @@ from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.command_line import Parser
 from sluice.models.errors import ServingError
 
-_COMMANDS = (run, find_max, compare, accuracy, compliance, trace, schedule, selfcheck, validate_sim, paper)
+_COMMANDS = (run, find_max, compare, accuracy, compliance, report, trace, schedule, selfcheck, validate_sim, paper)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,13 +14,15 @@ SUMMARY, DETAIL, ACCURACY = "mlperf_log_summary.txt", "mlperf_log_detail.txt", "
 
 
 def write_mlperf_logs(result: RunResult, folder: Path) -> None:
-    """Write the logs of a run into a folder, which is made if it does not exist.
+    """Write the logs of a run into a folder, which is made if it does not exist; a run without a query has none.
 
     Raises `ConfigError` as `check_loggable` does.
     """
     check_loggable(result.config)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_logs(run_as_logged(result), folder)
+    run = run_as_logged(result)
+    if len(run.samples):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_logs(run, folder)
 
 
 def write_logs(run: LoggedRun, folder: Path) -> None:

@@ -29,21 +29,22 @@ _NO_LIMIT_NS = np.iinfo(np.int64).max
 _SAMPLES_PER_QUERY = 8
 
 
+def is_loggable(config: RunConfig) -> bool:
+    """True for a run that LoadGen has logs for: one of its scenarios, with one model."""
+    return config.scenario in SCENARIO_NAMES and config.mix is None
+
+
 def check_loggable(config: RunConfig) -> None:
-    """Raise `ConfigError` for a run that LoadGen has no logs for: of another scenario, or of several models."""
+    """Raise `ConfigError` for a run that LoadGen has no logs for."""
     if config.scenario not in SCENARIO_NAMES:
         names = ", ".join(SCENARIO_NAMES)
         raise ConfigError(f"--mlperf-logs: MLPerf has no scenario {config.scenario}; expected one of {names}")
-    if config.mix is not None:
+    if not is_loggable(config):
         raise ConfigError("--mlperf-logs: MLPerf has no mixes; expected a run of one model")
 
 
-def logged_config(config: RunConfig) -> RunConfig:
-    """The configuration of a run that is to be logged: in accuracy mode it keeps the outputs for the accuracy log.
-
-    Raises `ConfigError` as `check_loggable` does.
-    """
-    check_loggable(config)
+def keeping_outputs(config: RunConfig) -> RunConfig:
+    """The configuration of a run that, in accuracy mode, keeps the outputs for the accuracy log."""
     if not config.each_once or config.target.startswith(SIMULATED) or config.kept_outputs is not None:
         return config
     return msgspec.structs.replace(config, kept_outputs=KeptOutputs())
