@@ -1,4 +1,4 @@
-"""What a comparison takes from a run: the figures, and what makes two runs comparable."""
+"""The part of a run that a comparison needs: its figures, and what makes two runs comparable."""
 
 import math
 from collections.abc import Callable

@@ -26,7 +26,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ScoredLog:
-    """What a compliance test needs of a performance run.
+    """The part of a performance run that a compliance test needs.
 
     `score` is a rate, or the nanoseconds of a closed loop; `samples` is the number of samples, and
     `invalid_reason` is empty for a valid run.

@@ -83,14 +83,14 @@ def _block_numbers(due_ns: Integers) -> Integers | None:
 
 
 def _drawn_blocks(blocks: Integers, seed: int) -> Floats:
-    """How often each resample draws each block, for the resamples that have queries at all."""
+    """The number of times that each resample draws each block; resamples without queries are left out."""
     counts = np.bincount(blocks)
     draws = _draws(len(counts), seed)
     return np.asarray(draws[draws @ counts > 0], np.float64)
 
 
 def _draws(units: int, seed: int) -> Floats:
-    """How often each resample draws each unit; shape (resamples, units)."""
+    """The number of times that each resample draws each unit; shape (resamples, units)."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(units, np.full(units, 1 / units), size=_RESAMPLES).astype(np.float64)
 

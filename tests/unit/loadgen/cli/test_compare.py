@@ -16,7 +16,7 @@ RUN = ["--model", "small", "--rate", "70", "--slo-ms", "100", "--duration", "6"]
 
 
 def noisy(folder: Path, factor: float) -> str:
-    """A simulated server with random service times, so many times those of the others."""
+    """A simulated server with random service times, multiplied by a factor."""
     folder.mkdir()
     return write_simulation(
         folder,

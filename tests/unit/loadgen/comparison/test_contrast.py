@@ -94,7 +94,7 @@ def test_runs_with_different_objectives_are_refused() -> None:
         compare(first, second, 0.05)
 
 
-def test_the_limits_of_all_runs_are_told() -> None:
+def test_the_limits_of_all_runs_are_listed() -> None:
     first = [compared(seed, 1.0) for seed in range(3)]
     second = [replace(first[0], limits=("late",)), *first[1:]]
     assert compare(first, second, 0.05).limits == ["run 0: late"]
