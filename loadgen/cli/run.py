@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.loadgen.cli.conf_options import add_conf_options
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
 from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
 from sluice.loadgen.reports.document import run_json
@@ -18,6 +19,7 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=_run)
     add_run_options(parser)
     add_scenario_options(parser)
+    add_conf_options(parser)
 
 
 def _run(options: argparse.Namespace) -> int:

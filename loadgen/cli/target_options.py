@@ -3,6 +3,7 @@
 import argparse
 
 from sluice.loadgen.run.processes import MAX_PROCESSES, automatic_count
+from sluice.loadgen.target.address import EXPECTED
 from sluice.loadgen.target.base import MAX_OUTSTANDING
 from sluice.models.command_line import add_connection_options
 
@@ -10,7 +11,7 @@ from sluice.models.command_line import add_connection_options
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where a run's queries go."""
     add = parser.add_argument
-    add("--target", required=True, help="http://, https://, grpc:// or grpcs:// and host:port, or sim:FILE.yaml")
+    add("--target", required=True, help=f"the server: {EXPECTED}")
     add_connection_options(parser)
     add("--model", required=True, help="name of a model or pipeline")
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")

@@ -117,7 +117,7 @@ def _defaults(given: Mapping[str, Setting], scenario: ScenarioName) -> dict[str,
         if key in given and scenario in option.scenarios
     }
     if "mode" in given:
-        defaults["mode"] = "accuracy" if given["mode"].value == 1 else "performance"
+        defaults["each_once"] = given["mode"].value == 1
     # LoadGen leaves nothing out at the start.
     return defaults | {"arrivals": ArrivalProcess.MLPERF.value, "mlperf_rules": _rules(given), "warmup": 0.0}
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sluice.loadgen.records.record import Record, Status, objective_ns
+from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.run.issuer import on_interrupt
-from sluice.loadgen.run.live import Driven
+from sluice.loadgen.run.live import Driven, no_predictions
 from sluice.loadgen.run.plan import Plan
 from sluice.loadgen.run.shard import DONE, READY, REFUSED, UNREACHABLE, Task
 from sluice.loadgen.scenarios.config import RunConfig
@@ -60,7 +60,7 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
                 await asyncio.gather(*(shard.finish(start_ns) for shard in shards))
         finally:
             await asyncio.gather(*(shard.end() for shard in shards))
-        return _joined(config, plan, shards, start_ns)
+        return _joined(plan, shards, start_ns)
 
 
 class _Shard:
@@ -115,22 +115,20 @@ class _Shard:
             self._process.kill()
             await self._process.wait()
 
-    def driven(self, config: RunConfig, plan: Plan) -> Driven:
+    def driven(self, plan: Plan) -> Driven:
         """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
         if not self.lost:
             with self._task.file.open("rb") as file:
                 driven: Driven = pickle.load(file)
             return driven
         part = plan.schedule.part(self._task.index, self._task.count)
-        record = Record.of(part, objective_ns(config.slo_ms))
+        record = Record.of(part, plan.table.slo_ns(part.sample))
         if plan.pacing.outstanding is not None:
             record = record.head(0)  # what it would have sent depended on the answers
         record.status[:] = Status.ERROR
         record.done_ns[:] = record.due_ns
         record.count_reason(self.lost, len(record))
-        predictions = None
-        if plan.samples.labels is not None:
-            predictions = np.full((len(record), plan.samples.rows_per_query), -1, np.int64)
+        predictions = no_predictions(len(record), plan) if plan.table.is_labelled else None
         return Driven(
             record,
             interrupted=False,
@@ -182,8 +180,8 @@ def _share(config: RunConfig, index: int) -> RunConfig:
     )
 
 
-def _joined(config: RunConfig, plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
-    parts = [shard.driven(config, plan) for shard in shards]
+def _joined(plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
+    parts = [shard.driven(plan) for shard in shards]
     records = [part.record for part in parts]
     group = plan.schedule.group
     numbers = np.concatenate(
@@ -203,7 +201,7 @@ def _joined(config: RunConfig, plan: Plan, shards: Sequence[_Shard], start_ns: i
         baseline_lateness_ms=max(part.baseline_lateness_ms for part in parts),
         predictions=(
             None
-            if plan.samples.labels is None
+            if not plan.table.is_labelled
             else np.concatenate([part.predictions for part in parts if part.predictions is not None])[order]
         ),
         lost=tuple(shard.lost for shard in shards if shard.lost),

@@ -10,11 +10,10 @@ import uvloop
 
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
-from sluice.loadgen.records.samples import Samples
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live
+from sluice.loadgen.run.live import drive, open_live, read_metadata
 from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
@@ -55,26 +54,29 @@ def _check(config: RunConfig) -> None:
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, target.metadata(config.model))
+    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
     interim = interim_test(config, plan.schedule)
     record, server = target.replay(
-        plan.schedule, plan.pacing, plan.requests, config.seed, config.drain_timeout_s, interim
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
     )
     return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
 
 
 async def _live(config: RunConfig) -> RunResult:
     target = open_live(config)
-    metadata = await target.metadata(config.model)
-    plan = make_plan(config, metadata)
-    before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    try:
+        plan = make_plan(config, await read_metadata(config, target))
+        before = await asyncio.to_thread(_scrape, config) if config.metrics_url else None
+    except BaseException:
+        await target.close()
+        raise
     # Each of several processes knows its own queries only, so they do not end a run early.
     interim = interim_test(config, plan.schedule) if config.procs == 1 else None
     if config.procs > 1:
+        await target.close()
         driven = await drive_in_processes(config, plan)
     else:
-        output = config.output or metadata.outputs[0].name
-        driven = await drive(config, target, plan, output, interim=interim)
+        driven = await drive(config, target, plan, interim=interim)
     return _result(
         config,
         plan,
@@ -88,7 +90,7 @@ async def _live(config: RunConfig) -> RunResult:
         baseline_lateness_ms=driven.baseline_lateness_ms,
         server=None if before is None else await _server_report(config, before, driven.record),
         predictions=driven.predictions,
-        expected=_expected(driven.record, plan.samples),
+        expected=plan.table.expected(driven.record.sample),
     )
 
 
@@ -162,15 +164,6 @@ def _result(
         environment=_environment(),
         notes=notes,
     )
-
-
-def _expected(record: Record, samples: Samples) -> Predictions | None:
-    if samples.labels is None:
-        return None
-    size = samples.rows_per_query
-    padded = np.full(len(samples) * size, -1, np.int64)
-    padded[: len(samples.labels)] = samples.labels
-    return padded.reshape(-1, size)[record.sample]
 
 
 def _environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from sluice.loadgen.run.live import drive, open_live
+from sluice.loadgen.run.live import drive, open_live, read_metadata
 from sluice.loadgen.run.plan import Plan, make_plan
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import TargetUnreachable
@@ -55,12 +55,10 @@ async def _run(task: Task) -> None:
         return int(await commands.readline())
 
     target = open_live(task.own)
-    metadata = await target.metadata(task.own.model)
-    whole = make_plan(task.whole, metadata)
+    whole = make_plan(task.whole, await read_metadata(task.own, target))
     if whole.schedule.digest != task.digest:
         raise ConfigError("--procs: the processes made different schedules; did a file or the model change just now?")
-    output = task.own.output or metadata.outputs[0].name
-    driven = await drive(task.own, target, _part(whole, task.index, task.count), output, start)
+    driven = await drive(task.own, target, _part(whole, task.index, task.count), start)
     with task.file.open("wb") as file:
         pickle.dump(replace(driven, record=replace(driven.record, answers=[])), file, pickle.HIGHEST_PROTOCOL)
     beating.cancel()

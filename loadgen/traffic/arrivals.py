@@ -20,7 +20,7 @@ from sluice.loadgen.traffic.processes.renewal import (
 )
 from sluice.loadgen.traffic.processes.replay import replay
 from sluice.loadgen.traffic.processes.varying_rate import RateCurve, varying
-from sluice.loadgen.traffic.trace import read_trace
+from sluice.loadgen.traffic.traces.formats.found import open_trace
 from sluice.models.errors import ConfigError
 
 DEFAULT_CV = 4.0
@@ -108,7 +108,7 @@ class Arrivals(msgspec.Struct, frozen=True):
         if self.process is ArrivalProcess.MLPERF:
             raise ConfigError("--arrivals mlperf: requires --scenario server, offline, single-stream or multi-stream")
         if self.process is ArrivalProcess.TRACE:
-            times = read_trace(self.trace)
+            times = open_trace(self.trace).t_s
             if duration_s is None and queries is None:
                 queries = len(times)
             return replay(times, Bounds(rate, duration_s, queries))

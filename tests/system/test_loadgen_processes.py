@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -63,7 +64,7 @@ def test_a_killed_process_makes_the_run_invalid_and_the_others_measure_on() -> N
     lost = both.index(reason)
     assert (result.record.status[lost::2] == Status.ERROR).all()
     assert (result.record.status[1 - lost :: 2] == Status.OK).all()
-    assert result.record.reasons == {reason: 100}
+    assert result.record.reasons == {result.invalid[0]: 100}
 
 
 def test_processes_share_the_queries_that_a_closed_loop_keeps_open() -> None:
@@ -115,7 +116,7 @@ def test_a_file_that_changes_between_the_processes_is_noticed(tmp_path: Path, mo
     samples = tmp_path / "samples.npz"
     np.savez(samples, x=np.zeros((4, 2), np.float32))
 
-    def plan_then_change(config: RunConfig, metadata: TargetModel) -> Plan:
+    def plan_then_change(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
         plan = make_plan(config, metadata)
         np.savez(samples, x=np.zeros((9, 2), np.float32))
         return plan
