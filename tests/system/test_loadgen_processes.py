@@ -84,7 +84,7 @@ def test_processes_share_the_queries_that_a_closed_loop_keeps_open() -> None:
 
 
 def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice.loadgen.run.processes.SILENCE_S", 3.0)
+    monkeypatch.setattr("sluice.loadgen.run.child.SILENCE_S", 3.0)
 
     async def stop_one(number: int, writer: asyncio.StreamWriter) -> None:
         if number == 20:
