@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from sluice.loadgen.cli.target_options import add_target_options
-from sluice.loadgen.cli.traffic_options import add_traffic_options, arrivals, mlperf_rules
+from sluice.loadgen.cli.traffic_options import add_traffic_options, with_traffic
 from sluice.loadgen.records.samples import SampleSource
 from sluice.loadgen.run.result import RunResult
 from sluice.loadgen.scenarios.config import RunConfig
@@ -58,8 +58,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
-    """The run that the options describe, at a rate."""
-    return RunConfig(
+    """The run that the options describe, at a rate, or at 0 for the one that its arrivals have by themselves."""
+    config = RunConfig(
         target=options.target,
         model=options.model,
         rate=rate,
@@ -78,11 +78,10 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         max_outstanding=options.max_outstanding,
         procs=options.procs,
         metrics_url=options.metrics_url,
-        arrivals=arrivals(options),
-        mlperf=mlperf_rules(options),
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )
+    return with_traffic(config, options)
 
 
 def write_report(file: str | None, content: bytes) -> None:

@@ -13,7 +13,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help=f"the server: {EXPECTED}")
     add_connection_options(parser)
-    add("--model", required=True, help="name of a model or pipeline")
+    add("--model", default="", help="name of a model or pipeline; without it --mix, or a --trace that names models")
     add("--connections", type=int, default=256, metavar="N", help="most HTTP connections (default 256)")
     bound = f"most queries waiting and in flight; the next is dropped (default {MAX_OUTSTANDING})"
     add("--max-outstanding", type=int, default=MAX_OUTSTANDING, metavar="N", help=bound)

@@ -80,7 +80,7 @@ _FORMS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConfSetting:
     """A value, and the place where it stands: file and line."""
 
     value: int | float
@@ -99,14 +99,14 @@ class ConfFile:
     """A file that was read; raises `ConfigError` with file and line for one that has something unusable."""
 
     def __init__(self, path: str) -> None:
-        self._settings: dict[_Pattern, Setting] = {}
+        self._settings: dict[_Pattern, ConfSetting] = {}
         for number, line in enumerate(_text(path).split("\n"), 1):
             words = line.split()
             if words and not words[0].startswith("#"):
                 pattern, setting = _line(words, f"{path}:{number}")
                 self._settings[pattern] = setting
 
-    def of_run(self, model: str, scenario: str) -> Iterator[tuple[str, Setting]]:
+    def of_run(self, model: str, scenario: str) -> Iterator[tuple[str, ConfSetting]]:
         """Yield the settings of a model in a scenario, by key.
 
         A line for both comes before one for the scenario, that before one for the model, and that before one for all.
@@ -129,7 +129,7 @@ def _text(path: str) -> str:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
-def _line(words: Sequence[str], place: str) -> tuple[_Pattern, Setting]:
+def _line(words: Sequence[str], place: str) -> tuple[_Pattern, ConfSetting]:
     if len(words) != 3 or words[1] != "=":
         raise ConfigError(f"{place}: expected 'model.scenario.key = value' with spaces, got {' '.join(words)!r}")
     parts = words[0].rsplit(".", 2)
@@ -145,7 +145,7 @@ def _line(words: Sequence[str], place: str) -> tuple[_Pattern, Setting]:
     value = _number(words[2])
     if value is None or not form.fits(value):
         raise ConfigError(f"{place}: {pattern.key}: expected {form}, got {words[2]!r}")
-    return pattern, Setting(value, place)
+    return pattern, ConfSetting(value, place)
 
 
 def _number(text: str) -> int | float | None:

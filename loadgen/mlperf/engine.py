@@ -10,7 +10,7 @@ import msgspec
 
 from sluice.loadgen.mlperf.settings import NAMES
 from sluice.loadgen.records.early_stopping import queries_needed
-from sluice.loadgen.run.child import Child
+from sluice.loadgen.run.child import TaskProcess
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
 from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
@@ -77,7 +77,7 @@ def run_engine(task: EngineTask) -> EngineResult:
 
 async def _supervised(task: EngineTask) -> str:
     """A sentence about how LoadGen failed; empty if it came to its end."""
-    child = await Child.start(_MODULE, task)
+    child = await TaskProcess.start(_MODULE, task)
     finished = False
     try:
         failure = (await child.hear(ENDED)).decode()

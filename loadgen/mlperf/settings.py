@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.loadgen.mlperf.conf_file import ConfFile, Setting
+from sluice.loadgen.mlperf.conf_file import ConfFile, ConfSetting
 from sluice.loadgen.scenarios.config import ScenarioName
 from sluice.loadgen.traffic.arrivals import ArrivalProcess
 from sluice.loadgen.traffic.mlperf_schedule import MlperfRules, MlperfSeeds, SampleChoice
@@ -77,7 +77,7 @@ def read_settings(files: Sequence[tuple[ConfKind, str]], model: str, scenario: S
     """
     if scenario not in NAMES:
         raise ConfigError(f"{files[0][0]}: expected --scenario {', '.join(NAMES)}; got {scenario}")
-    found: dict[str, Setting] = {}
+    found: dict[str, ConfSetting] = {}
     notes: list[str] = []
     for kind in ConfKind:
         for path in (path for each, path in files if each is kind):
@@ -94,7 +94,7 @@ def read_settings(files: Sequence[tuple[ConfKind, str]], model: str, scenario: S
     return ConfSettings(_defaults(given, scenario), notes)
 
 
-def _refuse(given: Mapping[str, Setting], scenario: ScenarioName) -> None:
+def _refuse(given: Mapping[str, ConfSetting], scenario: ScenarioName) -> None:
     for key in _OF_LANGUAGE_MODELS:
         if key in given:
             raise ConfigError(f"{given[key].place}: {key}: for language models only; tokens are not measured here")
@@ -110,7 +110,7 @@ def _refuse(given: Mapping[str, Setting], scenario: ScenarioName) -> None:
         raise ConfigError(f"{mode.place}: mode: expected 1 (accuracy) or 2 (performance), got {mode.value}; {remedy}")
 
 
-def _defaults(given: Mapping[str, Setting], scenario: ScenarioName) -> dict[str, object]:
+def _defaults(given: Mapping[str, ConfSetting], scenario: ScenarioName) -> dict[str, object]:
     defaults: dict[str, object] = {
         option.dest: given[key].value if option.unit == 1 else given[key].value * option.unit
         for key, option in _OPTIONS
@@ -122,7 +122,7 @@ def _defaults(given: Mapping[str, Setting], scenario: ScenarioName) -> dict[str,
     return defaults | {"arrivals": ArrivalProcess.MLPERF.value, "mlperf_rules": _rules(given), "warmup": 0.0}
 
 
-def _rules(given: Mapping[str, Setting]) -> MlperfRules:
+def _rules(given: Mapping[str, ConfSetting]) -> MlperfRules:
     def whole(key: str, default: int = 0) -> int:
         return int(given[key].value) if key in given else default
 

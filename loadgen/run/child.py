@@ -25,7 +25,7 @@ _BEAT_S = 1.0
 _EXIT_S = 10.0
 
 
-class Child:
+class TaskProcess:
     """A child process, seen by its parent; `lost` says how it was lost, and is empty otherwise."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -37,7 +37,7 @@ class Child:
         self.lost = ""
 
     @classmethod
-    async def start(cls, module: str, task: object) -> "Child":
+    async def start(cls, module: str, task: object) -> "TaskProcess":
         """Start a module with a task, which is pickled."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module),

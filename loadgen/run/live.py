@@ -10,7 +10,7 @@ from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
-from sluice.loadgen.run.plan import Plan
+from sluice.loadgen.run.plan import RunPlan
 from sluice.loadgen.run.result import Predictions
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import Target
@@ -55,7 +55,7 @@ async def read_metadata(config: RunConfig, target: Target) -> list[TargetModel]:
 
 
 async def drive(
-    config: RunConfig, target: Target, plan: Plan, start: Start = start_at_once, interim: InterimTest | None = None
+    config: RunConfig, target: Target, plan: RunPlan, start: Start = start_at_once, interim: InterimTest | None = None
 ) -> Driven:
     """Issue a plan's queries and wait for their answers; the target is closed at the end.
 
@@ -83,7 +83,7 @@ async def drive(
     )
 
 
-def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | None:
+def _predictions(target: Target, record: Record, plan: RunPlan) -> Predictions | None:
     if not plan.table.is_labelled:
         return None
     predictions = no_predictions(len(record), plan)
@@ -96,7 +96,7 @@ def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | No
     return predictions
 
 
-def no_predictions(queries: int, plan: Plan) -> Predictions:
+def no_predictions(queries: int, plan: RunPlan) -> Predictions:
     """Predictions of queries without an answer."""
     return np.full((queries, plan.table.most_rows), -1, np.int64)
 

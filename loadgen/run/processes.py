@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from sluice.loadgen.records.record import Record, Status
-from sluice.loadgen.run.child import Child
+from sluice.loadgen.run.child import TaskProcess
 from sluice.loadgen.run.issuer import on_interrupt
 from sluice.loadgen.run.live import Driven, no_predictions
-from sluice.loadgen.run.plan import Plan
+from sluice.loadgen.run.plan import RunPlan
 from sluice.loadgen.run.shard import DONE, READY, Task
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.models.errors import ConfigError
@@ -32,7 +32,7 @@ def automatic_count() -> int:
     return min(MAX_PROCESSES, max(1, len(available_cores()) - 1))
 
 
-async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
+async def drive_in_processes(config: RunConfig, plan: RunPlan) -> Driven:
     """Drive a plan with `config.procs` processes, and join what they have measured.
 
     The queries of a process that is lost count as errors, and `Driven.lost` says so. Raises `ConfigError` and
@@ -46,7 +46,7 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
                 own = _share(config, index)
                 file = Path(folder, str(index))
                 task = Task(config, own, index, config.procs, plan.schedule.digest, file)
-                shards.append(_Shard(task, await Child.start("sluice.loadgen.run.shard", task)))
+                shards.append(_Shard(task, await TaskProcess.start("sluice.loadgen.run.shard", task)))
             await asyncio.gather(*(shard.get_ready() for shard in shards))
             with on_interrupt(asyncio.get_running_loop(), partial(_interrupt, shards)):
                 start_ns = time.monotonic_ns() + _LEAD_NS
@@ -59,7 +59,7 @@ async def drive_in_processes(config: RunConfig, plan: Plan) -> Driven:
 class _Shard:
     """One process."""
 
-    def __init__(self, task: Task, child: Child) -> None:
+    def __init__(self, task: Task, child: TaskProcess) -> None:
         self._task = task
         self._child = child
 
@@ -86,7 +86,7 @@ class _Shard:
         """Let the process exit, or end it."""
         await self._child.end(at_once=not self._task.file.exists())
 
-    def driven(self, plan: Plan) -> Driven:
+    def driven(self, plan: RunPlan) -> Driven:
         """What the process has driven; if it was lost, its queries are errors, or left out in a closed loop."""
         if not self.lost:
             with self._task.file.open("rb") as file:
@@ -132,7 +132,7 @@ def _share(config: RunConfig, index: int) -> RunConfig:
     )
 
 
-def _joined(plan: Plan, shards: Sequence[_Shard], start_ns: int) -> Driven:
+def _joined(plan: RunPlan, shards: Sequence[_Shard], start_ns: int) -> Driven:
     parts = [shard.driven(plan) for shard in shards]
     records = [part.record for part in parts]
     group = plan.schedule.group

@@ -14,12 +14,13 @@ from sluice.loadgen.records.server_metrics import Counters, ServerReport, metric
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.plan import RunPlan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import SCENARIOS
 from sluice.loadgen.simulation.target import SIMULATED, SimulatedTarget
+from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
@@ -36,6 +37,15 @@ def run(config: RunConfig) -> RunResult:
         return runner.run(_live(config))
 
 
+def plan_run(config: RunConfig) -> RunPlan:
+    """The plan of a run, of which nothing is sent; raises as `run` does."""
+    _check(config)
+    if config.target.startswith(SIMULATED):
+        return _simulated_plan(config, SimulatedTarget(config.target))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live_plan(config))
+
+
 def _check(config: RunConfig) -> None:
     if not 0 < config.percentile < 100:
         raise ConfigError(f"--percentile: expected a number between 0 and 100, got {config.percentile:g}")
@@ -48,18 +58,32 @@ def _check(config: RunConfig) -> None:
         raise nothing_measured(f"--duration ({config.duration_s:g} s)", config.warmup_s)
     if config.procs > 1 and config.target.startswith(SIMULATED):
         raise ConfigError(f"--procs: a simulated target has no client processes; expected 1, got {config.procs}")
+    if config.procs > 1 and config.target.startswith(IN_PROCESS):
+        raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig) -> RunResult:
     target = SimulatedTarget(config.target)
-    plan = make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+    plan = _simulated_plan(config, target)
     interim = interim_test(config, plan.schedule)
     record, server = target.replay(
         plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
     )
     return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+
+
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> RunPlan:
+    return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
+
+
+async def _live_plan(config: RunConfig) -> RunPlan:
+    target = open_live(config)
+    try:
+        return make_plan(config, await read_metadata(config, target))
+    finally:
+        await target.close()
 
 
 async def _live(config: RunConfig) -> RunResult:
@@ -109,7 +133,7 @@ def _scrape(config: RunConfig) -> Counters:
 
 def _result(
     config: RunConfig,
-    plan: Plan,
+    plan: RunPlan,
     record: Record,
     *,
     lost: tuple[str, ...] = (),

@@ -16,7 +16,7 @@ import uvloop
 
 from sluice.loadgen.run.child import REFUSED, UNREACHABLE, beat, say, take_task
 from sluice.loadgen.run.live import drive, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, make_plan
+from sluice.loadgen.run.plan import RunPlan, make_plan
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import TargetUnreachable
 from sluice.models.errors import ConfigError, ServingError
@@ -61,7 +61,7 @@ async def _run(task: Task) -> None:
     beating.cancel()
 
 
-def _part(plan: Plan, index: int, count: int) -> Plan:
+def _part(plan: RunPlan, index: int, count: int) -> RunPlan:
     schedule = plan.schedule.part(index, count)
     requests = {key: plan.requests[key] for key in np.unique(schedule.sample).tolist()}
     return replace(plan, schedule=schedule, pacing=plan.pacing.part(index, count), requests=requests)

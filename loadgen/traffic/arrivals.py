@@ -95,7 +95,12 @@ class Arrivals(msgspec.Struct, frozen=True):
         return f"{text}, profile of {ProfileCurve(self.profile).duration_s:g} s" if self.profile else text
 
     def own_rate(self) -> float | None:
-        """The mean rate that a profile has by itself; None for what has none. Raises `ConfigError` as `draw` does."""
+        """The mean rate that a profile or a trace has by itself; None for a process.
+
+        Raises `ConfigError` as `draw` does.
+        """
+        if self.process is ArrivalProcess.TRACE:
+            return open_trace(self.trace).mean_rate
         return ProfileCurve(self.profile).mean_rate if self.profile else None
 
     def draw(self, rate: float, duration_s: float | None, queries: int | None, rng: np.random.Generator) -> Times:

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from sluice.loadgen.traffic.seeds import generator
 from sluice.loadgen.traffic.shares import choose
-from sluice.models.errors import ConfigError
 from sluice.models.units import ms_to_ns
 
 SPREAD_LEVELS = 16
@@ -25,9 +24,9 @@ class Cancellation(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ConfigError(f"--cancel: expected a share above 0 % and at most 100 %, got {self.share * 100:g} %")
+            raise ValueError(f"expected a share above 0 % and at most 100 %, got {self.share * 100:g} %")
         if not 0 <= self.after_ms < math.inf:
-            raise ConfigError(f"--cancel: expected a time of at least 0 ms, got {self.after_ms:g}")
+            raise ValueError(f"expected a time of at least 0 ms, got {self.after_ms:g}")
 
     def draw(self, queries: int, seed: int) -> Numbers:
         """After how many nanoseconds each query is given up, -1 for never."""
@@ -43,9 +42,7 @@ class DeadlineSpread(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.low_ms < self.high_ms < math.inf:
-            raise ConfigError(
-                f"--deadline-spread: expected LOW..HIGH with 0 < LOW < HIGH, got {self.low_ms:g}..{self.high_ms:g}"
-            )
+            raise ValueError(f"expected LOW..HIGH with 0 < LOW < HIGH, got {self.low_ms:g}..{self.high_ms:g} ms")
 
     @property
     def levels_ms(self) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ import pytest
 
 from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import SampleSource, TargetModel
-from sluice.loadgen.run.plan import Plan, make_plan
+from sluice.loadgen.run.plan import RunPlan, make_plan
 from sluice.loadgen.run.result import RunResult, Verdict
 from sluice.loadgen.run.runner import run
 from sluice.loadgen.scenarios.config import RunConfig, ScenarioName
@@ -116,7 +116,7 @@ def test_a_file_that_changes_between_the_processes_is_noticed(tmp_path: Path, mo
     samples = tmp_path / "samples.npz"
     np.savez(samples, x=np.zeros((4, 2), np.float32))
 
-    def plan_then_change(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
+    def plan_then_change(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
         plan = make_plan(config, metadata)
         np.savez(samples, x=np.zeros((9, 2), np.float32))
         return plan

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ MAX_NAMES = 200_000
 """Upper bound on the different models or classes of a trace."""
 
 Rows = npt.NDArray[np.int64]
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,25 @@ class Trace:
             None if self.slo_ms is None else self.slo_ms[rows],
         )
 
+    def followed_by(self, other: "Trace") -> "Trace":
+        """Both traces in one, which has the columns that either has."""
+        size, slo_ms = self.size, self.slo_ms
+        if size is not None or other.size is not None:
+            size = np.concatenate([_filled(each.size, len(each), -1) for each in (self, other)])
+        if slo_ms is not None or other.slo_ms is not None:
+            slo_ms = np.concatenate([_filled(each.slo_ms, len(each), np.nan) for each in (self, other)])
+        whole = Trace(
+            np.concatenate((self.t_s, other.t_s)),
+            _followed(self.model, other.model, len(self), len(other)),
+            _followed(self.query_class, other.query_class, len(self), len(other)),
+            size,
+            slo_ms,
+        )
+        return whole.take(np.arange(len(whole)), whole.t_s)
+
     def from_zero(self) -> "Trace":
-        """The trace with its first arrival at 0."""
-        return replace(self, t_s=self.t_s - self.t_s[0]) if len(self) else self
+        """The trace with its first arrival at 0, in whole microseconds: dates leave no more of the digits."""
+        return replace(self, t_s=np.round(self.t_s - self.t_s[0], 6))
 
     @property
     def mean_rate(self) -> float:
@@ -69,6 +87,22 @@ class Trace:
         if len(self) < 2 or self.t_s[0] == self.t_s[-1]:
             raise ConfigError(f"trace: expected at least two distinct times, got {len(self)} arrivals")
         return float((len(self) - 1) / (self.t_s[-1] - self.t_s[0]))
+
+
+def _filled(column: npt.NDArray[_T] | None, count: int, nothing: float) -> npt.NDArray[_T]:
+    return np.full(count, nothing) if column is None else column
+
+
+def _followed(first: Labels | None, second: Labels | None, *counts: int) -> Labels | None:
+    if first is None and second is None:
+        return None
+    numbers: dict[str, int] = {}
+    parts = []
+    for labels, count in zip((first, second), counts, strict=True):
+        known = labels or Labels(("",), np.zeros(count, np.int32))
+        places = np.array([numbers.setdefault(name, len(numbers)) for name in known.names], np.int32)
+        parts.append(places[known.index])
+    return Labels(tuple(numbers), np.concatenate(parts))
 
 
 class TraceBuilder:

@@ -1,7 +1,9 @@
 """The table of formats, and the format of a file by its heading."""
 
 import enum
+import os
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from sluice.loadgen.traffic.traces.formats.times import read_times
 from sluice.loadgen.traffic.traces.text_rows import MAX_LINE, open_text
 from sluice.loadgen.traffic.traces.trace import Trace
 from sluice.loadgen.traffic.traces.trace_file import COLUMNS, read_trace_file
+from sluice.models.errors import ConfigError
 
 
 class TraceFormat(enum.StrEnum):
@@ -73,5 +76,14 @@ def import_trace(path: str, trace_format: TraceFormat, options: ImportOptions) -
 
 
 def open_trace(path: str) -> Trace:
-    """Read a trace of any format that its heading tells."""
+    """Read a trace of any format that its heading tells; one that has not changed is read once."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise ConfigError(f"--trace: {path}: cannot be read: {error.strerror or error}") from error
+    return _opened(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=2)
+def _opened(path: str, modified_ns: int, size: int) -> Trace:
     return import_trace(path, format_of(path), ImportOptions())

@@ -138,7 +138,10 @@ def test_an_unreachable_target_exits_with_5(scheme: str, capsys: pytest.CaptureF
         (["run", "--target", "sim:missing.yaml", *FAST, "--rate", "1"], "missing.yaml"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--percentile", "100"], "--percentile"),
         (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--cv", "2"], "--cv: requires --arrivals gamma"),
-        (["run", "--target", "http://x:1", *FAST, "--rate", "1", "--trace", "x"], "--trace: requires --arrivals trace"),
+        (
+            ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "poisson", "--trace", "x"],
+            "--trace: requires --arrivals trace",
+        ),
         (
             ["run", "--target", "http://x:1", *FAST, "--rate", "1", "--arrivals", "trace"],
             "--arrivals trace: requires --trace FILE",
