@@ -1,12 +1,12 @@
 """Queries against a live target, driven by one process."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
@@ -55,7 +55,12 @@ async def read_metadata(config: RunConfig, target: Target) -> list[TargetModel]:
 
 
 async def drive(
-    config: RunConfig, target: Target, plan: RunPlan, start: Start = start_at_once, interim: InterimTest | None = None
+    config: RunConfig,
+    target: Target,
+    plan: RunPlan,
+    start: Start = start_at_once,
+    interim: InterimTest | None = None,
+    watch: Watch = unwatched,
 ) -> Driven:
     """Issue a plan's queries and wait for their answers; the target is closed at the end.
 
@@ -69,14 +74,13 @@ async def drive(
     except BaseException:
         await target.close()
         raise
-    cpu_ns = time.process_time_ns()
+    watch(issuer.counts)
     record = await issuer.run(target, config.drain_timeout_s, start)
-    cpu_ns = time.process_time_ns() - cpu_ns
     return Driven(
         record,
         issuer.interrupted,
         issuer.start_ns,
-        cpu_ns,
+        issuer.cpu_ns,
         issuer.cpu_share,
         issuer.baseline_lateness_ms,
         _predictions(target, record, plan),

@@ -54,6 +54,8 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
     ]
     table, schedule = (_played if config.schedule_file else _drawn)(config, samples)
     pacing = scenario_of(config).pacing(config, schedule)
+    if pacing.outstanding is not None and not config.drain_timeout_s:
+        raise ConfigError(f"--drain-timeout: {config.scenario} waits for answers; expected more than 0 s")
     last_s = int(schedule.due_ns[-1]) / NS_PER_S
     if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)

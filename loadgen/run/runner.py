@@ -9,6 +9,7 @@ import numpy as np
 import uvloop
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import Counters, ServerReport, metrics_between, scrape
 from sluice.loadgen.records.statistics import query_statistics
@@ -24,17 +25,19 @@ from sluice.loadgen.target.inproc import IN_PROCESS
 from sluice.models.errors import ConfigError
 
 
-def run(config: RunConfig) -> RunResult:
+def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
     """Run the configured scenario once; blocks until every query has ended.
+
+    Several client processes are not watched.
 
     Raises `ConfigError` for a configuration that cannot be run, and `TargetUnreachable` when the target does not
     answer. An interrupt (Ctrl-C in the main thread) ends the run early and makes the result invalid.
     """
     _check(config)
     if config.target.startswith(SIMULATED):
-        return _simulate(config)
+        return _simulate(config, watch)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_live(config))
+        return runner.run(_live(config, watch))
 
 
 def plan_run(config: RunConfig) -> RunPlan:
@@ -64,14 +67,23 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
-def _simulate(config: RunConfig) -> RunResult:
+def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     target = SimulatedTarget(config.target)
     plan = _simulated_plan(config, target)
     interim = interim_test(config, plan.schedule)
-    record, server = target.replay(
-        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim
+    replayed = target.replay(
+        plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim, watch
     )
-    return _result(config, plan, record, interim=interim, simulated=True, server=server, notes=target.notes)
+    return _result(
+        config,
+        plan,
+        replayed.record,
+        interim=interim,
+        interrupted=replayed.interrupted,
+        simulated=True,
+        server=replayed.server,
+        notes=target.notes,
+    )
 
 
 def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> RunPlan:
@@ -86,7 +98,7 @@ async def _live_plan(config: RunConfig) -> RunPlan:
         await target.close()
 
 
-async def _live(config: RunConfig) -> RunResult:
+async def _live(config: RunConfig, watch: Watch) -> RunResult:
     target = open_live(config)
     try:
         plan = make_plan(config, await read_metadata(config, target))
@@ -100,7 +112,7 @@ async def _live(config: RunConfig) -> RunResult:
         await target.close()
         driven = await drive_in_processes(config, plan)
     else:
-        driven = await drive(config, target, plan, interim=interim)
+        driven = await drive(config, target, plan, interim=interim, watch=watch)
     return _result(
         config,
         plan,
@@ -168,6 +180,8 @@ def _result(
         baseline_lateness_ms=baseline_lateness_ms,
         is_paced=scenario.is_paced,
     )
+    if not score.queries and not score.is_sample:
+        reasons.append(f"too short: no query after the warm-up of {config.warmup_s:g} s")
     return RunResult(
         config=config,
         schedule_digest=plan.schedule.digest,

@@ -16,7 +16,7 @@ from sluice.loadgen.records.record import Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.target.address import parse_address
 from sluice.loadgen.target.base import EXPLAIN_EVERY, MAX_OUTSTANDING, QueryListener, Request, TargetUnreachable
-from sluice.loadgen.target.grpc_connection import MESSAGE_HEAD_BYTES, GrpcConnection
+from sluice.loadgen.target.grpc_connection import MESSAGE_HEAD_BYTES, GrpcClientConnection
 from sluice.loadgen.target.http2_frames import Fields
 from sluice.loadgen.target.pool import CONNECT_TIMEOUT_S, ConnectionPool, connect_failure
 from sluice.loadgen.target.v2 import from_wire, wire_bytes
@@ -36,7 +36,7 @@ _OK = Status.OK
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class GrpcTarget(ConnectionPool[GrpcConnection]):
+class GrpcTarget(ConnectionPool[GrpcClientConnection]):
     """A V2 server at `grpc://host:port`, at `grpc+unix:///path`, or over TLS at `grpcs://host:port`.
 
     Headers are sent as metadata, under their names and as keys of restricted groups. A query waits where the server
@@ -73,7 +73,9 @@ class GrpcTarget(ConnectionPool[GrpcConnection]):
         call = _SingleCall()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                connection = await self._open_connection(GrpcConnection(call, self._fields("ModelMetadata"), True))
+                connection = await self._open_connection(
+                    GrpcClientConnection(call, self._fields("ModelMetadata"), True)
+                )
                 try:
                     connection.send(0, 0, _with_head(message), explain=False)
                     fields, answer = await call.ended
@@ -139,17 +141,17 @@ class GrpcTarget(ConnectionPool[GrpcConnection]):
         if self._refusals:
             self._refusals.pop(query, None)
 
-    def _send(self, query: int, request: int) -> GrpcConnection:
+    def _send(self, query: int, request: int) -> GrpcClientConnection:
         every = self._explain_every
         connection = self._free.popleft()
         if connection.send(query, request, self._messages[request], every > 0 and query % every == 0):
             self._free.append(connection)
         return connection
 
-    async def _connect(self) -> GrpcConnection:
-        return await self._open_connection(GrpcConnection(self, self._infer_fields, self._keep_answers))
+    async def _connect(self) -> GrpcClientConnection:
+        return await self._open_connection(GrpcClientConnection(self, self._infer_fields, self._keep_answers))
 
-    async def _open_connection(self, connection: GrpcConnection) -> GrpcConnection:
+    async def _open_connection(self, connection: GrpcClientConnection) -> GrpcClientConnection:
         loop = asyncio.get_running_loop()
         if self._address.path:
             await loop.create_unix_connection(lambda: connection, self._address.path)
@@ -199,13 +201,13 @@ class _SingleCall:
     def refused(self, query: int, request: int, reason: str) -> None:
         self.failed(query, reason)
 
-    def freed(self, connection: GrpcConnection) -> None:
+    def freed(self, connection: GrpcClientConnection) -> None:
         pass
 
-    def withdraw(self, connection: GrpcConnection) -> None:
+    def withdraw(self, connection: GrpcClientConnection) -> None:
         pass
 
-    def lost(self, connection: GrpcConnection, queries: Sequence[int], reason: str) -> None:
+    def lost(self, connection: GrpcClientConnection, queries: Sequence[int], reason: str) -> None:
         for query in queries:
             self.failed(query, reason)
 

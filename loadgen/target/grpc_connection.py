@@ -16,7 +16,7 @@ _LAST_STREAM = (1 << 31) - 3
 _NO_HTTP_2 = "not a gRPC server; for an HTTP port give http://host:port"
 
 
-class CallOwner(Protocol):
+class GrpcCallOwner(Protocol):
     """Hears how the calls of connections end."""
 
     def answered(self, query: int, fields: Fields, message: bytes) -> None:
@@ -28,13 +28,13 @@ class CallOwner(Protocol):
     def refused(self, query: int, request: int, reason: str) -> None:
         """Take note that the server has not begun with a call, so that its request may be sent again."""
 
-    def freed(self, connection: "GrpcConnection") -> None:
+    def freed(self, connection: "GrpcClientConnection") -> None:
         """Take note that a connection that was full can carry calls again."""
 
-    def withdraw(self, connection: "GrpcConnection") -> None:
+    def withdraw(self, connection: "GrpcClientConnection") -> None:
         """Take note that a connection can carry no further calls."""
 
-    def lost(self, connection: "GrpcConnection", queries: Sequence[int], reason: str) -> None:
+    def lost(self, connection: "GrpcClientConnection", queries: Sequence[int], reason: str) -> None:
         """Take note that a connection closed, and of the queries that it had not answered."""
 
 
@@ -46,7 +46,7 @@ class _Unsent:
         self.window = window
 
 
-class GrpcConnection(asyncio.Protocol):
+class GrpcClientConnection(asyncio.Protocol):
     """A connection whose calls all have the same header `fields`; `ready` is done when the server's settings are known.
 
     A call costs two frames, most of whose bytes are prepared. Answers are not decoded, and equal header blocks are read
@@ -55,7 +55,7 @@ class GrpcConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: CallOwner, fields: Sequence[tuple[str, str]], keep_messages: bool) -> None:
+    def __init__(self, owner: GrpcCallOwner, fields: Sequence[tuple[str, str]], keep_messages: bool) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
         self._fields = fields
@@ -311,12 +311,12 @@ class GrpcConnection(asyncio.Protocol):
             self._owner.freed(self)
 
 
-_HANDLERS: dict[int, Callable[[GrpcConnection, int, int, bytes], None]] = {
-    http2.HEADERS: GrpcConnection._headers_begin,
-    http2.CONTINUATION: GrpcConnection._headers_continue,
-    http2.RST_STREAM: GrpcConnection._stream_reset,
-    http2.SETTINGS: GrpcConnection._settings,
-    http2.PING: GrpcConnection._ping,
-    http2.GOAWAY: GrpcConnection._going_away,
-    http2.WINDOW_UPDATE: GrpcConnection._window_update,
+_HANDLERS: dict[int, Callable[[GrpcClientConnection, int, int, bytes], None]] = {
+    http2.HEADERS: GrpcClientConnection._headers_begin,
+    http2.CONTINUATION: GrpcClientConnection._headers_continue,
+    http2.RST_STREAM: GrpcClientConnection._stream_reset,
+    http2.SETTINGS: GrpcClientConnection._settings,
+    http2.PING: GrpcClientConnection._ping,
+    http2.GOAWAY: GrpcClientConnection._going_away,
+    http2.WINDOW_UPDATE: GrpcClientConnection._window_update,
 }

@@ -10,7 +10,7 @@ from sluice.loadgen.target.socket_writer import SocketWriter
 _CLOSED = "connection closed before the answer"
 
 
-class ConnectionOwner(Protocol):
+class HttpConnectionOwner(Protocol):
     """Hears how the queries of connections end."""
 
     def answered(self, connection: "HttpConnection", query: int, response: Response) -> None:
@@ -25,7 +25,7 @@ class HttpConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: ConnectionOwner, keep_bodies: bool) -> None:
+    def __init__(self, owner: HttpConnectionOwner, keep_bodies: bool) -> None:
         self._owner = owner
         self._reader = ResponseReader(keep_bodies)
         self._query: int | None = None

@@ -12,7 +12,7 @@ from sluice.loadgen.target.base import QueryListener
 CONNECT_TIMEOUT_S = 5.0
 
 
-class Connection(Protocol):
+class PooledConnection(Protocol):
     """A connection that carries queries."""
 
     @property
@@ -23,7 +23,7 @@ class Connection(Protocol):
         """Give up a query that it carries; returns False when the connection is closed by that."""
 
 
-C = TypeVar("C", bound=Connection)
+C = TypeVar("C", bound=PooledConnection)
 
 
 class ConnectionPool(ABC, Generic[C]):
