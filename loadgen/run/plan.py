@@ -97,7 +97,7 @@ def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable
     return table, schedule
 
 
-def interim_test(config: RunConfig, plan: Plan) -> InterimTest | None:
+def interim_test(config: RunConfig, plan: RunPlan) -> InterimTest | None:
     """The test that may end the run early, where the configuration asks for it."""
     if config.decide_from_s is None:
         return None
