@@ -11,7 +11,7 @@ from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
-from sluice.loadgen.run.plan import Plan
+from sluice.loadgen.run.plan import RunPlan
 from sluice.loadgen.run.result import Predictions
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import Target
@@ -80,7 +80,7 @@ def _described(model: TargetModel) -> str:
 async def drive(
     config: RunConfig,
     target: Target,
-    plan: Plan,
+    plan: RunPlan,
     start: Start = start_at_once,
     interim: InterimTest | None = None,
     watch: Watch = unwatched,
@@ -110,7 +110,7 @@ async def drive(
     )
 
 
-def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | None:
+def _predictions(target: Target, record: Record, plan: RunPlan) -> Predictions | None:
     if not plan.table.is_labelled:
         return None
     predictions = no_predictions(len(record), plan)
@@ -133,7 +133,7 @@ def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | No
     return predictions
 
 
-def no_predictions(queries: int, plan: Plan) -> Predictions:
+def no_predictions(queries: int, plan: RunPlan) -> Predictions:
     """Predictions of queries without an answer."""
     return np.full((queries, plan.table.most_rows), -1, np.int64)
 

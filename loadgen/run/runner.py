@@ -15,7 +15,7 @@ from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, model_changes, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.plan import RunPlan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.run.server_side import read_server, report_since
@@ -41,7 +41,7 @@ def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
         return runner.run(_live(config, watch))
 
 
-def plan_run(config: RunConfig) -> Plan:
+def plan_run(config: RunConfig) -> RunPlan:
     """The plan of a run, of which nothing is sent; raises as `run` does."""
     _check(config)
     if config.target.startswith(SIMULATED):
@@ -93,11 +93,11 @@ def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     )
 
 
-def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> RunPlan:
     return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
 
 
-async def _live_plan(config: RunConfig) -> Plan:
+async def _live_plan(config: RunConfig) -> RunPlan:
     target = open_live(config)
     try:
         return make_plan(config, await read_metadata(config, target))
@@ -142,7 +142,7 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
 
 def _result(
     config: RunConfig,
-    plan: Plan,
+    plan: RunPlan,
     record: Record,
     *,
     flaws: tuple[str, ...] = (),
