@@ -31,16 +31,21 @@ class StageTimes(msgspec.Struct, frozen=True):
     cost: float
 
     @property
+    def times_ms(self) -> tuple[float, float, float, float, float]:
+        """The times in the order in which they follow each other."""
+        return self.queue_ms, self.batch_wait_ms, self.hand_off_ms, self.compute_ms, self.return_ms
+
+    @property
     def total_ms(self) -> float:
         """Mean time in the stage."""
-        return self.queue_ms + self.batch_wait_ms + self.hand_off_ms + self.compute_ms + self.return_ms
+        return sum(self.times_ms)
 
 
 def stage_times(explanations: Iterable[str]) -> tuple[StageTimes, ...]:
     """Mean figures by stage and partition, from values of the header `x-sluice-stages`.
 
-    Stages come in the order in which they are met first. A stage that failed, a text that was cut and anything that is
-    not such a value are left out.
+    Stages come in the order in which they are met first, and the partitions of each by name. A stage that failed, a
+    text that was cut and anything that is not such a value are left out.
     """
     sums: dict[tuple[str, str], list[float]] = {}
     for text in explanations:
@@ -51,9 +56,11 @@ def stage_times(explanations: Iterable[str]) -> tuple[StageTimes, ...]:
                     stage, partition, figures = _figures(part)
                     total = sums.setdefault((stage, partition), [0.0] * (len(figures) + 1))
                     total[:] = [value + more for value, more in zip(total, (1.0, *figures), strict=True)]
+    order = {stage: number for number, stage in enumerate(dict.fromkeys(stage for stage, _ in sums))}
+    grouped = sorted(sums.items(), key=lambda item: (order[item[0][0]], item[0][1]))
     return tuple(
         StageTimes(stage, partition, round(count), *(value / count for value in values))
-        for (stage, partition), (count, *values) in sums.items()
+        for (stage, partition), (count, *values) in grouped
     )
 
 
@@ -69,7 +76,7 @@ def _figures(part: str) -> tuple[str, str, tuple[float, ...]]:
         unquote(name),
         unquote(figures["partition"]),
         (
-            queue_ms - batch_wait_ms,
+            max(0.0, queue_ms - batch_wait_ms),
             batch_wait_ms,
             float(figures["hand-off"]),
             float(figures["compute"]),

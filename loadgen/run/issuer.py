@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.progress import Counts
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.statistics import distribution
 from sluice.loadgen.target.base import Target
@@ -41,8 +42,9 @@ class Issuer:
     """Issues the queries of one record to one target by the rule of a pacing, and records the target's reports.
 
     `start_ns` is the start of the run on the monotonic clock; 0 before. `baseline_lateness_ms` is how late the client's
-    alarms were before the run, when it had nothing else to do: their 99th percentile. `cpu_share` is the share of one
-    core that the process used while it issued, or None for a run too short to tell. `interim` is the test that may end
+    alarms were before the run, when it had nothing else to do: their 99th percentile. `cpu_ns` is the CPU time of the
+    run, and `cpu_share` the share of one core that the process used while it issued, or None for a run too short to
+    tell. `interim` is the test that may end
     the run before its schedule does. `cancel_ns` is as in `Schedule`, and is repeated with it.
     """
 
@@ -58,6 +60,7 @@ class Issuer:
         self.interrupted = False
         self.start_ns = 0
         self.baseline_lateness_ms = 0.0
+        self.cpu_ns = 0
         self.cpu_share: float | None = None
         self._pacing = pacing
         self._paced = pacing != OPEN_LOOP
@@ -75,15 +78,9 @@ class Issuer:
         self._finished = asyncio.Event()
         self._all_issued = asyncio.Event()
 
-    @property
-    def issued(self) -> int:
-        """Number of queries that were issued so far."""
-        return self._issued
-
-    @property
-    def ended(self) -> int:
-        """Number of queries that ended so far."""
-        return self._settled
+    def counts(self) -> Counts:
+        """The numbers of queries so far; may be called from any thread."""
+        return Counts(self._issued, self._settled)
 
     def queued(self, query: int) -> None:
         """Record the time from which a query waits for a connection."""
@@ -128,12 +125,15 @@ class Issuer:
                 self._alarm.arm(self.start_ns + self._due[0])
                 timers = self._set_timers(loop, drain_timeout_s)
                 self._plan_look()
-                with self._measured_cpu():
-                    await self._all_issued.wait()
+                since_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+                await self._all_issued.wait()
+                if (took_ns := time.monotonic_ns() - since_ns) >= _SHORTEST_SHARE_NS:
+                    self.cpu_share = (time.process_time_ns() - cpu_ns) / took_ns
                 for timer in timers:
                     timer.cancel()
                 if self._settled < self._issued:
                     await self._drain(drain_timeout_s)
+                self.cpu_ns = time.process_time_ns() - cpu_ns
         finally:
             self._alarm.close()
             if self._next_look is not None:
@@ -186,6 +186,7 @@ class Issuer:
         now_ns = time.monotonic_ns() - self.start_ns
         if self._to_give_up:
             self._give_up(now_ns)
+            now_ns = time.monotonic_ns() - self.start_ns
         while k < end and not self._ended and self._due[k] <= now_ns:
             if paced and k % pacing.group == 0:
                 if pacing.is_over(k, self._last_ns, now_ns):
@@ -249,13 +250,6 @@ class Issuer:
                 self._status[query] = Status.TIMEOUT
             self._oldest += 1
         timers[-1] = asyncio.get_running_loop().call_later(timeout_s, self._watch, timers, timeout_s)
-
-    @contextmanager
-    def _measured_cpu(self) -> Iterator[None]:
-        since_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
-        yield
-        if (took_ns := time.monotonic_ns() - since_ns) >= _SHORTEST_SHARE_NS:
-            self.cpu_share = (time.process_time_ns() - cpu_ns) / took_ns
 
     async def _drain(self, timeout_s: float) -> None:
         try:

@@ -1,8 +1,12 @@
 """The target `sim:FILE`: the gateway's own scheduler in virtual time."""
 
 import math
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +37,7 @@ from sluice.batcher.planner.live import LivePlanner
 from sluice.batcher.scheduler.scheduler import Scheduler
 from sluice.batcher.settings.spec_builder import build_spec, pipeline_key
 from sluice.loadgen.records.interim import InterimTest
+from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.records.server_metrics import ServerReport, server_report
@@ -61,6 +66,14 @@ from sluice.mps.partitions.partition import CpuPartition
 SIMULATED = "sim:"
 
 _Prepared = tuple[str, int, int, str, int, int]
+
+
+class Replay(NamedTuple):
+    """The queries of a simulated run, and the batches of the simulated server."""
+
+    record: Record
+    server: ServerReport
+    interrupted: bool
 
 
 class SimulatedTarget:
@@ -131,12 +144,14 @@ class SimulatedTarget:
         seed: int,
         drain_timeout_s: float,
         interim: InterimTest | None = None,
-    ) -> tuple[Record, ServerReport]:
+        watch: Watch = unwatched,
+    ) -> Replay:
         """Run a schedule through a fresh scheduler; the same arguments give the same record.
 
         `requests` has the requests that the schedule names, and `slo_ns` the objective of each query, (queries,).
         Queries without an answer `drain_timeout_s` after the last one was due are timeouts, as in live runs. `interim`
-        may end the run before its schedule does.
+        may end the run before its schedule does, and so may an interrupt in the main thread: the queries that have left
+        by then are played to their ends.
         """
         served = [self._served[model] for model in {request.model: None for request in requests.values()}]
         keys = [pipeline_key(pipeline) for pipeline in served]
@@ -175,10 +190,12 @@ class SimulatedTarget:
         for partition, tables in self._tables.items():
             simulator.at(0, PartitionReady(partition, tables))
         drain_ns = drain_timeout_s * NS_PER_S
-        simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
+        watch(arrivals.counts)
+        with _on_interrupt(arrivals.stop):
+            simulator.run(arrivals if interim is None else _until_decided(arrivals, interim), drain_ns)
         record = arrivals.record.head(arrivals.issued)
         _time_out(record, arrivals.last_ns + drain_ns, simulator.now_ns)
-        return record, observer.server_report()
+        return Replay(record, observer.server_report(), arrivals.stopped)
 
     def _arrival(self, request: Request) -> _Prepared:
         """The key of the pipeline, and a request's rows, time until its deadline, batch key, memory and priority."""
@@ -203,6 +220,24 @@ def _pipeline_of(schedule: Schedule, places: Mapping[int, int]) -> Callable[[int
         return lambda query: 0
     samples = schedule.sample.tolist()
     return lambda query: places[samples[query % len(samples)]]
+
+
+@contextmanager
+def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+    """Have the first interrupt call `stop`, where this is the main thread; a second one raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupted(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _until_decided(arrivals: PacedArrivals, interim: InterimTest) -> Iterator[tuple[int, RequestArrived]]:
@@ -277,7 +312,7 @@ class _Observer:
             if given_up_ns < end_ns:
                 self._settle(query, Status.CANCELLED)
                 end_ns = given_up_ns
-        self._arrivals.ended(query, end_ns)
+        self._arrivals.answered(query, end_ns)
 
     def server_report(self) -> ServerReport:
         """Batches and stages as a live server reports them."""

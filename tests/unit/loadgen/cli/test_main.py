@@ -108,6 +108,32 @@ def test_a_simulation_without_a_host_says_so_once(
     assert (output.count(note), errors.count(note)) == (said, said)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        (["single-stream", "--queries", "70", "--warmup", "0"], ("latency p90 by early stopping", "ms")),
+        (["multi-stream", "--min-queries", "700", "--warmup", "0"], ("latency p99 by early stopping", "ms")),
+        (["offline", "--max-queries", "500"], ("samples", "/s")),
+        (["concurrency", "--concurrency", "3", "--max-duration", "3"], ("completed queries", "/s")),
+        (["jobs", "--rate", "5", "--queries", "10", "--warmup", "0"], ("time of a job p99", "ms")),
+        (["server", "--rate", "50", "--mode", "accuracy", "--warmup", "0"], ("completed queries", "/s")),
+    ],
+)
+def test_each_scenario_has_its_score(
+    arguments: list[str], first: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    target = write_simulation(tmp_path)
+    shared = ["run", "--target", target, "--model", "small", "--json", str(report), "--scenario"]
+    assert main([*shared, *arguments]) == 0
+    output, errors = capsys.readouterr()
+    assert output.startswith(f"{arguments[0].capitalize()} scenario: small at {target} (SIMULATED)\n")
+    assert f"  score      {first[0]} " in output
+    assert "queries sent" not in errors  # no progress in a pipe
+    figure = json.loads(report.read_text())["score"]["figures"][0]
+    assert (figure["name"], figure["unit"]) == first
+
+
 def test_a_missed_objective_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["run", "--target", write_simulation(tmp_path), *FAST, "--rate", "10", "--slo-ms", "5"])
     assert code == 2
@@ -177,3 +203,27 @@ def test_find_max_lands_on_the_capacity_of_a_simulated_server(
     assert peak["confirmed"] is True
     assert [probe["confirms"] for probe in peak["probes"]][-2:] == [True, True]
     assert len(capsys.readouterr().out.splitlines()) == len(peak["probes"]) + 2
+
+
+def test_keys_of_loadgen_are_defaults_of_options(tmp_path: Path) -> None:
+    user = tmp_path / "user.conf"
+    user.write_text("*.Server.target_qps = 40\n*.Server.max_query_count = 20\n*.Server.target_latency = 500\n")
+    command = ["run", "--target", write_simulation(tmp_path), "--model", "small", "--user-conf", str(user)]
+    reports = []
+    for more in ([], ["--rate", "80"]):
+        main([*command, *more, "--json", str(tmp_path / "report.json")])
+        reports.append(json.loads((tmp_path / "report.json").read_text())["config"])
+    assert [report["rate"] for report in reports] == [40, 80]
+    assert reports[0]["queries"] == 20
+    assert reports[0]["slo_ms"] == 500
+    assert reports[0]["arrivals"]["process"] == "mlperf"
+
+
+def test_a_bad_line_of_a_configuration_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = tmp_path / "user.conf"
+    user.write_text("*.Server.target_qps = many\n")
+    command = ["run", "--target", write_simulation(tmp_path), "--model", "small", "--user-conf", str(user)]
+    assert main(command) == 1
+    assert f"loadgen: {user}:1: target_qps: expected a number of at least 0, got 'many'" in capsys.readouterr().err
