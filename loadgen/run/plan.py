@@ -7,7 +7,6 @@ import numpy as np
 
 from sluice.loadgen.mixes.requests import OWN_OBJECTIVE, RequestTable, assign
 from sluice.loadgen.records.interim import InterimTest
-from sluice.loadgen.records.record import objective_ns
 from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
@@ -96,13 +95,13 @@ def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable
     return table, schedule
 
 
-def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
+def interim_test(config: RunConfig, plan: Plan) -> InterimTest | None:
     """The test that may end the run early, where the configuration asks for it."""
     if config.decide_from_s is None:
         return None
     return InterimTest(
-        schedule.due_ns,
-        objective_ns(config.slo_ms),
+        plan.schedule.due_ns,
+        int(plan.slo_ns.max()),
         percentile=config.percentile,
         warmup_s=config.warmup_s,
         decide_from_s=config.decide_from_s,

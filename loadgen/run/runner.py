@@ -75,7 +75,7 @@ def _check(config: RunConfig) -> None:
 def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     target = SimulatedTarget(config.target)
     plan = _simulated_plan(config, target)
-    interim = interim_test(config, plan.schedule)
+    interim = interim_test(config, plan)
     replayed = target.replay(
         plan.schedule, plan.pacing, plan.requests, plan.slo_ns, config.seed, config.drain_timeout_s, interim, watch
     )
@@ -112,7 +112,7 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
         await target.close()
         raise
     # Each of several processes knows its own queries only, so they do not end a run early.
-    interim = interim_test(config, plan.schedule) if config.procs == 1 else None
+    interim = interim_test(config, plan) if config.procs == 1 else None
     if config.procs > 1:
         await target.close()
         driven = await drive_in_processes(config, plan)
