@@ -14,8 +14,8 @@ from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
-from sluice.loadgen.run.live import drive, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.live import drive, model_changes, open_live, read_metadata
+from sluice.loadgen.run.plan import RunPlan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.run.server_side import read_server, report_since
@@ -41,7 +41,7 @@ def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
         return runner.run(_live(config, watch))
 
 
-def plan_run(config: RunConfig) -> Plan:
+def plan_run(config: RunConfig) -> RunPlan:
     """The plan of a run, of which nothing is sent; raises as `run` does."""
     _check(config)
     if config.target.startswith(SIMULATED):
@@ -91,11 +91,11 @@ def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     )
 
 
-def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> RunPlan:
     return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
 
 
-async def _live_plan(config: RunConfig) -> Plan:
+async def _live_plan(config: RunConfig) -> RunPlan:
     target = open_live(config)
     try:
         return make_plan(config, await read_metadata(config, target))
@@ -106,7 +106,8 @@ async def _live_plan(config: RunConfig) -> Plan:
 async def _live(config: RunConfig, watch: Watch) -> RunResult:
     target = open_live(config)
     try:
-        plan = make_plan(config, await read_metadata(config, target))
+        metadata = await read_metadata(config, target)
+        plan = make_plan(config, metadata)
         before = await read_server(config, target)
     except BaseException:
         await target.close()
@@ -118,11 +119,13 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
         driven = await drive_in_processes(config, plan)
     else:
         driven = await drive(config, target, plan, interim=interim, watch=watch)
+    # A target inside the client would be made once more to be asked.
+    changes = [] if config.target.startswith(IN_PROCESS) else await model_changes(config, metadata)
     return _result(
         config,
         plan,
         driven.record,
-        lost=driven.lost,
+        flaws=(*driven.lost, *changes),
         interim=interim,
         interrupted=driven.interrupted,
         start_ns=driven.start_ns,
@@ -137,10 +140,10 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
 
 def _result(
     config: RunConfig,
-    plan: Plan,
+    plan: RunPlan,
     record: Record,
     *,
-    lost: tuple[str, ...] = (),
+    flaws: tuple[str, ...] = (),
     interim: InterimTest | None = None,
     interrupted: bool = False,
     simulated: bool = False,
@@ -180,7 +183,7 @@ def _result(
         record=record,
         metrics=metrics,
         score=score,
-        invalid=[*lost, *reasons, *score.unmet],
+        invalid=[*flaws, *reasons, *score.unmet],
         decision=decision,
         interrupted=interrupted,
         simulated=simulated,

@@ -78,7 +78,9 @@ class GrpcTarget(ConnectionPool[GrpcClientConnection]):
         if code is not grpc.StatusCode.OK:
             raise ConfigError(f"--model {model}: {code.name} {fields.message}")
         metadata = service_pb2.ModelMetadataResponse.FromString(answer[MESSAGE_HEAD_BYTES:])
-        return TargetModel(_specs(metadata.inputs), _specs(metadata.outputs), metadata.platform)
+        return TargetModel(
+            _specs(metadata.inputs), _specs(metadata.outputs), metadata.platform, tuple(metadata.versions)
+        )
 
     async def statistics(self) -> bytes | None:
         """Read the statistics of all models."""

@@ -27,6 +27,7 @@ class _Metadata(msgspec.Struct):
     inputs: tuple[_Tensor, ...]
     outputs: tuple[_Tensor, ...]
     platform: str = ""
+    versions: tuple[str, ...] = ()
 
 
 class _OutputParameters(msgspec.Struct):
@@ -64,6 +65,7 @@ def decode_metadata(body: bytes) -> TargetModel:
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.inputs),
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in metadata.outputs),
         metadata.platform,
+        metadata.versions,
     )
 
 
