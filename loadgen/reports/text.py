@@ -113,7 +113,8 @@ def _figure(figure: Figure) -> str:
 
 def _objective_line(result: RunResult) -> str:
     score, slo_ms, percentile = result.score, result.config.slo_ms, result.config.percentile
-    objective = f"{slo_ms:g} ms" if slo_ms is not None else "their own" if result.has_objectives else "an answer"
+    own = "its own objective" if result.record.has_objectives else "an answer"
+    objective = own if slo_ms is None else f"{slo_ms:g} ms"
     text = f"  objective  {objective} for {percentile:g} %: met by {score.attainment * 100:.3f} %"
     if not score.is_sample:
         return text

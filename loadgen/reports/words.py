@@ -37,7 +37,7 @@ def _within(result: RunResult) -> str:
     slo_ms = result.config.slo_ms
     if slo_ms is not None:
         return f" within {milliseconds(slo_ms)}"
-    return " within their objectives" if result.has_objectives else ""
+    return " within their objectives" if result.record.has_objectives else ""
 
 
 def share(value: float) -> str:

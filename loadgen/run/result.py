@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sluice.loadgen.records.early_stopping import confirmed
 from sluice.loadgen.records.figures import Figures, StreamLabel, figures
 from sluice.loadgen.records.interim import Decision
-from sluice.loadgen.records.record import NO_OBJECTIVE, Record
+from sluice.loadgen.records.record import Record
 from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import QueryStatistics
 from sluice.loadgen.records.validity import client_limits, too_short
@@ -83,11 +83,6 @@ class RunResult:
         if self.config.mix is None:
             return ()
         return tuple(StreamLabel(stream.name, stream.model) for stream in self.config.mix.streams)
-
-    @property
-    def has_objectives(self) -> bool:
-        """True if any query has an objective."""
-        return self.config.slo_ms is not None or bool((self.record.slo_ns != NO_OBJECTIVE).any())
 
     @property
     def client_limits(self) -> list[str]:
