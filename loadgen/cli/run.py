@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.loadgen.cli.conf_options import add_conf_options
 from sluice.loadgen.cli.options import EPILOG, INVALID, MET, MISSED, add_run_options, run_config, warn, write_report
 from sluice.loadgen.cli.progress import progress_line
 from sluice.loadgen.cli.scenario_options import add_scenario_options, scenario_settings
@@ -23,6 +24,7 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(run=_run)
     add_run_options(parser)
     add_scenario_options(parser)
+    add_conf_options(parser)
     out = "also write a folder with the result: JSON, queries, series, histogram, Markdown and a page of HTML"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     logs = "also write mlperf_log_summary.txt, …_detail.txt and …_accuracy.json, as MLPerf's LoadGen does"

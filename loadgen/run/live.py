@@ -12,7 +12,7 @@ from sluice.loadgen.records.progress import Watch, unwatched
 from sluice.loadgen.records.record import Record, Status
 from sluice.loadgen.records.samples import TargetModel
 from sluice.loadgen.run.issuer import Issuer, Start, start_at_once
-from sluice.loadgen.run.plan import Plan
+from sluice.loadgen.run.plan import RunPlan
 from sluice.loadgen.run.result import Predictions
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.target.base import Target
@@ -84,7 +84,7 @@ def _described(model: TargetModel) -> str:
 async def drive(
     config: RunConfig,
     target: Target,
-    plan: Plan,
+    plan: RunPlan,
     start: Start = start_at_once,
     interim: InterimTest | None = None,
     watch: Watch = unwatched,
@@ -118,7 +118,7 @@ async def drive(
     )
 
 
-def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | None:
+def _predictions(target: Target, record: Record, plan: RunPlan) -> Predictions | None:
     if not plan.table.is_labelled:
         return None
     predictions = no_predictions(len(record), plan)
@@ -142,7 +142,7 @@ def _predictions(target: Target, record: Record, plan: Plan) -> Predictions | No
 
 
 def _outputs(
-    config: RunConfig, target: Target, record: Record, plan: Plan, kept: frozenset[int] | None
+    config: RunConfig, target: Target, record: Record, plan: RunPlan, kept: frozenset[int] | None
 ) -> dict[int, dict[str, Array]]:
     if config.kept_outputs is None or kept is None:
         return {}
@@ -156,7 +156,7 @@ def _outputs(
     }
 
 
-def no_predictions(queries: int, plan: Plan) -> Predictions:
+def no_predictions(queries: int, plan: RunPlan) -> Predictions:
     """Predictions of queries without an answer."""
     return np.full((queries, plan.table.most_rows), -1, np.int64)
 

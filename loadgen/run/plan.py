@@ -23,7 +23,7 @@ from sluice.models.units import NS_PER_S
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run as it was fixed before its start.
 
     `table` is what the run may send, and `requests` has what its schedule does send, by the numbers there. `outputs`
@@ -42,7 +42,7 @@ class Plan:
         return self.table.slo_ns(self.schedule.sample)
 
 
-def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
+def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> RunPlan:
     """Fix a run on streams with this metadata; the same arguments give the same plan.
 
     Raises `ConfigError` for a run that cannot be made.
@@ -61,7 +61,7 @@ def make_plan(config: RunConfig, metadata: Sequence[TargetModel]) -> Plan:
     if last_s < config.warmup_s and not pacing.from_issue:
         raise nothing_measured(f"the time of the last query ({last_s:g} s)", config.warmup_s)
     outputs = tuple(config.output or each.outputs[0].name for each in metadata)
-    return Plan(schedule, pacing, table, table.requests(schedule.sample), outputs)
+    return RunPlan(schedule, pacing, table, table.requests(schedule.sample), outputs)
 
 
 def _drawn(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable, Schedule]:
@@ -97,7 +97,7 @@ def _played(config: RunConfig, samples: Sequence[Samples]) -> tuple[RequestTable
     return table, schedule
 
 
-def interim_test(config: RunConfig, plan: Plan) -> InterimTest | None:
+def interim_test(config: RunConfig, plan: RunPlan) -> InterimTest | None:
     """The test that may end the run early, where the configuration asks for it."""
     if config.decide_from_s is None:
         return None

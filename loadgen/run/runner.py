@@ -17,7 +17,7 @@ from sluice.loadgen.records.server_metrics import ServerReport
 from sluice.loadgen.records.statistics import query_statistics
 from sluice.loadgen.records.validity import invalid_reasons
 from sluice.loadgen.run.live import drive, model_changes, open_live, read_metadata
-from sluice.loadgen.run.plan import Plan, interim_test, make_plan, nothing_measured
+from sluice.loadgen.run.plan import RunPlan, interim_test, make_plan, nothing_measured
 from sluice.loadgen.run.processes import drive_in_processes
 from sluice.loadgen.run.result import Predictions, RunResult
 from sluice.loadgen.run.server_side import read_server, report_since
@@ -43,11 +43,11 @@ def run(config: RunConfig, watch: Watch = unwatched) -> RunResult:
         return runner.run(_live(config, watch))
 
 
-def plan_run(config: RunConfig) -> Plan:
+def plan_run(config: RunConfig) -> RunPlan:
     """The plan of a run, of which nothing is sent; raises as `run` does."""
     _check(config)
     if config.target.startswith(SIMULATED):
-        return _simulated_plan(config, SimulatedTarget(config.target))
+        return _simulated_plan(config, SimulatedTarget(config.target, config.policy_file))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_live_plan(config))
 
@@ -72,12 +72,14 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(f"--procs: one process keeps the outputs; expected 1, got {config.procs}")
     if config.procs > 1 and config.target.startswith(IN_PROCESS):
         raise ConfigError(f"--procs: a target inside the client has one process; expected 1, got {config.procs}")
+    if config.policy_file and not config.target.startswith(SIMULATED):
+        raise ConfigError(f"--policies: requires a target sim:FILE, whose settings they replace, got {config.target}")
     if config.seed < 0:
         raise ConfigError(f"--seed: expected at least 0, got {config.seed}")
 
 
 def _simulate(config: RunConfig, watch: Watch) -> RunResult:
-    target = SimulatedTarget(config.target)
+    target = SimulatedTarget(config.target, config.policy_file)
     plan = _simulated_plan(config, target)
     interim = interim_test(config, plan)
     replayed = target.replay(
@@ -102,11 +104,11 @@ def _simulate(config: RunConfig, watch: Watch) -> RunResult:
     )
 
 
-def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> Plan:
+def _simulated_plan(config: RunConfig, target: SimulatedTarget) -> RunPlan:
     return make_plan(config, [target.metadata(stream.model) for stream in config.streams])
 
 
-async def _live_plan(config: RunConfig) -> Plan:
+async def _live_plan(config: RunConfig) -> RunPlan:
     target = open_live(config)
     try:
         return make_plan(config, await read_metadata(config, target))
@@ -152,7 +154,7 @@ async def _live(config: RunConfig, watch: Watch) -> RunResult:
 
 def _result(
     config: RunConfig,
-    plan: Plan,
+    plan: RunPlan,
     record: Record,
     *,
     flaws: tuple[str, ...] = (),

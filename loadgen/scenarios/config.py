@@ -44,8 +44,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     A `mix` takes the place of `model`, `slo_ms`, `samples` and `rows`. `deadline_spread` takes that of the objectives.
     The objectives that a trace has are multiplied by `trace_slo_scale`. `schedule_file` is a schedule to play.
-    `kept_outputs` says which outputs of a live target the result has, and `service_seed` is the seed of a simulation's
-    random times, by default `seed`.
+    The settings of a server in `policy_file` replace those of a simulated target, whose random times have the seed
+    `service_seed`, by default `seed`. `kept_outputs` says which outputs of a live target the result has.
     """
 
     target: str
@@ -84,6 +84,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None
+    policy_file: str = ""
     kept_outputs: KeptOutputs | None = None
 
     @property
