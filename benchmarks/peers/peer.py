@@ -118,12 +118,19 @@ def _triton(place: Place, _: ModuleType) -> Launch:
         add_model(repository, name, place.files / f"{name}.onnx", MOST_ROWS, "dynamic_batching { }")
     files = {name: place.files / f"{name}.onnx" for name in ("prep", "logreg", "rf256", "rbf", "wide")}
     add_digits(repository, files, "wide", MOST_ROWS)
-    command, variables = command_line(place.environment, repository, place.grpc_port, arguments=[f"--http-port={place.http_port}"])
+    command, variables = command_line(
+        place.environment, repository, place.grpc_port, arguments=[f"--http-port={place.http_port}"]
+    )
     return Launch(command, variables, place.scratch)
 
 
 def _mlserver(place: Place, served: ModuleType) -> Launch:
-    settings = {"host": "127.0.0.1", "http_port": place.http_port, "grpc_port": place.grpc_port, "metrics_endpoint": None}
+    settings = {
+        "host": "127.0.0.1",
+        "http_port": place.http_port,
+        "grpc_port": place.grpc_port,
+        "metrics_endpoint": None,
+    }
     # The pool of workers is for more than one core; without it the model runs in the process of the server.
     further = {"parallel_workers": 0, "debug": False, "grpc_max_message_length": 64 << 20}
     (place.scratch / "settings.json").write_text(json.dumps(settings | further))

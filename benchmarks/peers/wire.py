@@ -65,9 +65,7 @@ LIT_BASE64 = Form(
     lambda _, __, rows: orjson.dumps({"bytes": base64.b64encode(rows.tobytes()).decode()}),
     LIT_LIST.answer,
 )
-BENTO_LIST = Form(
-    "JSON with a list", "/predict", _JSON, lambda _, __, rows: orjson.dumps({"x": rows.tolist()}), _list
-)
+BENTO_LIST = Form("JSON with a list", "/predict", _JSON, lambda _, __, rows: orjson.dumps({"x": rows.tolist()}), _list)
 BENTO_FILE = Form("a file as the body", "/predict", _OCTETS, lambda _, __, rows: rows.tobytes(), _list)
 V2_LIST = Form("V2 in JSON", "/v2/models/{model}/infer", _JSON, _v2_body, _v2_json)
 V2_BASE64 = Form("V2 in JSON with base64", "/v2/models/{model}/infer", _JSON, _v2_base64, _v2_json)

@@ -36,7 +36,11 @@ MODELS = (
     Model("mlp", "64 floats in, two layers of 128, 10 out", (100, 400)),
     Model("wide", "an image of 8 x 8, three layers of 2048: 33 MB that a batch reads once", (50, 150)),
     Model("image", "an image of 602 kB (3 x 224 x 224 floats), one convolution of stride 16", (25, 100)),
-    Model("digits-cascade", "pre-processing, a small model, and `wide` for the rows that it is less than 90 % sure of", (50, 200)),
+    Model(
+        "digits-cascade",
+        "pre-processing, a small model, and `wide` for the rows that it is less than 90 % sure of",
+        (50, 200),
+    ),
     Model("digits-ensemble", "pre-processing, and the mean of three models, one of them `wide`", (25, 75)),
 )
 

@@ -78,6 +78,8 @@ def run_config(options: argparse.Namespace, rate: float) -> RunConfig:
         max_outstanding=options.max_outstanding,
         metrics_url=options.metrics_url,
         arrivals=arrivals(options),
+        path=options.path,
+        bodies=options.bodies,
         headers=tuple(options.header),
         tls=ClientTls(options.cacert, options.cert, options.key),
     )

@@ -44,6 +44,7 @@ def open_live(config: RunConfig) -> Target:
         headers=config.headers,
         tls=config.tls,
         max_outstanding=config.max_outstanding,
+        path=config.path,
     )
 
 

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sluice.loadgen.records.bodies import read_bodies
 from sluice.loadgen.records.interim import InterimTest
 from sluice.loadgen.records.record import objective_ns
-from sluice.loadgen.records.samples import Samples, TargetModel, load_samples
+from sluice.loadgen.records.samples import Samples, SampleSource, TargetModel, load_samples
 from sluice.loadgen.scenarios.config import RunConfig
 from sluice.loadgen.scenarios.table import scenario_of
+from sluice.loadgen.simulation.target import SIMULATED
 from sluice.loadgen.target.base import Request
 from sluice.loadgen.traffic.pacing import Pacing
 from sluice.loadgen.traffic.schedule import Schedule
@@ -28,7 +30,7 @@ class Plan:
 
 def make_plan(config: RunConfig, metadata: TargetModel) -> Plan:
     """Fix a run; the same configuration and metadata give the same plan. Raises `ConfigError` as its parts do."""
-    samples = load_samples(config.samples, metadata, config.rows, config.seed)
+    samples = _samples(config, metadata)
     scenario = scenario_of(config)
     schedule = scenario.schedule(config, len(samples))
     pacing = scenario.pacing(config, schedule)
@@ -51,6 +53,16 @@ def interim_test(config: RunConfig, schedule: Schedule) -> InterimTest | None:
         warmup_s=config.warmup_s,
         decide_from_s=config.decide_from_s,
     )
+
+
+def _samples(config: RunConfig, metadata: TargetModel) -> Samples:
+    if bool(config.path) != bool(config.bodies):
+        raise ConfigError(f"--path and --bodies: expected both or none, got {config.path!r} and {config.bodies!r}")
+    if not config.path:
+        return load_samples(config.samples, metadata, config.rows, config.seed)
+    if config.samples != SampleSource() or config.rows != 1 or config.target.startswith(SIMULATED):
+        raise ConfigError("--bodies: a body is a whole sample; expected no --samples, no --rows and no sim: target")
+    return read_bodies(config.bodies)
 
 
 def nothing_measured(limit: str, warmup_s: float) -> ConfigError:

@@ -31,7 +31,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     that do not take them; None also stands for a scenario's own number. `percentile` is the share of queries, in %,
     that has to meet `slo_ms`. `output` names the output to compare with the labels, by default the model's first: class
     numbers, or scores whose largest gives the class. With `decide_from_s` the run ends once its verdict is known: that
-    it misses at any time, that it meets the objective from that many seconds on.
+    it misses at any time, that it meets the objective from that many seconds on. With a `path` the target does not
+    speak V2: the samples are the files at `bodies`, which are posted to the path as they are.
     """
 
     target: str
@@ -57,6 +58,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_outstanding: int = MAX_OUTSTANDING
     metrics_url: str = ""
     arrivals: Arrivals = Arrivals()
+    path: str = ""
+    bodies: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     tls: ClientTls = NO_TLS
     decide_from_s: float | None = None

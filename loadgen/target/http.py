@@ -71,9 +71,7 @@ class HttpTarget:
         """Encode all requests and open the first connections."""
         self._listener = listener
         self._keep_answers = keep_answers
-        self._requests = {
-            key: encode_request(self._authority, request, self._headers) for key, request in requests.items()
-        }
+        self._requests = {key: self.encode(request) for key, request in requests.items()}
         try:
             await asyncio.gather(*(self._connect() for _ in range(min(_OPENED_AT_START, self._connections))))
         except OSError as error:
@@ -111,6 +109,10 @@ class HttpTarget:
         for connection in self._open:
             connection.transport.abort()
         await asyncio.sleep(0)
+
+    def encode(self, request: Request) -> EncodedRequest:
+        """The bytes of a request."""
+        return encode_request(self._authority, request, self._headers)
 
     def decode(self, answer: object, output: str) -> npt.NDArray[np.generic]:
         """Decode one output of a kept answer."""

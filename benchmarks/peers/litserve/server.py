@@ -41,4 +41,6 @@ class ServedApi(litserve.LitAPI):
 if __name__ == "__main__":
     apis = [ServedApi(each, max_batch_size=MOST_ROWS, batch_timeout=WAIT_S) for each in chosen()]
     server = litserve.LitServer(apis, accelerator="cpu", workers_per_device=1)
-    server.run(host="127.0.0.1", port=int(os.environ["PEERS_HTTP_PORT"]), generate_client_file=False, log_level="warning")
+    server.run(
+        host="127.0.0.1", port=int(os.environ["PEERS_HTTP_PORT"]), generate_client_file=False, log_level="warning"
+    )

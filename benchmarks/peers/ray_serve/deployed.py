@@ -3,9 +3,8 @@
 After https://docs.ray.io/en/latest/serve/advanced-guides/dyn-req-batch.html and …/advanced-guides/grpc-guide.html.
 """
 
-from typing import Any
-
 import numpy as np
+from grpc_service_pb2 import ModelInferRequest, ModelInferResponse, ModelMetadataRequest, ModelMetadataResponse
 from ray import serve
 from served_models import ALL, MOST_ROWS
 from starlette.requests import Request
@@ -17,9 +16,6 @@ class Deployed:
     """A model behind HTTP and gRPC."""
 
     def __init__(self, name: str) -> None:
-        from tritonclient.grpc import service_pb2  # Ray copies what the module imports, and messages cannot be copied.
-
-        self.messages = service_pb2
         self.served = ALL[name]
         self.run = self.served.open()
 
@@ -31,14 +27,14 @@ class Deployed:
         answer = await self.predict(self.served.rows_of(await request.body()))
         return Response(answer.tobytes(), media_type="application/octet-stream")
 
-    async def ModelInfer(self, request: Any) -> Any:  # noqa: N802
+    async def ModelInfer(self, request: ModelInferRequest) -> ModelInferResponse:  # noqa: N802
         answer = await self.predict(self.served.rows_of(request.raw_input_contents[0]))
-        response = self.messages.ModelInferResponse(model_name=request.model_name, raw_output_contents=[answer.tobytes()])
+        response = ModelInferResponse(model_name=request.model_name, raw_output_contents=[answer.tobytes()])
         response.outputs.add(name=self.served.output, datatype="FP32", shape=answer.shape)
         return response
 
-    async def ModelMetadata(self, request: Any) -> Any:  # noqa: N802
-        response = self.messages.ModelMetadataResponse(name=request.name)
+    async def ModelMetadata(self, request: ModelMetadataRequest) -> ModelMetadataResponse:  # noqa: N802
+        response = ModelMetadataResponse(name=request.name)
         response.inputs.add(name=self.served.input, datatype=self.served.datatype, shape=[-1, *self.served.row])
         response.outputs.add(name=self.served.output, datatype="FP32", shape=[-1, 10])
         return response
