@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from tritonclient.utils import InferenceServerException
@@ -38,12 +39,16 @@ class RunningPeer:
     def __init__(self, peer: Peer, place: Place, served: ModuleType) -> None:
         self.peer = peer
         self._place = place
-        self._served = served
+        self._models = served
         self._process: subprocess.Popen[bytes] | None = None
 
     def port(self, protocol: str) -> int:
         """The port of `http` or `grpc`."""
         return self._place.http_port if protocol == "http" else self._place.grpc_port
+
+    def served(self, model: str) -> Any:
+        """The names and shapes of a model's input and output: a `Served`."""
+        return self._models.ALL[model]
 
     def pids(self) -> list[int]:
         """All processes of the server."""
@@ -59,7 +64,7 @@ class RunningPeer:
 
     def start(self) -> None:
         """Start all processes."""
-        command, variables, folder = self.peer.launch(self._place, self._served)
+        command, variables, folder = self.peer.launch(self._place, self._models)
         with pinned(CORE), (self._place.scratch / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True
@@ -96,7 +101,7 @@ class RunningPeer:
         return self._process is None or self._process.poll() is not None
 
     def _ask(self, model: str, protocol: str, rows: Rows) -> Answers:
-        served, port = self._served.ALL[model], self.port(protocol)
+        served, port = self.served(model), self.port(protocol)
         if protocol == "grpc":
             headers = self.peer.grpc_headers(model)
             return wire.ask_v2_grpc(port, model, served.input, served.datatype, rows, headers)

@@ -5,7 +5,6 @@ After https://kserve.github.io/website/docs/model-serving/predictive-inference/f
 
 import os
 
-import numpy as np
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer
 from served_models import Served, chosen
 

@@ -10,7 +10,6 @@ import litserve
 import numpy as np
 from served_models import ALL, MOST_ROWS, Served, chosen
 
-
 WAIT_S = 0.001
 """Without a wait, its worker asks for requests all the time and keeps the core busy."""
 

@@ -1,0 +1,107 @@
+"""The client: this repository's load generator as a command, on a core of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.peers.running import RunningPeer
+from benchmarks.peers.workload import SLO_MS, Model, Rows
+from benchmarks.support.processes import ROOT, pinned
+
+CORE = 1
+CONNECTIONS = 1024
+LIMIT_S = 180.0
+
+
+class Effort(NamedTuple):
+    """How long is measured: seconds with one client, queries at a fixed rate, and the options of `find-max`."""
+
+    alone_s: float
+    queries: int
+    search: tuple[str, ...]
+
+
+FULL = Effort(1.0, 250, ("--duration", "4", "--min-duration", "1", "--warmup", "0.2", "--precision", "8"))
+QUICK = Effort(0.5, 60, ("--duration", "2", "--min-duration", "0.5", "--warmup", "0.2", "--precision", "30"))
+PERCENTILE = 95
+"""The share of requests, in %, that has to meet the objective; 99 takes five times as many requests to confirm."""
+
+
+class LoadgenFailed(Exception):
+    """The load generator gave no report; the message is its last line."""
+
+
+def samples_of(server: RunningPeer, model: str, protocol: str, rows: Rows, folder: Path) -> list[str]:
+    """The options of the load generator for a model's requests, whose samples are written to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    served, form = server.served(model), server.peer.form(model) if protocol == "http" else None
+    if form is None:
+        file = folder / f"{model}.npz"
+        np.savez(file, **{served.input: rows})
+        headers = server.peer.grpc_headers(model) if protocol == "grpc" else {}
+        return ["--samples", str(file), *(f"--header={name}: {value}" for name, value in headers.items())]
+    bodies = folder / f"{server.peer.key}-{model}"
+    bodies.mkdir(exist_ok=True)
+    for number in range(len(rows)):
+        body = form.body(served.input, served.datatype, rows[number : number + 1])
+        (bodies / f"{number:04}").write_bytes(body)
+    path = form.path.format(model=model)
+    return ["--bodies", str(bodies), "--path", path, f"--header=content-type: {form.content_type}"]
+
+
+class Client:
+    """Measures a model of a server over one protocol. `seed` is that of the round, equal for all servers."""
+
+    def __init__(
+        self, server: RunningPeer, model: Model, protocol: str, samples: list[str], seed: int, folder: Path
+    ) -> None:
+        self._server = server
+        self._model = model
+        self._report = folder / "report.json"
+        target = ["--target", f"{protocol}://127.0.0.1:{server.port(protocol)}", "--model", model.name]
+        objective = ["--slo-ms", str(SLO_MS), "--percentile", str(PERCENTILE), "--seed", str(seed)]
+        self._options = [*target, *samples, *objective, "--connections", str(CONNECTIONS)]
+
+    def alone(self, seconds: float) -> dict[str, float | None]:
+        """Latency of one client that waits for each answer."""
+        report = self._loadgen("run", "--scenario", "single-stream", "--duration", f"{seconds}", "--warmup", "0.1")
+        return _latency(report)
+
+    def at_rate(self, rate: float, queries: int) -> dict[str, Any]:
+        """Latency, the share in time, and processor time a request, at a fixed rate."""
+        before = self._server.cpu_ns()
+        report = self._loadgen("run", "--rate", f"{rate}", "--queries", str(queries), "--warmup", "0.1")
+        cpu_us = (self._server.cpu_ns() - before) / 1e3 / queries
+        met = report["metrics"]["attainment"]
+        late = bool(report["validity"]["reasons"])
+        return {"rate": rate, **_latency(report), "in_time": met, "cpu_us": cpu_us, "client_late": late}
+
+    def highest_rate(self, start: float, effort: Effort) -> dict[str, Any]:
+        """The highest rate within the objective; None where no rate was confirmed."""
+        report = self._loadgen("find-max", "--start", f"{start:.1f}", *effort.search, "--max-probes", "16")
+        return {"rate": report["rate"], "client_limited": report["client_limited"], "probes": len(report["probes"])}
+
+    def _loadgen(self, command: str, *options: str) -> dict[str, Any]:
+        self._report.unlink(missing_ok=True)
+        line = [sys.executable, "-m", "sluice.loadgen.cli.main", command, *options, *self._options]
+        with pinned(CORE):
+            try:
+                ended = subprocess.run(
+                    [*line, "--json", str(self._report)],
+                    cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                raise LoadgenFailed(f"loadgen {command} took over {LIMIT_S:g} s") from error
+        if not self._report.exists():
+            raise LoadgenFailed((ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"])[-1])
+        report: dict[str, Any] = json.loads(self._report.read_bytes())
+        return report
+
+
+def _latency(report: dict[str, Any]) -> dict[str, float | None]:
+    found = report["metrics"]["latency_ms"] or {}
+    return {"p50_ms": found.get("p50"), "p99_ms": found.get("p99")}
