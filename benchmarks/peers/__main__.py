@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=EVIDENCE, metavar="DIR", help="folder of peers.md and peers.json")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the server that runs
+    options.out.mkdir(parents=True, exist_ok=True)
     try:
         results = Results(options.out / "peers.json", _settings(options.rounds, options.quick))
     except OtherRun as error:
@@ -80,7 +81,7 @@ def _settings(rounds: int, quick: bool) -> Figures:
         "quick": quick,
         "slo_ms": workload.SLO_MS,
         "percentile": client.PERCENTILE,
-        "machine": f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}, Python {platform.python_version()}",
+        "machine": f"{os.cpu_count()} cores, {_processor()}, Linux {platform.release()}",
     }
 
 

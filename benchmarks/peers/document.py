@@ -121,12 +121,10 @@ def _method(results: Results) -> Iterator[str]:
     count = f"{len(rounds)} rounds" if len(rounds) >= wanted else f"{len(rounds)} of the {wanted} intended rounds"
     machine = f"The machine: {settings['machine']}."
     if loads:
-        machine += (
-            f" Its load average was {min(loads):.1f} to {max(loads):.1f} during the run, the servers' own included."
-        )
+        machine += f" Its load average was {min(loads):.1f} to {max(loads):.1f}, the run's own load included."
     yield (
-        f"All servers run the same ONNX files with ONNX Runtime on one thread. A server and all of its processes have one "
-        f"core, and the client, `loadgen`, has the other. {machine}"
+        "All servers run the same ONNX files with ONNX Runtime on one thread. A server and all of its processes have "
+        f"one core, and the client, `loadgen`, has the other. {machine}"
     )
     yield ""
     yield (
@@ -146,8 +144,8 @@ def _method(results: Results) -> Iterator[str]:
         share = f"{np.mean(late):.0%}".replace("%", " %")
         yield ""
         yield (
-            f"In {share} of the runs at fixed rates the load generator called the run invalid, mostly as the client itself "
-            "was late: other work of the machine took its core. The latencies of these runs are upper bounds."
+            f"In {share} of the runs at fixed rates the load generator called the run invalid, mostly as the client "
+            "itself was late: other work of the machine took its core. The latencies of these runs are upper bounds."
         )
     yield ""
     yield "| model | | fixed rates |"
@@ -212,7 +210,7 @@ def _cell(results: Results, peer: Peer, model: Model, protocol: str, measures: t
     for measure in measures:
         found = median_of(results.values(peer.key, model.name, protocol, *measure.keys))
         if found is None:
-            texts.append("–")
+            texts.append("-")
         elif len(measures) == 1 or measure.keys[-1] == "p50_ms":
             texts.append(f"{measure.text(found.value)} [{measure.text(found.low)}, {measure.text(found.high)}]")
         else:
@@ -234,7 +232,7 @@ def _fixed(results: Results, protocol: str) -> Iterator[str]:
         for peer in peers:
             found = [median_of(results.values(peer.key, model.name, protocol, *each.keys)) for each in measures]
             known = [each.text(value.value) for each, value in zip(measures, found, strict=True) if value is not None]
-            cells.append(", ".join(known) or "–")
+            cells.append(", ".join(known) or "-")
         yield f"| {title} | {' | '.join(cells)} |"
 
 
@@ -256,8 +254,8 @@ def _losses(results: Results) -> Iterator[str]:
     yield "## Where another server is better"
     yield ""
     yield (
-        "Every figure above in which the median of another server is better than that of Sluice; where the intervals do "
-        "not overlap, the line says so."
+        "Every figure above in which the median of another server is better than that of Sluice; where the intervals "
+        "do not overlap, the line says so."
     )
     yield ""
     lines = [

@@ -179,8 +179,8 @@ PEERS = (
         _triton,
         V2,
         True,
-        "ONNX Runtime in its Python backend, `dynamic_batching { }`, its own ensemble, and a script of models (BLS) for "
-        "the cascade. There is no package of its ONNX backend.",
+        "ONNX Runtime in its Python backend, `dynamic_batching { }`, its own ensemble, and a script of models (BLS) "
+        "for the cascade. There is no package of its ONNX backend.",
     ),
     Peer(
         "mlserver",
@@ -199,8 +199,8 @@ PEERS = (
         _program("kserve"),
         V2,
         True,
-        "A `Model` of its own in its model server. It runs each request alone: KServe's batcher and its graphs of models "
-        "are processes of a Kubernetes cluster.",
+        "A `Model` of its own in its model server. It runs each request alone: KServe's batcher and its graphs of "
+        "models are processes of a Kubernetes cluster.",
     ),
     Peer(
         "ray_serve",

@@ -16,7 +16,7 @@ TIMEOUT_S = 20.0
 
 
 class Form(NamedTuple):
-    """A form of requests to a path, for clients that post prepared bodies: `{model}` in the path is the model's name."""
+    """A form of requests to a path, posted as prepared bodies; `{model}` in the path is the model's name."""
 
     about: str
     path: str
