@@ -166,7 +166,7 @@ def _model(
 ) -> Figures:
     samples = samples_of(server, model.name, protocol, inputs.requests[model.name], scratch / "samples")
     measured = Client(server, model, protocol, samples, 1000 * number, scratch)
-    fixed = [measured.at_rate(rate, effort.queries) for rate in model.rates]
+    fixed = [measured.at_rate(rate, effort.fixed_s) for rate in model.rates]
     known = results.values(server.peer.key, model.name, protocol, "highest", "rate")
     start = float(np.median(known)) / STEP_DOWN if known else float(model.rates[1])
     return {

@@ -18,15 +18,19 @@ LIMIT_S = 180.0
 
 
 class Effort(NamedTuple):
-    """How long is measured: seconds with one client, queries at a fixed rate, and the options of `find-max`."""
+    """How long is measured: seconds with one client, seconds at a fixed rate, and the options of `find-max`."""
 
     alone_s: float
-    queries: int
+    fixed_s: float
     search: tuple[str, ...]
 
 
-FULL = Effort(1.0, 250, ("--duration", "4", "--min-duration", "1", "--warmup", "0.2", "--precision", "8"))
-QUICK = Effort(0.5, 60, ("--duration", "2", "--min-duration", "0.5", "--warmup", "0.2", "--precision", "30"))
+FULL = Effort(
+    0.7, 1.6, ("--duration", "3", "--min-duration", "0.6", "--warmup", "0.2", "--precision", "10", "--max-probes", "12")
+)
+QUICK = Effort(
+    0.4, 0.6, ("--duration", "1", "--min-duration", "0.4", "--warmup", "0.1", "--precision", "30", "--max-probes", "4")
+)
 PERCENTILE = 95
 """The share of requests, in %, that has to meet the objective; 99 takes five times as many requests to confirm."""
 
@@ -41,7 +45,8 @@ def samples_of(server: RunningPeer, model: str, protocol: str, rows: Rows, folde
     served, form = server.served(model), server.peer.form(model) if protocol == "http" else None
     if form is None:
         file = folder / f"{model}.npz"
-        np.savez(file, **{served.input: rows})
+        tensors: dict[str, Any] = {served.input: rows}
+        np.savez(file, **tensors)
         headers = server.peer.grpc_headers(model) if protocol == "grpc" else {}
         return ["--samples", str(file), *(f"--header={name}: {value}" for name, value in headers.items())]
     bodies = folder / f"{server.peer.key}-{model}"
@@ -71,8 +76,9 @@ class Client:
         report = self._loadgen("run", "--scenario", "single-stream", "--duration", f"{seconds}", "--warmup", "0.1")
         return _latency(report)
 
-    def at_rate(self, rate: float, queries: int) -> dict[str, Any]:
+    def at_rate(self, rate: int, seconds: float) -> dict[str, Any]:
         """Latency, the share in time, and processor time a request, at a fixed rate."""
+        queries = round(rate * seconds)
         before = self._server.cpu_ns()
         report = self._loadgen("run", "--rate", f"{rate}", "--queries", str(queries), "--warmup", "0.1")
         cpu_us = (self._server.cpu_ns() - before) / 1e3 / queries
@@ -82,7 +88,7 @@ class Client:
 
     def highest_rate(self, start: float, effort: Effort) -> dict[str, Any]:
         """The highest rate within the objective; None where no rate was confirmed."""
-        report = self._loadgen("find-max", "--start", f"{start:.1f}", *effort.search, "--max-probes", "16")
+        report = self._loadgen("find-max", "--start", f"{start:.1f}", *effort.search)
         return {"rate": report["rate"], "client_limited": report["client_limited"], "probes": len(report["probes"])}
 
     def _loadgen(self, command: str, *options: str) -> dict[str, Any]:

@@ -33,15 +33,15 @@ class Model(NamedTuple):
 
 
 MODELS = (
-    Model("mlp", "64 floats in, two layers of 128, 10 out", (100, 400)),
-    Model("wide", "an image of 8 x 8, three layers of 2048: 33 MB that a batch reads once", (50, 150)),
-    Model("image", "an image of 602 kB (3 x 224 x 224 floats), one convolution of stride 16", (25, 100)),
+    Model("mlp", "64 floats in, two layers of 128, 10 out", (200, 800)),
+    Model("wide", "an image of 8 x 8, three layers of 2048: 33 MB that a batch reads once", (75, 150)),
+    Model("image", "an image of 602 kB (3 x 224 x 224 floats), one convolution of stride 16", (50, 150)),
     Model(
         "digits-cascade",
         "pre-processing, a small model, and `wide` for the rows that it is less than 90 % sure of",
-        (50, 200),
+        (100, 300),
     ),
-    Model("digits-ensemble", "pre-processing, and the mean of three models, one of them `wide`", (25, 75)),
+    Model("digits-ensemble", "pre-processing, and the mean of three models, one of them `wide`", (50, 100)),
 )
 
 
